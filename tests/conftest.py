@@ -15,6 +15,34 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tokenized_once():
+    """The shipped texts, which many plans read, are tokenized once by each tokenizer: it takes a second or two."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenize, known = PreTrainedTokenizerFast.__call__, {}
+
+    def cached(self, text=None, *args, **options):
+        if args or not isinstance(text, list) or sum(map(len, text)) < 100_000:
+            return tokenize(self, text, *args, **options)
+        key = self.backend_tokenizer.to_str(), *text, *options.items()
+        if key not in known:
+            known[key] = tokenize(self, text, **options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "__call__", cached)
+        yield
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The path of a tiny model's folder, M = 160."""
+    import tiny
+
+    return str(tiny.folder(tmp_path_factory.mktemp("tiny")))
+
+
 @pytest.fixture(scope="module")
 def undrawn():
     """Reports of runs are written without their folder of figures and their charts, which take most of the time."""

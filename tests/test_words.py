@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("mesa", "probe", "theory", "mesa_lens", "research", "benchmarks")
+FOLDERS = ("mesa", "probe", "theory", "mesa_lens", "research", "benchmarks", "tests")
 PRIVATE = "made found told asked heard crew seams surely perhaps".split()
 """Words that no identifier holds."""
 PREFIXES = ("own_", "each_")
-FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))] + [ROOT / "app.py"]
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))] + [ROOT / "app.py"]
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:

@@ -152,20 +152,6 @@ def test_every_row_of_the_verdict_is_visible(visit, run, width, methods):
     assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
-@pytest.mark.parametrize(("width", "columns"), [(1440, 2), (390, 1)])
-def test_panels_stand_beside_or_below_each_other(visit, width, columns):
-    page = visit("?run=demo", width)
-    plots = page.get_by_test_id("stPlotlyChart").first.locator(".draglayer .nsewdrag")
-    page.wait_for_function(
-        """columns => new Set([...document.querySelector('[data-testid=stPlotlyChart]').querySelectorAll('.nsewdrag')]
-        .map(e => Math.round(e.getBoundingClientRect().x))).size === columns""",
-        arg=columns,
-    )
-    boxes = [plot.bounding_box() for plot in plots.all()]
-    assert len(boxes) == 2
-    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
-
-
 def act(page, action):
     """Does something and waits for the page that follows: other words, then everything drawn."""
     text = "document.querySelector('[data-testid=stMain]').innerText"
@@ -173,17 +159,6 @@ def act(page, action):
     action()
     page.wait_for_function(f"before => {text} !== before", arg=before)
     settle(page)
-
-
-def test_three_runs_are_compared(visit):
-    page = visit("compare?run=demo&with=second&with=third", 1440)
-    page.wait_for_function("() => document.querySelector('[data-testid=stPlotlyChart] .main-svg')")
-    charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
-    assert charts.count() == 1  # scores overlaid
-    titles = charts.first.evaluate("e => e._fullLayout.annotations.map(note => note.text)")
-    assert sum("tail NLL" in title for title in titles) == 2  # the third run is of another model
-    headings = page.get_by_test_id("stHeading").all_inner_texts()
-    assert headings[-1].strip() == "Scores over length"
 
 
 def write(page, label, value):
@@ -256,34 +231,10 @@ def test_the_chosen_run_outlives_pages_that_need_none(visit):
     assert page.get_by_role("combobox").first.input_value() == "second"
 
 
-def test_the_report_fits_a_phone(browser, tmp_path):
-    write_run(tmp_path / "run", hidden_states(M, 8, 2, 32), evaluation(M, 8), trained_length=M)
-    write_report(tmp_path / "run")
-    context = browser.new_context(viewport={"width": 390, "height": 900})
-    page = context.new_page()
-    page.goto((tmp_path / "run" / "report.html").as_uri())
-    page.wait_for_selector(".main-svg")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
-    assert all(labels)
-    page.screenshot(path=SHOTS / "report-390.png", full_page=True)
-    context.close()
-
-
 def test_charts_have_a_text_for_screen_readers(visit):
     page = visit("?run=demo")
     labels = page.locator("[data-testid=stPlotlyChart]").evaluate_all("all => all.map(e => e.outerHTML)")
     assert "Measured failure: origin (256, 512]" in "".join(labels)
-
-
-def test_the_summary_is_downloaded(visit, tmp_path):
-    page = visit("?run=demo")
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="Summary (JSON)").click()
-    waiting.value.save_as(tmp_path / "summary.json")
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["trained_length"] == M
-    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
 
 
 @pytest.mark.parametrize(
@@ -302,34 +253,3 @@ def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):
     assert waiting.value.suggested_filename == name
     waiting.value.save_as(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begin)
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
-def test_a_paper_run_is_drawn(visit, width, theme):
-    page = visit("?run=demo", width, theme)
-    page.goto(f"{page.url.partition('?')[0]}results?result=results/paper%20(paper)")
-    page.wait_for_selector("[data-testid=stDataFrame]")
-    page.wait_for_timeout(3000)
-    assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0
-    assert not page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth")
-    shoot(page, f"results-paper-{theme}-{width}")
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
-def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
-    page = visit("new", width, theme)
-    name = f"new-{width}"
-    for label, value in (("Name", name), ("Length", "2048"), ("Lengths", "256,512")):
-        page.get_by_label(label, exact=True).fill(value)
-        page.get_by_label(label, exact=True).press("Enter")
-        settle(page)
-    page.get_by_role("button", name="Start", exact=True).click()
-    main = page.get_by_test_id("stMain")  # Streamlit has a button Stop of its own
-    main.get_by_role("button", name="Stop").wait_for(timeout=300_000)
-    page.get_by_text("measured cells: ").first.wait_for(timeout=300_000)
-    shoot(page, f"new-running-{theme}-{width}")
-    main.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Resume").wait_for(timeout=300_000)
-    settle(page)
-    assert "interrupted; " in page.inner_text("[data-testid=stAlert]")
-    shoot(page, f"new-stopped-{theme}-{width}")

@@ -18,7 +18,7 @@ from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa_lens.dashboard import state
-from mesa_lens.dashboard.elements import content, on_both_themes, plain
+from mesa_lens.dashboard.elements import content, plain
 from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms, first_failures
 from probe.attention.sentences import anatomy_findings
@@ -136,16 +136,6 @@ def test_what_a_page_computes_is_stored(root, monkeypatch, tmp_path):
     for page in ("overview", "thresholds", "heatmaps", "compare"):
         run(tmp_path, monkeypatch, page)
     assert {"resid_post-drift.npz"} <= {path.name for path in stored.iterdir()} <= names
-
-
-def test_a_summary_of_another_store_is_not_used(root, monkeypatch, tmp_path):
-    shutil.copytree(root / "first", tmp_path / "run")
-    path = tmp_path / "run" / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["verdict"]["cells"][0][2] = "999"
-    for of, shown in ((summary["store"], True), ("another's", False)):
-        path.write_text(json.dumps(summary | {"store": of}))
-        assert ("999" in verdict_of(run(tmp_path, monkeypatch, "overview"))) == shown
 
 
 def test_where_inside_follows_its_selectors(opened):
@@ -348,7 +338,7 @@ def test_theory_draws_the_threshold_and_says_where_curves_stop(opened, N, tab, n
     assert f"theory-{name}-M16-N{N}-E3-H1.5.csv" in downloads(app)
 
 
-def test_first_failures_beyond_float64s_precision_are_told_by_their_power_of_ten():
+def test_first_failures_beyond_float64s_precision_are_given_by_their_power_of_ten():
     assert first_failures(16, 3, 3).endswith("; Stair PE first fails at t = 92.")
     assert "the weave first fails beyond 10^12, at about 10^19.156;" in first_failures(64, 40, 2)
 
@@ -421,15 +411,6 @@ def test_without_a_run_it_says_how_to_write_one(monkeypatch, tmp_path, page):
     app = run(tmp_path / "nothing", monkeypatch, page)
     assert not app.error
     assert ("make demo" if page == "overview" else "mesa-lens eval --out") in shown_texts(app)
-
-
-def test_colours_read_on_light_and_dark():
-    import plotly.graph_objects as go
-
-    figure = go.Figure(go.Scatter(x=[1], y=[1], line={"color": "#000000"})).update_layout(font={"color": "#222222"})
-    shown = on_both_themes(figure)
-    assert shown.data[0].line.color == "#808080"
-    assert shown.layout.font.color is None
 
 
 @pytest.mark.slow

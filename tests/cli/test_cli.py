@@ -30,10 +30,7 @@ def test_help_ends_with_one_example_that_the_parser_takes(name, capsys):
 
 ESTIMATES = {  # options, and what the estimate says of them
     "probe": ("--length 400 --texts 0 --samples 0", "captured length 400 tokens"),
-    "eval": (
-        "--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2",
-        "8 cells (2 tasks x 2 methods), 2 samples each",
-    ),
+    "eval": ("--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2", "8 cells (2 tasks x 2 methods)"),
     "locate": ("--lengths 320 --samples 1 --try weave", ""),
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
     "predict": ("--lengths 512 --samples 2 --methods rerope", "2 texts, 18 passes each"),
@@ -115,10 +112,7 @@ def test_the_shipped_models_windows(capsys, model, window):
 
 @pytest.mark.parametrize(
     ("words", "remedy"),
-    [
-        (["eval"], "mend its permissions or choose another --out"),
-        (["status", "runs"], "mend its permissions"),
-    ],
+    [(["eval"], "mend its permissions or choose another --out"), (["status", "runs"], "mend its permissions")],
 )
 def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
     run = importlib.import_module(f"mesa_lens.{words[0]}").run

@@ -1,11 +1,6 @@
 """`mesa-lens eval`: what it prints and writes, and how a run goes on."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from commands import main
@@ -95,24 +90,3 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_pa
     assert "minutes are over" not in capsys.readouterr().err
     assert main([*words, str(whole)]) == 0
     assert summary(cut) == summary(whole)
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_the_middle_leaves_a_run_that_goes_on(tmp_path):
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
-    words = ["eval", "--task", "passkey", "--methods", "origin,mesa", "--lengths", "256,1k", "--samples", "8", "--out"]
-    command = [sys.executable, "-m", "mesa_lens", *words, str(cut)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        journal = cut / "journal.jsonl"
-        while not journal.exists() or len(journal.read_text().splitlines()) < 2:
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate()
-    assert process.returncode == 1
-    assert "interrupted; the same command continues" in error
-    assert 2 <= len(journal.read_text().splitlines()) < 5
-    assert (cut / "samples.csv").exists()
-    assert not (cut / "summary.json").exists()
-    assert main([*words, str(cut)]) == main([*words, str(whole)]) == 0
-    assert summary(cut)["cells"] == summary(whole)["cells"]

@@ -41,9 +41,7 @@ def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monk
     verdict = json.loads((folder / "summary.json").read_text())["verdict"]
     assert sorted(row["method"] for row in verdict["rows"]) == sorted(METHODS)
     assert [row["method"] for row in verdict["rows"]] == [cells[1] for cells in verdict["cells"]]
-    words = [text for sentence in verdict["sentences"] for text in (sentence["heading"], sentence["text"])] + verdict[
-        "notes"
-    ]
+    words = [text for each in verdict["sentences"] for text in (each["heading"], each["text"])] + verdict["notes"]
     table = [verdict["head"], *verdict["cells"]]
 
     assert shown((folder / "report.html").read_text()) == (words, table)

@@ -58,31 +58,31 @@ GOOD = "model: {model}\ntrained_length: 160\nmethods: origin\nsections: {{passke
 def build(folder: Path) -> dict[str, str]:
     """Makes everything in `folder`; the paths by name."""
     model = tiny.folder(folder / "model")
-    made = {"model": str(model), "text": _file(folder / "text.txt", "Nothing is said here at all. " * 400)}
-    made["file"] = made["text"]
+    world = {"model": str(model), "text": _file(folder / "text.txt", "Nothing is said here at all. " * 400)}
+    world["file"] = world["text"]
     (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
-    made |= {"binary": str(folder / "binary.txt"), "no-yaml": str(folder / "binary.txt"), "here": str(folder)}
+    world |= {"binary": str(folder / "binary.txt"), "no-yaml": str(folder / "binary.txt"), "here": str(folder)}
     for name, changes in CONFIGS.items():
         stored = json.loads((model / "config.json").read_text())
-        made[f"model-{name}"] = _damaged(model, folder / name, json.dumps(stored | changes))
+        world[f"model-{name}"] = _damaged(model, folder / name, json.dumps(stored | changes))
     for name, text in {"list": "[]", "cut": '{"model_type": "lla', "empty": ""}.items():
-        made[f"model-{name}"] = _damaged(model, folder / f"config-{name}", text)
+        world[f"model-{name}"] = _damaged(model, folder / f"config-{name}", text)
     weights = (model / "model.safetensors").read_bytes()
     for name, content in {"cut": weights[:200], "garbage": b"x" * 500, "empty": b"", "short": weights[:-100]}.items():
-        made[f"weights-{name}"] = _damaged(model, folder / f"weights-{name}", None)
+        world[f"weights-{name}"] = _damaged(model, folder / f"weights-{name}", None)
         (folder / f"weights-{name}" / "model.safetensors").write_bytes(content)
     for name, line in PAPER.items():
         rest = [good for good in GOOD.format(model=model).splitlines() if good.split(":")[0] != line.split(":")[0]]
-        made[f"paper-{name}"] = _file(folder / f"{name}.yaml", "\n".join([*rest, line]))
-    made["paper"] = _file(folder / "good.yaml", GOOD.format(model=model))
-    made["run"] = str(
+        world[f"paper-{name}"] = _file(folder / f"{name}.yaml", "\n".join([*rest, line]))
+    world["paper"] = _file(folder / "good.yaml", GOOD.format(model=model))
+    world["run"] = str(
         synthetic.write_run(folder / "run", synthetic.hidden_states(layers=2, dims=16), synthetic.evaluation())
     )
     for name, text in {"list": "[]", "cut": '{"attributes": {', "number": "5"}.items():
         shutil.copytree(folder / "run", folder / f"run-{name}")
-        made[f"run-{name}"] = str(folder / f"run-{name}")
+        world[f"run-{name}"] = str(folder / f"run-{name}")
         (folder / f"run-{name}" / "store.zarr" / "zarr.json").write_text(text)
-    return made
+    return world
 
 
 def _file(path: Path, text: str) -> str:

@@ -4,6 +4,7 @@ import cases
 import numpy as np
 import oracle
 import torch
+from tiny import tokens
 from transformers import DynamicCache
 
 import mesa
@@ -11,17 +12,11 @@ import mesa
 PROMPT, STEPS, DIM = 58, 2, 8
 
 
-def tokens(batch, length, seed=0):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
 def attended(model, method, executor, mask):
     """What enters (q, k, v) and leaves (o) attention, (row, head, token, dim), in a prompt and as it goes on."""
     attention, states = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
     hooks = [
-        getattr(attention, f"{name}_proj").register_forward_hook(
-            lambda _, args, out, name=name: states[name].append(out)
-        )
+        getattr(attention, f"{name}_proj").register_forward_hook(lambda _, args, out, to=states[name]: to.append(out))
         for name in "qkv"
     ]
     hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: states["o"].append(args[0])))

@@ -24,14 +24,14 @@ def planted(heads=(HEAD,), **changes):
     return model
 
 
-def reading(model, made):
+def reading(model, planned):
     """Has the model read next tokens off what ReRoPE changes in its states: Origin is the worse on every text."""
     weight = torch.zeros_like(model.lm_head.weight)
     with torch.no_grad():
-        for each in made.items["nll", 320]:
+        for each in planned.items["nll", 320]:
             states = []
             for name in ("rerope", "origin"):
-                with mesa.applied(model, made.methods[name]):
+                with mesa.applied(model, planned.methods[name]):
                     states.append(model.model(torch.tensor([each.ids])).last_hidden_state[0, -each.scored - 1 : -1])
             change = states[0] - states[1]
             weight.index_add_(0, torch.tensor(each.ids[-each.scored :]), 10 * change / max(change.square().sum(), 1e-9))

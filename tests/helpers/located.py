@@ -42,10 +42,10 @@ def summary(layers=4, heads=8, headed=None, seed=0, model="default", trained=256
     }
 
 
-def write(folder, **made):
+def write(folder, **sizes):
     """The summary as the command leaves it; returns the folder."""
     (folder / "locate").mkdir(parents=True)
-    (folder / "locate" / "summary.json").write_text(json.dumps(summary(**made)))
+    (folder / "locate" / "summary.json").write_text(json.dumps(summary(**sizes)))
     return folder
 
 

@@ -26,11 +26,11 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
+        requested = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if requested is None:
             self._answer(200, content)
             return
-        first, last = asked.groups()
+        first, last = requested.groups()
         begin = int(first) if first else len(content) - int(last)
         end = min(int(last) + 1 if first and last else len(content), len(content))
         self._answer(206, content[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"})
@@ -49,10 +49,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(204)
 
     def do_POST(self):
-        asked = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        requested = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         if self._allowed():
             bucket = self._key().split("/")[0]
-            keys = re.findall(r"<Key>(.*?)</Key>", asked)
+            keys = re.findall(r"<Key>(.*?)</Key>", requested)
             for key in keys:
                 self.server.objects.pop(f"{bucket}/{key}", None)
             deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
@@ -84,7 +84,6 @@ class _Handler(BaseHTTPRequestHandler):
         return f"<ListBucketResult>{head}{''.join(rows)}</ListBucketResult>".encode()
 
     def _answer(self, status, content=b"", headers=(), kind="application/octet-stream"):
-        self.server.asked.append((self.command, self.path, status))
         self.send_response(status)
         for name, value in {"Content-Type": kind, "ETag": '"x"', **dict(headers)}.items():
             self.send_header(name, value)
@@ -100,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def served():
-    """The server; `objects` by bucket and key, `asked` the requests so far, `url` its address."""
+    """The server; `objects` by bucket and key, `url` its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.objects, server.asked, server.url = {}, [], f"http://127.0.0.1:{server.server_port}"
+    server.objects, server.url = {}, f"http://127.0.0.1:{server.server_port}"
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

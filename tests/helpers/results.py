@@ -21,9 +21,9 @@ def evaluation(model="tiny", tasks_left=0):
     return {"model": model, "trained_length": 256, "out_of_memory": [], "tasks_left": tasks_left, "cells": cells}
 
 
-def write_evaluation(folder, **made):
+def write_evaluation(folder, **changes):
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(evaluation(**made)))
+    (folder / "summary.json").write_text(json.dumps(evaluation(**changes)))
     (folder / "samples.csv").write_text("task,method\n")
     return folder
 

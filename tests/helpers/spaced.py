@@ -10,16 +10,16 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """As Llama 2's: ▁ for a space, one more before the text, characters that are not in the vocabulary as bytes."""
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    inner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     text = [PASSKEY_HEADER, LINES_HEADER, "".join(PASSKEY_FILLER), "0 1 2 3 4 5 6 7 8 9 a"]
     spaced = [line.replace(" ", "▁") for line in text]
-    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
-    made.train_from_iterator(spaced * 3, trainer)
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    inner.train_from_iterator(spaced * 3, trainer)
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", add_bos_token=True
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", add_bos_token=True
     )

@@ -42,6 +42,15 @@ def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: i
     return built
 
 
+def tokens(batch: int = 1, length: int = 60, seed: int = 0) -> torch.Tensor:
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: LlamaForCausalLM, ids: torch.Tensor, **given) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids, **given).logits
+
+
 def tokenizer(path: Path, first: bool = True) -> PreTrainedTokenizerFast:
     """One of 97 words, "hello" among them, that lies in a folder; puts <s> before a text, or nothing."""
     words = ["<s>", "<pad>", "hello", *(f"w{number}" for number in range(94))]
@@ -51,6 +60,12 @@ def tokenizer(path: Path, first: bool = True) -> PreTrainedTokenizerFast:
         inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", pad_token="<pad>").save_pretrained(path)
     return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+@cache
+def byte_level() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with the words of the tasks; not to be changed."""
+    return train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
 
 
 def folder(path: Path, trained: int = 160) -> Path:
@@ -63,8 +78,8 @@ def folder(path: Path, trained: int = 160) -> Path:
 
 @cache
 def _files(trained: int) -> dict[str, bytes]:
-    tokenizer = train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
-    with TemporaryDirectory() as made:
-        model(vocabulary=len(tokenizer), trained=trained).save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        return {file.name: file.read_bytes() for file in Path(made).iterdir()}
+    tokenizer = byte_level()
+    with TemporaryDirectory() as place:
+        model(vocabulary=len(tokenizer), trained=trained).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        return {file.name: file.read_bytes() for file in Path(place).iterdir()}

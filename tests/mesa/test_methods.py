@@ -286,7 +286,7 @@ def install(monkeypatch):
     methods._installed.cache_clear()
 
 
-def test_the_documented_new_method_is_found_by_name_and_does_what_it_says(install):
+def test_the_documented_new_method_is_known_by_name_and_does_what_it_says(install):
     text = (Path(__file__).parents[2] / "docs" / "new-method.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     assert len(code.splitlines()) < 40

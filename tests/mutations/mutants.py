@@ -45,7 +45,7 @@ class Mutant:
 def mutants(folder: Path = HERE) -> Iterator[Mutant]:
     """All of them, part by part."""
     for path in sorted(folder.glob("*.toml")):
-        for file, told in tomllib.loads(path.read_text()).items():
-            for each in told["mutants"]:
-                asks = tuple(each.get("asks", told["asks"]))
+        for file, record in tomllib.loads(path.read_text()).items():
+            for each in record["mutants"]:
+                asks = tuple(each.get("asks", record["asks"]))
                 yield Mutant(path.stem, file, each["what"], each["by"], asks, each.get("equivalent", ""))

@@ -78,13 +78,13 @@ def load(folder: Path) -> None:
     gc.freeze()  # what is loaded need not be looked through by every fork
 
 
-def ask(tests: tuple[str, ...], told: Path, limit: int = LIMIT) -> tuple[str, float]:
-    """What comes of these tests in a fork, KILLED if one fails, and its seconds; their output goes to `told`."""
+def ask(tests: tuple[str, ...], output: Path, limit: int = LIMIT) -> tuple[str, float]:
+    """What comes of these tests in a fork, KILLED if one fails, and its seconds; their output goes to `output`."""
     ended, running = os.pipe()
     child = os.fork()
     if not child:
         try:
-            _tests(tests, told, limit)
+            _tests(tests, output, limit)
         except BaseException:
             traceback.print_exc()
             os._exit(3)
@@ -106,11 +106,11 @@ def outcome(code: int, in_time: bool) -> str:
     return SURVIVED if code == 0 else KILLED if code in (1, 2, 4) or code < 0 else BROKEN
 
 
-def _tests(tests: tuple[str, ...], told: Path, limit: int) -> None:
+def _tests(tests: tuple[str, ...], output: Path, limit: int) -> None:
     """Runs pytest and ends the process."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
-    with told.open("w") as file:
+    with output.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
         code = pytest.main([*OPTIONS, *tests], [Unshrunk()])
@@ -118,7 +118,7 @@ def _tests(tests: tuple[str, ...], told: Path, limit: int) -> None:
     os._exit(int(code))
 
 
-def try_one(number: int, mutant: Mutant, folder: Path, told: Path) -> tuple[str, float]:
+def try_one(number: int, mutant: Mutant, folder: Path, output: Path) -> tuple[str, float]:
     """What came of it, and the seconds it took; the copy is as before after it.
 
     BROKEN where time is up and the same tests do not pass within it as the file is: then nothing was killed.
@@ -131,19 +131,19 @@ def try_one(number: int, mutant: Mutant, folder: Path, told: Path) -> tuple[str,
     try:
         path.write_text(mutant.applied(text))
         os.utime(path, (number, number))
-        result, seconds = ask(mutant.asks, told)
+        result, seconds = ask(mutant.asks, output)
     finally:
         path.write_text(text)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    if result == TIMED_OUT and ask(mutant.asks, told)[0] != SURVIVED:
+    if result == TIMED_OUT and ask(mutant.asks, output)[0] != SURVIVED:
         return BROKEN, seconds
     return result, seconds
 
 
-def by_whom(told: Path) -> str:
+def by_whom(output: Path) -> str:
     """The first test that failed, from pytest's output."""
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", told.read_text(errors="replace"), re.MULTILINE)
-    return found[1] if found else ""
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output.read_text(errors="replace"), re.MULTILINE)
+    return failed[1] if failed else ""
 
 
 def done(log: str) -> set[str]:
@@ -160,33 +160,33 @@ def main() -> int:
     parser.add_argument("--trusted", action="store_true", help="do not ask the tests of the tree as it is first")
     parser.add_argument("--log", type=Path, metavar="FILE", help="write there, too, and pass over what it holds")
     args = parser.parse_args()
-    found = (each for word in args.words or [""] for each in mutants() if word in f"{each.part} {each}")
+    wanted = (each for word in args.words or [""] for each in mutants() if word in f"{each.part} {each}")
     before = done(args.log.read_text()) if args.log and args.log.exists() else set()
-    chosen = [each for each in dict.fromkeys(found) if str(each) not in before]
+    chosen = [each for each in dict.fromkeys(wanted) if str(each) not in before]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "tree")
-        told = Path(name, "told")
+        output = Path(name, "output")
         copied(folder)
         load(folder)
         began, counts = time.monotonic(), Counter()
-        asked = tuple(dict.fromkeys(test for each in chosen for test in each.asks))
+        tests = tuple(dict.fromkeys(test for each in chosen for test in each.asks))
         if not args.trusted:
-            if ask(asked, told, limit=40 * LIMIT)[0] != SURVIVED:
-                print(told.read_text(), "\nthe tests fail before anything is mutated", sep="")
+            if ask(tests, output, limit=40 * LIMIT)[0] != SURVIVED:
+                print(output.read_text(), "\nthe tests fail before anything is mutated", sep="")
                 return 1
-            print(f"{len(asked)} tests and files pass as it is ({time.monotonic() - began:.0f} s)", flush=True)
+            print(f"{len(tests)} tests and files pass as it is ({time.monotonic() - began:.0f} s)", flush=True)
         for number, mutant in enumerate(chosen, 1):
-            result, seconds = try_one(number, mutant, folder, told)
+            result, seconds = try_one(number, mutant, folder, output)
             wrong = result == BROKEN or (result == SURVIVED) != bool(mutant.equivalent)
             shown = f"equivalent, {result}" if mutant.equivalent else result
             counts[shown if not wrong else f"WRONG: {shown}"] += 1
-            line = f"{number}/{len(chosen)} {shown} ({seconds:.1f} s) {mutant}  {by_whom(told)}"
+            line = f"{number}/{len(chosen)} {shown} ({seconds:.1f} s) {mutant}  {by_whom(output)}"
             print(line, flush=True)
             if args.log:
                 with args.log.open("a") as log:
                     log.write(line + "\n")
             if result == BROKEN:
-                print(told.read_text()[-500:])
+                print(output.read_text()[-500:])
     minutes = (time.monotonic() - began) / 60
     print(f"{len(chosen)} mutants in {minutes:.1f} minutes:", ", ".join(f"{n} {what}" for what, n in counts.items()))
     return 1 if any(what.startswith("WRONG") for what in counts) else 0

@@ -19,10 +19,7 @@ from probe.report import write_report
 from probe.store.results import read_anatomy, read_located
 
 HOSTILE = "<script>alert(1)</script>"
-SENTENCES = {
-    "locate": "rerope in one layer alone restores: layer 2 82% [54, 110]",
-    "anatomy": "lost 1: 2.3 (0.75 to 0.10).",
-}
+SENTENCES = {"locate": "in one layer alone restores: layer 2 82% [54, 110]", "anatomy": "lost 1: 2.3 (0.75 to 0.10)."}
 HEADINGS = {"locate": "Where inside", "anatomy": "Anatomy"}
 TABLES = {
     "locate": ("loss_gaps", "effects", "smallest"),

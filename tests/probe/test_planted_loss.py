@@ -7,7 +7,6 @@ import json
 import math
 
 import pytest
-import tiny
 import torch
 from commands import main
 
@@ -18,11 +17,6 @@ M, BREAK, NEVER = 160, 250, 10**9
 ASKED = "--methods origin,rerope --seed 3 --samples 6"
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model"), M))
 
 
 def plant(monkeypatch, position):

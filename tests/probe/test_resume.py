@@ -30,11 +30,6 @@ from probe.tasks import likelihood
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model")))
-
-
 def interrupt_at(monkeypatch, place, name, count):
     """Raises KeyboardInterrupt in the `count`-th call of place.name; counts go on in what is returned."""
     calls, original = [], getattr(place, name)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic
-import tiny
 import yaml
 
 from mesa_lens.cli import main
@@ -19,11 +18,6 @@ from probe.status import status_of
 from probe.store import store
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model")))
 
 
 def evaluated(path, done, expected=None, **settings):
@@ -42,24 +36,6 @@ def counts(folder):
 
 def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-def test_status_of_locate_and_anatomy_cut_short_and_finished(model, tmp_path):
-    arguments = ["--model", model, "--lengths", "320", "--samples", "1", "--out", str(tmp_path)]
-    commands = {
-        "locate": ["--try", "weave", "--heads", "none"],
-        "anatomy": ["--parts", "heads", "--methods", "origin,rerope"],
-    }
-    for command, options in commands.items():
-        assert main([command, *arguments, *options, "--minutes", "0.00001"]) == 0
-        before, status = files(tmp_path), status_of(tmp_path)
-        assert status.state == "unfinished"
-        done, left = zip(*((part.done, part.left) for part in status.parts if part.command == command), strict=True)
-        assert (sum(done), min(left)) >= (1, 1), command
-        assert files(tmp_path) == before
-    assert main(["anatomy", *arguments, *commands["anatomy"]]) == 0
-    assert ("anatomy", "cells", 2, 2) in counts(tmp_path)
 
 
 def test_the_journal_holds_the_number_of_cells(tmp_path, capsys):

@@ -11,7 +11,7 @@ import tiny
 import mesa
 from probe.statistics import rank_correlation
 from research.mechanism import positional_vectors
-from research.mechanism.positional_vectors import Moments, measure, sliding_texts
+from research.mechanism.positional_vectors import Moments, measure
 from research.mechanism.rankings import rankings
 from research.mechanism.run import write_rankings
 
@@ -54,11 +54,6 @@ def test_what_was_measured_ranks_the_heads(tmp_path):
     assert {row["places"] for row in rankings(effects([None, *range(5)]), 96, measured)} == {5}
 
 
-def test_four_places_have_no_interval():
-    assert rank_correlation([1, 2, 3, 4], [1, 2, 3, 4]) == (pytest.approx(1), None, None)
-    assert rank_correlation([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])[1] is not None
-
-
 def test_the_correlation_is_of_mid_ranks():
     assert rank_correlation([1, 2, 2, 9], [0.1, 5, 5, 6])[0] == pytest.approx(1)
     value, low, high = rank_correlation(range(30), [x + (x % 3) * 4 for x in range(30)])
@@ -75,17 +70,6 @@ def test_a_planted_positional_share_is_recovered():
     np.testing.assert_allclose(moments.shares(), [[0.25, 0.25], [0, 0]], atol=0.02)
     np.testing.assert_allclose(moments.reliabilities()[0], 32 / 35, atol=0.03)
     assert (moments.reliabilities()[1] < 0.5).all()
-
-
-def test_the_pattern_of_texts_that_slide_is_levelled():
-    tokens = np.random.default_rng(0).normal(size=(400, 3))
-    texts = sliding_texts(np.arange(400), 64, 8, 16)
-    moments = Moments.of((tokens[None, text] for text in texts), 32).levelled(16)
-    by_phase = moments.means[:, :, 16:].reshape(2, 1, 3, 16, 3).mean(2)
-    np.testing.assert_allclose(by_phase, np.broadcast_to(by_phase.mean(2, keepdims=True), by_phase.shape), atol=1e-12)
-    assert not {*texts[0], *texts[6]} & {*texts[1], *texts[7]}
-    with pytest.raises(ValueError, match="not 400"):
-        sliding_texts(np.arange(400), 64, 99, 16)
 
 
 def test_a_tiny_models_table_adds_up():

@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MptConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mesa
 from mesa.engine.attention import rows
 from probe.attention.heads import recorded_attention
-from research.phases import Phases, first_unmet, frequencies, unmet_by_position, unmet_share
+from research.phases import Phases, first_unmet, unmet_by_position, unmet_share
 
 TRAINED = 8
 SIZES = {
@@ -52,12 +52,6 @@ def test_phases_by_hand():
     # n = 16 = 2 M: the base grows, pair 1 of 2 is slowed by the factor 4 * 2 - 3 = 5: 35 is the last phase it has met
     assert unmet([1.0, 0.5], [35, 36, 62, 63], "dynamic-ntk") == [False, True, True, False]  # 6.3 is round again
     assert unmet([1.0, 0.5], [3, 4, 6, 7], own=[1.0, 1.0]) == [False, True, True, False]  # another turns twice as fast
-
-
-def test_a_pair_one_step_short_of_a_round_has_met_the_circle():
-    """7 steps of 0.8 reach 5.6: what is left of 6.28 is no wider than a step; 0.78 leaves more than one, 0.82."""
-    plan = method("origin").plan(16)
-    assert Phases.of(plan, *[np.array([0.8, 0.78])] * 2, TRAINED).open_pairs.tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -117,23 +111,3 @@ def test_shares_equal_a_loop_over_pairs_and_keys(name):
             got = float(data[kind].sel(query=15, head=head))
             assert got == pytest.approx(sums[1, number] / sums[0, number], abs=1e-5)
             assert got > 0
-
-
-def test_a_model_that_scales_by_itself_does_so_under_origin_only():
-    config = LlamaConfig(
-        **{**SIZES, "max_position_embeddings": TRAINED},
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 4.0, "factor": 4.0},
-    )
-    rotary = LlamaForCausalLM(config).model.rotary_emb
-    trained, own = frequencies(rotary, method("origin"), 16)
-    np.testing.assert_allclose(trained, [1, 0.5])
-    np.testing.assert_allclose(own, [1, 0.1], rtol=1e-6)  # the same factor 5
-    np.testing.assert_allclose(frequencies(rotary, method("rerope"), 16)[1], [1, 0.5])
-    np.testing.assert_allclose(rotary.inv_freq, [1, 0.5])
-    assert first_unmet(method("origin"), config, 16) is None
-
-
-def test_alibi_has_no_phases():
-    config = MptConfig(vocab_size=97, d_model=32, n_layers=1, n_heads=4)
-    with pytest.raises(ValueError, match=r"model type 'mpt' has no rotary embeddings \(it has ALiBi\)"):
-        first_unmet(method("origin"), config, 16)

@@ -6,27 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 
 from probe.tasks import sources
 from research.thresholds_predict_failure import measure, predict
-from research.thresholds_predict_failure.results import gather, read_results
+from research.thresholds_predict_failure.results import read_results
 from research.thresholds_predict_failure.run import main, parser
-from research.thresholds_predict_failure.score import score
 from research.thresholds_predict_failure.tables import scored, settings, tables
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = "--configs rerope,nope,dynamic-ntk --lengths 160,200,240,320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
-NONE = 2049
 
 
 def study(model, out, options=OPTIONS, *more):
     main(parser().parse_args(["--model", str(model), "--out", str(out), *options.split(), *more]))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,31 +71,6 @@ def test_an_interrupted_study_continues_and_ends_the_same(finished, model, tmp_p
         study(model, finished, OPTIONS, "--samples", "2")
 
 
-def test_a_dip_is_no_failure_and_tasks_may_take_turns():
-    """One seed of two tasks at four lengths; by config, the lengths that fail by NLL and by passkey."""
-    fails = {"origin": ((), ()), "lasts": ((200, 250), ()), "dips": ((150,), ()), "turns": ((150, 250), (200,))}
-    rows, scores = {}, {"nll": (1.0, 2.0), "passkey": (1.0, -1.0)}
-    control = {"place": [120], "qualified": [3], "matched": [6], "searched": 12, "false": 0.0}
-    row = {"lengths": [251], "qualified": 7, "control": control}
-    for config, by_task in fails.items():
-        rows["predicted", "text", config, 0] = {"lengths": {"text": {"standard": row, "drift": row}}}
-        for task, failing in zip(scores, by_task, strict=True):
-            for length in (100, 150, 200, 250):
-                rows[task, config, 0, length] = {"scores": [scores[task][length in failing]]}
-    design = {"trained_length": 100, "lengths": [100, 150, 200, 250], "length": 250, "seeds": 1}
-    design |= {"measure": ["nll", "passkey"], "rules": ["standard", "drift"], "tops": [10], "prompts": ["text"]}
-    result = gather(rows, design, {name: {"M or more": 100} for name in fails})
-    assert result["measured"].isel(seed=0).values.tolist() == [
-        [251, 200, 251, 150],  # either
-        [251, 200, 251, 250],
-        [251, 251, 251, 251],
-    ]
-    assert result["dips"].isel(seed=0).values.tolist() == [[0, 0, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
-    text = tables(result)
-    assert "| 25.0% (25.0% to 25.0%) | 50.0% (50.0% to 50.0%) | 0.00 | 0.00 | 0.00 (0.00) | 0.00 |" in text
-    assert "| dips | none | none | none | none | 100 | 1 of 1 seeds |" in text
-
-
 @cache
 def published():
     return read_results(ROOT / "research/thresholds_predict_failure/results/default.json")
@@ -126,23 +93,3 @@ def test_readme_and_findings_state_the_published_numbers():
     assert f"agreement is {value}" in findings
     at = 4 * settings(published())["trained_length"]
     assert f"accuracy is {either.right[at].value:.0%}" in findings
-
-
-def lengths(configs=24, seeds=5, noise=0.0, seed=0):
-    """Measured lengths, a third of them none, and predictions that scatter about them (nats of log length)."""
-    rng = np.random.default_rng(seed)
-    true = rng.uniform(np.log(256), np.log(4096), configs)[:, None] + rng.normal(0, 0.02, (configs, seeds))
-    scattered = true + rng.normal(0, 1, true.shape) * noise
-    return tuple(np.minimum(np.exp(logs).round(), NONE) for logs in (scattered, true))
-
-
-def test_a_perfect_prediction_scores_one_and_an_unrelated_one_cannot_be_told_from_zero():
-    _, measured = lengths()
-    result = score(measured, measured, (512, 1024, 2048))
-    assert (result.correlation.value, result.correlation.low, result.correlation.high) == pytest.approx((1, 1, 1))
-    assert [right.value for right in result.right.values()] == [1, 1, 1]
-    assert score(-measured, measured, ()).correlation.value == pytest.approx(-1)
-    other, _ = lengths(seed=1)
-    result = score(other, measured, (1024,))
-    assert result.correlation.low < 0 < result.correlation.high
-    assert result.gain[1024].low < 0

@@ -1,23 +1,18 @@
 """The theorems' head is found where it is built and nowhere else; holding attention on the first key does just that."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
-import tiny
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 import mesa
 import theory
 from probe.capture.bridge import bridge_to
-from probe.interventions.passes import Item
-from probe.interventions.passes import run as one_pass
 from research.script import Journal
 from research.trained_counterpart import counterpart
 from research.trained_counterpart.first_key import first_key
-from research.trained_counterpart.reading import chosen_queries, crossing, read_heads
+from research.trained_counterpart.reading import chosen_queries, read_heads
 from research.trained_counterpart.run import main, parser
 
 M, LENGTH = 32, 100
@@ -50,59 +45,8 @@ def parts(rows):
     return {(row["layer"], row["head"]): row["part"] for row in rows if row["part"]}
 
 
-def test_without_positions_the_one_head_is_found(built):
+def test_without_positions_the_one_head_is_detected(built):
     assert parts(read(theory.build("nope", M=M), built)) == {(0, 0): "counterpart"}
-
-
-@pytest.mark.parametrize("sharper", [1.0, 4.0, 20.0])
-def test_random_weights_have_none(built, sharper):
-    """With 1 attention is uniform, and tells 1 / t too, but of any key; with 20 it is anywhere."""
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=257, hidden_size=128, intermediate_size=64, max_position_embeddings=M)
-    config.num_hidden_layers = config.num_attention_heads = config.num_key_value_heads = 4
-    config.head_dim = 32
-    model: Any = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight *= sharper
-    rows = read(model, built)
-    assert not parts(rows)
-    assert (max(row["linear"][0] for row in rows) > 0.9) == (sharper == 1.0)
-
-
-def test_held_attention_is_that_inside_and_the_rest_is_shared_as_before(tmp_path):
-    model = tiny.model(key_heads=2)
-    bridge = bridge_to(model, tiny.tokenizer(tmp_path))
-    trained, item = tiny.TRAINED, Item((0, *range(3, 60)), 8)
-    method, keep = mesa.Origin(trained_length=trained), [("pattern", 1), ("z", 1), ("v", 1)]
-    with torch.no_grad():
-        plain, held = (
-            one_pass(bridge, item, method, edits, record=keep, executor="dense")
-            for edits in ([], counterpart.hold([(1, 1), (1, 2)], trained))
-        )
-    before, after = (run.activations["pattern", 1] for run in (plain, held))
-    assert torch.equal(before[[0, 3]], after[[0, 3]])
-    assert torch.equal(before[:, :trained], after[:, :trained])
-    for head in (1, 2):
-        value = before[head, trained - 3 : trained, 0].mean()
-        torch.testing.assert_close(after[head, trained:, 0], value.expand(len(item.ids) - trained))
-        rest = before[head, trained:, 1:] / before[head, trained:, 1:].sum(1, keepdim=True) * (1 - value)
-        torch.testing.assert_close(after[head, trained:, 1:], rest)
-    assert (before - after).abs().max() > 0.05
-    values = held.activations["v", 1].reshape(len(item.ids), 2, -1).repeat_interleave(2, 1)
-    expected = torch.einsum("hqk,khd->qhd", after, values)
-    torch.testing.assert_close(held.activations["z", 1].reshape(expected.shape), expected)
-
-
-def test_a_crossing_is_out_of_range_to_stay_beyond_what_means_are_sure_of():
-    rng, position = np.random.default_rng(0), np.arange(1, 400)
-    noise = rng.standard_normal((8, 399))
-    step = 4.0 * (position >= 128)
-    assert crossing(noise, position, 128, 128, 400) is None
-    assert crossing(noise + step, position, 128, 128, 400) == 128
-    assert crossing(noise - step, position, 128, 128, 400) == 128
-    assert crossing(noise + step * (position < 134), position, 128, 128, 400) is None  # 6 tokens of the 8 it takes
-    assert crossing(noise + step, position, 128, 80, 100) is None
 
 
 def request(built, words, **changed):
@@ -110,7 +54,7 @@ def request(built, words, **changed):
     return counterpart.plan(str(built), {"dtype": "float64", "device": "cpu"}, **{**options, **changed})
 
 
-def test_the_built_head_is_found_and_holding_it_takes_its_crossing_away(built, words, tmp_path, monkeypatch):
+def test_the_built_head_is_detected_and_holding_it_takes_its_crossing_away(built, words, tmp_path, monkeypatch):
     """Layer 2's D is t; layer 1 tells positions by the same key, but as e^t."""
     plan = request(built, words)
     journal = Journal(tmp_path / "journal.jsonl", plan.settings)

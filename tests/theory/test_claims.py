@@ -113,7 +113,7 @@ def test_printed_split_leaves_a_last_chunk_below_L():
 @pytest.mark.parametrize(
     ("error", "text"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
 )
-def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, text):
+def test_what_rounding_leaves_is_given_by_its_power_of_ten(error, text):
     claim = claim_of(Reading(1.0, error))
     assert claim.error_text == claim.as_dict()["error_text"] == text
     assert claim.line().endswith(f"error {text}")
@@ -133,7 +133,7 @@ def test_the_sentence_is_grammatical():
 
 
 @pytest.mark.slow
-def test_the_docs_count_what_is_found():
+def test_the_docs_count_the_verdicts():
     sentence = summary([(name, check(QUICK).verdict) for name, check in CLAIMS.items()])
     root = Path(__file__).parents[2]
     assert f"\n    {sentence}\n" in (root / "docs" / "theory.md").read_text()

@@ -21,9 +21,7 @@ def command(words: str) -> int:
 def test_lines_and_exit_code(capsys):
     assert command("--claim 3.3-eq48") == 0
     line, total = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "[fails as printed] 3.3-eq48: For t - i < N the score is tau - (t - i) | Theorem 3.3, eq. 48"
-    )
+    assert line.startswith("[fails as printed] 3.3-eq48: For t - i < N the score is tau - (t - i) | Theorem 3.3")
     assert "counterexample: t = 6, i = 3: score -1 + tau, printed -3 + tau" in line
     assert total == "1 claim checked: 1 fails as printed; every verdict is the expected one."
 

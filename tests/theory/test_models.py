@@ -167,10 +167,7 @@ def test_distances_are_cut_as_scores_are_and_leave_the_model_as_it_was(monkeypat
         (lambda: rotary_model(8, reads="count", dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
         (lambda: woven_model(8, 8), "N=8 is not below M=8"),
         (lambda: stair_model(8, 2, 1), "E=1 is below 2"),
-        (
-            lambda: theory.construction("ladder"),
-            "unknown construction 'ladder'; known: nope, plain",
-        ),
+        (lambda: theory.construction("ladder"), "unknown construction 'ladder'; known: nope, plain"),
     ],
 )
 def test_impossible_constructions_are_refused(build, message):

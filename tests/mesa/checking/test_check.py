@@ -54,9 +54,9 @@ def test_every_family_passes(family, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_readmes_table_is_made_of_checks(tmp_path):
-    made = support.cells(support.checked(family, tmp_path) for family in FAMILIES)
-    assert table(made) == table()
+def test_the_readmes_table_is_that_of_the_checks(tmp_path):
+    cells = support.cells(support.checked(family, tmp_path) for family in FAMILIES)
+    assert table(cells) == table()
     assert table() in README
 
 
@@ -102,7 +102,7 @@ class Bypassing(LlamaAttention):
         return self.o_proj(self.q_proj(hidden_states)), None
 
 
-def test_attention_that_bypasses_transformers_is_found(tokenizer):
+def test_attention_that_bypasses_transformers_fails(tokenizer):
     model = tiny.model()
     model.model.layers[1].self_attn = Bypassing(model.config, 1)
     report = checked(model.eval(), tokenizer)
@@ -112,7 +112,7 @@ def test_attention_that_bypasses_transformers_is_found(tokenizer):
     assert ("fused against pairs", "rerope") in rows(report, "not run")
 
 
-def test_a_layer_that_turns_otherwise_than_its_rotary_module_is_found(tokenizer):
+def test_a_layer_that_turns_otherwise_than_its_rotary_module_fails(tokenizer):
     def twice(module, args, kwargs):
         cos, sin = kwargs["position_embeddings"]
         return args, {**kwargs, "position_embeddings": (cos * cos - sin * sin, 2 * sin * cos)}
@@ -124,7 +124,7 @@ def test_a_layer_that_turns_otherwise_than_its_rotary_module_is_found(tokenizer)
     assert "other positions" in failed["rotary", ""]
 
 
-def test_an_executor_that_is_wrong_is_found(tokenizer, monkeypatch):
+def test_a_wrong_executor_fails(tokenizer, monkeypatch):
     """One that loses the farthest key's weight, by each of the checks that should see it."""
 
     def wrong(schedule, query, key, value, scale):
@@ -133,8 +133,8 @@ def test_an_executor_that_is_wrong_is_found(tokenizer, monkeypatch):
 
     monkeypatch.setitem(plug.EXECUTORS, "fused", wrong)
     failed = rows(checked(tiny.model(), tokenizer), "failed")
-    found = {check for check, _ in failed}
-    assert {"stock against origin", "fused against dense", "fused against pairs"} <= found
+    failing = {check for check, _ in failed}
+    assert {"stock against origin", "fused against dense", "fused against pairs"} <= failing
     assert all("report it with this table" in detail for detail in failed.values())
 
 
@@ -159,7 +159,7 @@ def test_what_is_widened_until_it_would_hide_a_mistake_is_not_run():
 
 
 @torch.no_grad()
-def test_a_token_too_few_under_crop_is_found(tokenizer, monkeypatch):
+def test_a_token_too_few_under_crop_fails(tokenizer, monkeypatch):
     """Though what is allowed is measured again under crop."""
     subject = Subject(tiny.model(), tokenizer, 32)
     for setting in subject.settings:
@@ -173,7 +173,7 @@ def test_a_token_too_few_under_crop_is_found(tokenizer, monkeypatch):
     assert failed >= {"fused against dense", "fused against pairs"}
 
 
-def test_distances_a_tenth_too_large_are_found_by_pairs_alone(tokenizer, monkeypatch):
+def test_distances_a_tenth_too_large_fail_by_pairs_alone(tokenizer, monkeypatch):
     """Both executors are wrong alike, in what ReRoPE turns on from its cached position."""
     turn = Rotation.__call__
     monkeypatch.setattr(Rotation, "__call__", lambda self, states, by, plan: turn(self, states, by * 1.1, plan))
@@ -181,7 +181,7 @@ def test_distances_a_tenth_too_large_are_found_by_pairs_alone(tokenizer, monkeyp
     assert {check for check, _ in failed} == {"fused against pairs"}
 
 
-def test_a_cache_that_forgets_is_found_by_decoding(tokenizer, monkeypatch):
+def test_a_cache_that_forgets_fails_in_decoding(tokenizer, monkeypatch):
     laid_out = plug.Attachment._laid_out
 
     def late(self, real, index, prompt_length):
@@ -195,9 +195,9 @@ def test_a_cache_that_forgets_is_found_by_decoding(tokenizer, monkeypatch):
 @pytest.mark.parametrize(("first", "detail"), [(True, "'<s>' (0) (bos)"), (False, "nothing: a prompt of one repeated")])
 def test_what_the_tokenizer_puts_first(first, detail, tmp_path):
     report = checked(tiny.model(), tiny.tokenizer(tmp_path, first))
-    (found,) = (row for row in report.rows if row.check == "first token")
-    assert found.result == "note"
-    assert found.detail.startswith(detail)
+    (row,) = (row for row in report.rows if row.check == "first token")
+    assert row.result == "note"
+    assert row.detail.startswith(detail)
 
 
 def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
@@ -212,7 +212,7 @@ def test_a_tokenizer_of_another_model_fails(tokenizer):
     assert "gives 97 tokens and the model knows 50" in rows(report, "failed")["first token", ""]
 
 
-def test_what_cannot_be_told_is_not_passed(tokenizer):
+def test_what_cannot_be_judged_is_not_passed(tokenizer):
     """Without values attention does nothing; a model's type may not take a method; minutes end."""
     model = tiny.model()
     with torch.no_grad():

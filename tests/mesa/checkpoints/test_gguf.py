@@ -76,8 +76,8 @@ def test_the_command_takes_a_file_and_records_its_quantization(paths, tmp_path, 
     small = "--length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --methods origin,rerope".split()
     assert main(["probe", *model, *small, "--out", str(tmp_path / "probe")]) == 0
     assert xr.open_zarr(tmp_path / "probe" / "store.zarr").attrs["quantization"] == "Q4_1"
-    asked = "--task nll --methods origin --lengths 96 --samples 1".split()
-    assert main(["eval", *model, *asked, "--out", str(tmp_path / "eval")]) == 0
+    words = "--task nll --methods origin --lengths 96 --samples 1".split()
+    assert main(["eval", *model, *words, "--out", str(tmp_path / "eval")]) == 0
     assert "nll (nats/token)" in capsys.readouterr().out
 
 

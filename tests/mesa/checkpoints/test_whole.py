@@ -40,10 +40,7 @@ def with_value(value):
     ("change", "message"),
     [
         (lambda weights: weights.pop(QUERY), rf"lacks 1 weights of its model, e\.g\. {QUERY}; its config\.json"),
-        (
-            lambda weights: weights.update({f"{QUERY}2": weights[QUERY].clone()}),
-            "has 1 weights that its model does not",
-        ),
+        (lambda weights: weights.update({f"{QUERY}2": weights[QUERY].clone()}), "has 1 weights that its model does"),
         (lambda weights: weights.update({"x": weights.pop(QUERY)}), "lacks 1 weights"),
         (with_value(float("nan")), rf"1 of 1024 numbers of {QUERY} are not finite"),
         (with_value(-float("inf")), rf"1 of 1024 numbers of {QUERY} are not finite"),
@@ -93,7 +90,7 @@ def test_a_config_that_no_model_can_have_is_named(good, tmp_path, changes, compl
     assert "config.json" in str(error.value)
 
 
-def test_a_key_that_transformers_does_not_know_is_told_as_that(good, tmp_path):
+def test_a_key_that_transformers_does_not_know_is_named(good, tmp_path):
     shutil.copytree(good, tmp_path / "model")
     config = json.loads((good / "config.json").read_text())
     rope = {"rope_type": "foo", "rope_theta": 10000.0}
@@ -125,8 +122,8 @@ def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_
             weights[f"model.layers.1.mlp.{name}.weight"] *= 1e38
 
     folder = changed(good, tmp_path / "model", change)
-    asked = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
-    assert main([*asked, "--out", str(tmp_path / "out")]) == 1
+    words = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
     assert "the states of layer 1 are not finite; run the model with --dtype float64" in capsys.readouterr().err
     assert not (tmp_path / "out" / "journal.jsonl").exists()
 

@@ -139,10 +139,7 @@ OF_OTHERS = {
         Region((0, 40), (0, 20), farthest=5),
         Region((0, 40), (20, 40), farthest=5),
     ),
-    "the same keys at two positions": (
-        Region(*FORTY, holds=even),
-        Region(*FORTY, key_position=Stepped(3), holds=odd),
-    ),
+    "the same keys at two positions": (Region(*FORTY, holds=even), Region(*FORTY, key_position=Stepped(3), holds=odd)),
 }
 """Regions as our methods have none."""
 
@@ -160,7 +157,7 @@ def test_executors_agree_on_plans_of_others(name, start):
     torch.testing.assert_close(fused, dense, atol=1e-3, rtol=0)
 
 
-def test_a_bands_mask_is_made_once():
+def test_a_bands_mask_is_computed_once():
     band = Region((0, 1000), (0, 1000), farthest=5)
     schedule, like = Schedule(Plan(1000, (band,)), 0, token_index), torch.zeros(())
     first, second, wider = (

@@ -8,14 +8,11 @@ import tiny
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from families import build, dynamic_llama
+from tiny import tokens
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
 from mesa.plan import Constant, Plan, Region, check_plan
-
-
-def tokens(batch=1, length=60):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from families import FAMILIES, GROUPED, build, dynamic_llama, shared
+from tiny import tokens
 from transformers import (
     AttentionInterface,
     DynamicCache,
@@ -21,10 +22,6 @@ from transformers import (
 
 import mesa
 from mesa.models import load
-
-
-def tokens(batch, length, seed=0):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def decoded(model, ids, mask, steps):
@@ -163,7 +160,7 @@ def test_gemma3_with_images_is_refused_and_its_text_model_is_the_way_round(tmp_p
         torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits, atol=5e-6, rtol=0)
 
 
-def own_frequencies(config, layer):
+def config_frequencies(config, layer):
     """Radians a token of each rotary pair, by the config."""
     rope = config.rope_parameters
     rope = rope[config.layer_types[layer]] if config.model_type == "gemma3_text" else rope
@@ -172,7 +169,7 @@ def own_frequencies(config, layer):
     return [rope["rope_theta"] ** (-2 * pair / dims) / scale for pair in range(dims // 2)]
 
 
-def own_window(config, layer):
+def config_window(config, layer):
     """How many tokens a layer sees."""
     kinds = getattr(config, "layer_types", None)
     full = getattr(config, "sliding_window", None) is None or (kinds and kinds[layer] != "sliding_attention")
@@ -181,10 +178,10 @@ def own_window(config, layer):
 
 def by_formula(query, key, scale, config, layer, window):
     """ReRoPE's weights (query, key) of one head, pair by pair; dims beyond the rotary ones have no position."""
-    values, weights = own_frequencies(config, layer), np.zeros((40, 40))
+    values, weights = config_frequencies(config, layer), np.zeros((40, 40))
     rest = 2 * len(values)
     for t in range(40):
-        keys = range(max(0, t - own_window(config, layer) + 1), t + 1)
+        keys = range(max(0, t - config_window(config, layer) + 1), t + 1)
         dots = [
             oracle.rotated_dot(query[t], key[i], min(t - i, window), values) + query[t, rest:] @ key[i, rest:]
             for i in keys
@@ -247,9 +244,7 @@ def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
         with mesa.applied(model, cases.method("yarn")), mesa.applied(plain, cases.method("yarn")):
             torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=5e-6, rtol=0)
         return
-    message = (
-        rf"yarn cannot be attached to model type 'llama': its config scales rotary .* already \(rope_type '{kind}'\)"
-    )
+    message = rf"yarn cannot be attached to model type 'llama': its config scales .* already \(rope_type '{kind}'\)"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("yarn")):
         pass
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from attended import DIM, PROMPT, STEPS, attended, by_formula, tokens
+from attended import DIM, PROMPT, STEPS, attended, by_formula
+from tiny import logits, tokens
 
 import mesa
 from mesa.engine.attention import EXECUTORS, by_head
@@ -22,11 +23,6 @@ def model():
     return tiny.model().double()
 
 
-def logits(model, ids):
-    with torch.no_grad():
-        return model(ids).logits
-
-
 @pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize("chosen", [(0, 1, 3), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
@@ -35,19 +31,19 @@ def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
     mask = torch.ones(2, PROMPT + STEPS, dtype=torch.long)
     mask[1, :PAD] = 0
     for executor in ("dense", "fused"):
-        found = attended(model, method, executor, mask)
+        result = attended(model, method, executor, mask)
         for row, pad in ((0, 0), (1, PAD)):
             for head in range(4):
                 own = name if head in chosen else "origin"
-                states = [found["q"][row, head, pad:], *(found[part][row, head // 2, pad:] for part in "kv")]
+                states = [result["q"][row, head, pad:], *(result[part][row, head // 2, pad:] for part in "kv")]
                 if (row, head) not in expected:
                     expected[row, head] = by_formula(own, states, PROMPT - pad)
                 error = f"{executor}, row {row}, head {head}"
                 np.testing.assert_allclose(
-                    found["o"][row, head, pad:], expected[row, head], atol=5e-5, rtol=5e-5, err_msg=error
+                    result["o"][row, head, pad:], expected[row, head], atol=5e-5, rtol=5e-5, err_msg=error
                 )
     if name != "origin":
-        wrong = by_formula("origin", [found["q"][0, 1], found["k"][0, 0], found["v"][0, 0]], PROMPT)
+        wrong = by_formula("origin", [result["q"][0, 1], result["k"][0, 0], result["v"][0, 0]], PROMPT)
         assert np.abs(wrong - expected[0, 1]).max() > 1e-2
 
 
@@ -63,7 +59,7 @@ def schedules(length, slopes=None, start=0):
     return [Schedule(plan, start, token_index, slopes=slopes) for plan in plans]
 
 
-def told(execute):
+def heads_first(execute):
     """The executor as `by_head` calls it, heads first."""
     return lambda heads, *given: execute(*given)
 
@@ -80,7 +76,7 @@ def test_any_heads_are_those_of_the_whole_runs(executor):
         execute = EXECUTORS[executor]
         for start in (0, 49):
             both, parts = schedules(50, slopes, start), (query[:, :, start:], key, value)
-            got, weights = by_head(told(execute), *both, chosen, *parts, 0.3)
+            got, weights = by_head(heads_first(execute), *both, chosen, *parts, 0.3)
             (woven, woven_weights), (origin, origin_weights) = (execute(each, *parts, 0.3) for each in both)
             mine = torch.tensor([head in chosen for head in range(heads)])[:, None, None]
             torch.testing.assert_close(got, torch.where(mine, woven, origin), msg=f"{chosen} of {heads}, {group}")
@@ -95,7 +91,7 @@ def test_gradients_are_those_of_the_whole_runs():
     states, chosen = [each.requires_grad_() for each in partial_states(6, 2)], (0, 1, 2, 4)
     both, mine = schedules(50), torch.tensor([head in chosen for head in range(6)])[:, None, None]
     execute = EXECUTORS["dense"]
-    got = by_head(told(execute), *both, chosen, *states, 0.3)[0]
+    got = by_head(heads_first(execute), *both, chosen, *states, 0.3)[0]
     woven, origin = (execute(each, *states, 0.3)[0] for each in both)
     given = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wanted = torch.autograd.grad((torch.where(mine, woven, origin) * given).sum(), states, retain_graph=True)
@@ -108,12 +104,7 @@ def test_gradients_are_those_of_the_whole_runs():
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_all_heads_of_layers_are_the_layers(model, name, executor):
     ids, results = tokens(1, 60), []
-    chosen = (
-        {"heads": {1: range(4), 2: range(4)}},
-        {"layers": (1, 2)},
-        {"heads": "0:0-3;1:0-3;2:3,2,1,0"},
-        {},
-    )
+    chosen = ({"heads": {1: range(4), 2: range(4)}}, {"layers": (1, 2)}, {"heads": "0:0-3;1:0-3;2:3,2,1,0"}, {})
     for changes in chosen:
         with mesa.applied(model, cases.method(name, **changes), executor=executor):
             results.append(logits(model, ids))

@@ -104,11 +104,11 @@ def test_cuda_gives_what_the_cpu_gives(case, dtype):
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_methods_on_cuda_give_what_they_give_on_the_cpu(name):
     model, ids = tiny.model(), torch.randint(2, 97, (2, 61), generator=torch.Generator().manual_seed(0))
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         model = model.to(device)
         with mesa.applied(model, cases.method(name)), torch.no_grad():
-            found.append(model.generate(ids.to(device), max_new_tokens=5, do_sample=False, pad_token_id=1).cpu())
-            found.append(model(ids.to(device)).logits.float().cpu())
-    assert torch.equal(found[0], found[2])
-    torch.testing.assert_close(found[1], found[3], atol=2e-3, rtol=0)
+            results.append(model.generate(ids.to(device), max_new_tokens=5, do_sample=False, pad_token_id=1).cpu())
+            results.append(model(ids.to(device)).logits.float().cpu())
+    assert torch.equal(results[0], results[2])
+    torch.testing.assert_close(results[1], results[3], atol=2e-3, rtol=0)

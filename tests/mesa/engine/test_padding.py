@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from attended import PROMPT, STEPS, attended, by_formula, tokens
+from attended import PROMPT, STEPS, attended, by_formula
 from families import build
+from tiny import logits, tokens
 from transformers import DynamicCache, StaticCache
 
 import mesa
@@ -25,11 +26,6 @@ def masked(length=PROMPT):
     for row, pads in PADS.items():
         mask[row, list(pads)] = 0
     return mask
-
-
-def logits(model, ids, **kwargs):
-    with torch.no_grad():
-        return model(ids, **kwargs).logits
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
@@ -160,9 +156,7 @@ class TestSliding:
         with mesa.applied(model, cases.method("rerope")):
             logits(model, ids, attention_mask=mask, past_key_values=cache)
             grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
-            with pytest.raises(
-                ValueError, match=r"sliding layer's cache has dropped .* set tokenizer\.padding_side='left'"
-            ):
+            with pytest.raises(ValueError, match=r"sliding layer's cache has dropped .*tokenizer\.padding_side='left'"):
                 logits(model, steps[:, :1], attention_mask=grown, past_key_values=cache)
 
     def test_short_prompts_go_on(self, model):

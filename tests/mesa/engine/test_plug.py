@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from tiny import logits, tokens
 from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel
 
 import mesa
@@ -13,15 +14,6 @@ import mesa
 @pytest.fixture
 def model():
     return tiny.model()
-
-
-def tokens(batch, length, seed=0):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def logits(model, ids, **kwargs):
-    with torch.no_grad():
-        return model(ids, **kwargs).logits
 
 
 @pytest.mark.parametrize("changes", [{"weave": "rerope"}, {"weave": "leaky-rerope"}, {"middle": "woven"}], ids=str)

@@ -4,6 +4,7 @@ import cases
 import pytest
 import torch
 from families import build
+from tiny import tokens
 from transformers import DynamicCache
 
 import mesa
@@ -69,21 +70,17 @@ def test_plain_operations_keep_a_large_bias_in_bfloat16(monkeypatch):
     test_alibi_in_half_precision_keeps_its_accuracy_at_32k("fused", torch.bfloat16)
 
 
-def tokens(batch, length):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
-
-
 @torch.no_grad()
 def stepwise(model, method, executor):
     """Logits of a left-padded prompt, and of three tokens that follow one by one."""
     ids, cache = tokens(2, 63), DynamicCache()
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
-    found = []
+    parts = []
     with mesa.applied(model, method, executor=executor):
         for begin, end in ((0, 60), (60, 61), (61, 62), (62, 63)):
-            found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
-    return torch.cat(found, 1)[:, 9:].float()
+            parts.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
+    return torch.cat(parts, 1)[:, 9:].float()
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])

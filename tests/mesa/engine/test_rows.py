@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 from families import build
+from tiny import tokens
 from transformers import DynamicCache
 
 import mesa
@@ -19,10 +20,6 @@ CHOSEN = [0, 3, 23, 24, 40, 60]
 MODELS = ("llama", "mpt", "mistral sliding")
 
 
-def tokens(length):
-    return torch.randint(2, 97, (1, length), generator=torch.Generator().manual_seed(0))
-
-
 @torch.no_grad()
 def whole(model, method, ids):
     with mesa.applied(model, method, executor="dense"):
@@ -32,10 +29,10 @@ def whole(model, method, ids):
 @torch.no_grad()
 def observed(model, method, ids, chosen, past=0):
     """Rows by layer under the fused executor, of the pass after the first `past` tokens."""
-    found, cache = {}, DynamicCache()
+    seen, cache = {}, DynamicCache()
 
     def look(layer, heads, schedule, query, key, scale):
-        whole = found.setdefault(layer, query.new_full((1, 4, len(chosen), key.shape[2]), float("nan")))
+        whole = seen.setdefault(layer, query.new_full((1, 4, len(chosen), key.shape[2]), float("nan")))
         whole[:, list(heads)] = rows(schedule, query, key, scale, chosen)
 
     with mesa.applied(model, method, prompt_length=ids.shape[1]) as attachment:
@@ -43,45 +40,45 @@ def observed(model, method, ids, chosen, past=0):
             model(ids[:, :past], past_key_values=cache)
         attachment.observer = look
         model(ids[:, past:], past_key_values=cache)
-    return found
+    return seen
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_rows_are_those_of_the_dense_executor(name, family):
-    model, method, ids = build(family).double(), cases.method(name), tokens(61)
+    model, method, ids = build(family).double(), cases.method(name), tokens(1, 61)
     if missing(model.config.model_type, type(method)):
         pytest.skip("the method needs rotary embeddings")
     expected = whole(model, method, ids)
-    found = observed(model, method, ids, CHOSEN)
-    assert sorted(found) == [0, 1, 2]
-    for layer, weights in found.items():
+    seen = observed(model, method, ids, CHOSEN)
+    assert sorted(seen) == [0, 1, 2]
+    for layer, weights in seen.items():
         torch.testing.assert_close(weights, expected[layer][:, :, CHOSEN], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["origin", "rerope", "dynamic-ntk", "mesa"])
 def test_rows_of_a_pass_that_goes_on_from_a_cache(name):
-    model, method, ids = tiny.model().double(), cases.method(name), tokens(61)
+    model, method, ids = tiny.model().double(), cases.method(name), tokens(1, 61)
     expected = whole(model, method, ids)
-    found = observed(model, method, ids, [60], past=60)
+    seen = observed(model, method, ids, [60], past=60)
     for layer in range(3):
-        torch.testing.assert_close(found[layer], expected[layer][:, :, 60:], atol=1e-6, rtol=0)
+        torch.testing.assert_close(seen[layer], expected[layer][:, :, 60:], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_heads_with_a_plan_of_their_own_are_seen_with_it(family):
-    model, ids = build(family).double(), tokens(61)
+    model, ids = build(family).double(), tokens(1, 61)
     method = cases.method("rerope", heads={0: (1, 2, 3), 2: (0,)})
-    expected, found = whole(model, method, ids), observed(model, method, ids, CHOSEN)
+    expected, seen = whole(model, method, ids), observed(model, method, ids, CHOSEN)
     for layer in range(3):
-        torch.testing.assert_close(found[layer], expected[layer][:, :, CHOSEN], atol=1e-6, rtol=0)
+        torch.testing.assert_close(seen[layer], expected[layer][:, :, CHOSEN], atol=1e-6, rtol=0)
 
 
 def test_a_query_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no query of token 3 is in this pass; it has those of 60 to 60"):
-        observed(tiny.model(), cases.method("rerope"), tokens(61), [3], past=60)
+        observed(tiny.model(), cases.method("rerope"), tokens(1, 61), [3], past=60)
     with pytest.raises(ValueError, match="no query of token 61 is in this pass; it has those of 0 to 60"):
-        observed(tiny.model(), cases.method("rerope"), tokens(61), [61])
+        observed(tiny.model(), cases.method("rerope"), tokens(1, 61), [61])
 
 
 def test_rows_where_the_first_keys_are_gone():

@@ -4,6 +4,7 @@ import cases
 import pytest
 import tiny
 import torch
+from tiny import tokens
 from transformer_lens.model_bridge import TransformerBridge
 from transformers.models.llama import modeling_llama
 
@@ -11,11 +12,7 @@ import mesa
 from mesa.models import load
 
 
-def tokens(batch=1, length=60):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
-
-
-def own_attention(module, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+def remote_attention(module, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
     """Attention as remote code has it: neither AttentionInterface nor the mask."""
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
     query, key, value = (
@@ -31,7 +28,7 @@ def own_attention(module, hidden_states, position_embeddings=None, attention_mas
 def test_attention_that_bypasses_the_interface_is_an_error(layer, executor):
     model = tiny.model()
     attention = model.model.layers[layer].self_attn
-    attention.forward = lambda *args, **kwargs: own_attention(attention, *args, **kwargs)
+    attention.forward = lambda *args, **kwargs: remote_attention(attention, *args, **kwargs)
     method = cases.method("rerope")
     with torch.no_grad(), mesa.applied(model, method, executor=executor) as attachment:
         with pytest.raises(RuntimeError, match=f"rerope is attached, but layer {layer} does not run it"):

@@ -77,11 +77,7 @@ ODD = {
     "positions of another width": (1, NEAR, *(replace(each, key_position=Stepped(4)) for each in (PLAIN, CARRIED))),
     "factors": (1, NEAR, *(replace(each, **SCALED) for each in (PLAIN, CARRIED))),
     "two stairs": (2, *stair((0, 140), LENGTH, 9, 7, None), *stair((140, LENGTH), LENGTH, 20, 5, None)),
-    "another carry": (
-        1,
-        NEAR,
-        *(replace(each, holds=Carry(5, -13, each is CARRIED)) for each in (PLAIN, CARRIED)),
-    ),
+    "another carry": (1, NEAR, *(replace(each, holds=Carry(5, -13, each is CARRIED)) for each in (PLAIN, CARRIED))),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def tokens(length, batch=1):
 @torch.no_grad()
 def passes(model, lengths):
     """Logits of prompts, each with a padded row, and of two tokens that follow."""
-    found = []
+    results = []
     for length in lengths:
         ids, cache, mask = tokens(length, 2), DynamicCache(), torch.ones(2, length, dtype=torch.long)
         mask[0, :3] = 0
@@ -41,8 +41,8 @@ def passes(model, lengths):
         for _ in range(2):
             mask = torch.cat([mask, mask[:, -1:]], 1)
             logits.append(model(ids[:, -1:], attention_mask=mask, past_key_values=cache).logits)
-        found.append(torch.cat(logits, 1))
-    return found
+        results.append(torch.cat(logits, 1))
+    return results
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,6 @@ def test_other_runners_write_the_same_bytes_and_resume_what_was_lost(folder, who
     assert one == other
 
 
-@pytest.mark.slow
-def test_interrupted_and_resumed_equals_one_run(folder, whole, tmp_path, capsys):
-    for left in (15, 14):
-        assert run(folder, tmp_path, "--minutes", "0.00001") == 0
-        assert f"{left} tasks are left; the same command continues" in capsys.readouterr().err
-    assert run(folder, tmp_path, "--parts", "heads") == 0
-    capsys.readouterr()
-    assert run(folder, tmp_path, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == summary_of(whole) == summary_of(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

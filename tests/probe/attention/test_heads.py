@@ -41,7 +41,7 @@ def test_uniform_attention_gives_key_shares():
     assert data["span"].values.tolist() == ["inside M", "inside M", "beyond M"]
 
 
-def test_a_planted_sink_is_the_one_head_found():
+def test_a_planted_sink_is_the_one_head_detected():
     model = planted.model()
     sink = torch.zeros(planted.TOKENS, planted.TOKENS)
     sink[:, 0] = 1
@@ -54,7 +54,7 @@ def test_a_planted_sink_is_the_one_head_found():
     np.testing.assert_allclose(data["mean_distance"].values[1, 1], [7, 15], atol=1e-5)
 
 
-def test_a_planted_previous_token_head_is_the_one_head_found():
+def test_a_planted_previous_token_head_is_the_one_head_detected():
     model = planted.model()
     planted.plant(model, 0, 1, planted.successor().T, torch.eye(planted.TOKENS))  # asks, at token v, for v - 1
     data = head_statistics(model, [[0, *range(1, 16)]], mesa.NoPE(trained_length=8), queries=[6, 12]).isel(prompt=0)

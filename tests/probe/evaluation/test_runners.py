@@ -33,9 +33,7 @@ def test_the_order_in_which_cells_end_changes_nothing(eval_request, local, tmp_p
     same_evaluation(local, tmp_path)
 
 
-def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
-    eval_request, local, tmp_path, capsys
-):  # fmt: skip
+def test_what_no_worker_can_finish_is_left_out_and_run_by_the_same_command(eval_request, local, tmp_path, capsys):
     summary = run(plan(eval_request), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
     assert summary["failed"] == [("nll", "mesa", 96)]
     assert (summary["tasks_left"], summary["out_of_memory"]) == (0, [])

@@ -89,9 +89,7 @@ def test_an_estimate_says_what_its_range_means(monkeypatch):
     Machine(monkeypatch)
     text = estimate.time_of([(CONFIG, PASSES), (CONFIG, PASSES)], {}, "fused")
     low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    assert text.startswith(
-        f"time: {estimate.format_range(2 * low, 2 * high)} for the passes, if this machine stays as busy as"
-    )
+    assert text.startswith(f"time: {estimate.format_range(2 * low, 2 * high)} for the passes, if this machine stays as")
     assert re.search(rf"\({torch.get_num_threads()} threads?; range of a short trial, repeated\)$", text)
 
 

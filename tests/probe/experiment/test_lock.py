@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import tiny
 
 from mesa_lens.cli import main
 from probe.experiment.lock import LOCK, owned
@@ -23,11 +22,6 @@ with owned(Path(sys.argv[1])):
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model")))
-
-
 @pytest.fixture
 def held(tmp_path):
     """A folder that another process writes to, and that process."""
@@ -41,7 +35,7 @@ def held(tmp_path):
     holder.stdout.close()
 
 
-def test_every_command_that_writes_is_refused_at_once_and_told_who_holds_the_folder(model, held, tmp_path, capsys):
+def test_every_command_that_writes_is_refused_at_once_and_names_who_holds_the_folder(model, held, tmp_path, capsys):
     out, holder = held
     config = tmp_path / "paper.yaml"
     config.write_text(f"model: {model}\ntrained_length: 160\nmethods: origin\nsections:\n  passkey: {{samples: 1}}\n")

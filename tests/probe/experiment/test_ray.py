@@ -59,21 +59,21 @@ def outcomes(keys, folder, **options):
     """What comes of toy cells, on two workers; and how often each was begun."""
     cells = [Task("toy", key, **options) for key in keys]
     with RAY.pool(Toy(str(folder)), cells) as pool:
-        found = [
+        results = [
             outcome.value if not outcome.lost else outcome.lost for _, outcome in ordered_results(pool, cells, quiet())
         ]
-    return found, {path.name: path.stat().st_size for path in Path(folder).iterdir()}
+    return results, {path.name: path.stat().st_size for path in Path(folder).iterdir()}
 
 
 def quiet():
     return Progress(tqdm(disable=True))
 
 
-def test_a_cell_whose_workers_die_is_begun_three_times_then_told_and_the_rest_goes_on(cluster, tmp_path):
+def test_a_cell_whose_workers_die_is_begun_three_times_then_named_and_the_rest_goes_on(cluster, tmp_path):
     keys = [("good", 1), ("dies", 2), ("dies-once", 3), ("good", 4)]
-    found, begun = outcomes(keys, tmp_path)
-    assert [outcome for outcome in found if isinstance(outcome, int)] == [1, 9, 16]
-    assert found[1].startswith("its worker died (")
+    results, begun = outcomes(keys, tmp_path)
+    assert [outcome for outcome in results if isinstance(outcome, int)] == [1, 9, 16]
+    assert results[1].startswith("its worker died (")
     assert begun == {"good-1": 1, "dies-2": 3, "dies-once-3": 2, "good-4": 1}
 
 
@@ -101,8 +101,8 @@ def test_workers_that_die_as_they_load_end_the_run(cluster, tmp_path):
 def test_its_ray_is_shut_from_outside(cluster):
     assert {node["NodeManagerAddress"] for node in cluster.nodes()} == {"127.0.0.1"}
     mine = psutil.Process().children(recursive=True)
-    heard = {place.laddr.ip.removeprefix("::ffff:") for each in mine for place in listening(each)}
-    assert heard == {"127.0.0.1"}
+    addresses = {place.laddr.ip.removeprefix("::ffff:") for each in mine for place in listening(each)}
+    assert addresses == {"127.0.0.1"}
     boards = [each for each in mine if "dashboard.py" in " ".join(each.cmdline())]  # one that serves nobody
     assert not [each for board in boards for each in listening(board)]
 

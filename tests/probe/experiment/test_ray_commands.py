@@ -22,8 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
 ]
 
-LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
-"""As the command has them."""
 COMMANDS = {
     "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
@@ -51,8 +49,8 @@ def here(cluster, tmp_path_factory):
     headed.folder(folder / "headed")
     (folder / "text.txt").write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(2000)))
     write_tasks(folder / "tasks")
-    asked = {"model": "plain", "trained_length": 160, "methods": ["origin", "mesa"], "sections": SECTIONS}
-    (folder / "paper.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    settings = {"model": "plain", "trained_length": 160, "methods": ["origin", "mesa"], "sections": SECTIONS}
+    (folder / "paper.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
@@ -63,9 +61,9 @@ def here(cluster, tmp_path_factory):
 @pytest.fixture(scope="module")
 def actors(cluster):
     """Workers by number, for one command after another: each would import torch anew."""
-    made = {}
-    yield made
-    for each in made.values():
+    started = {}
+    yield started
+    for each in started.values():
         cluster.kill(each)
 
 
@@ -108,8 +106,8 @@ def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, cap
 
 def files(folder):
     """What each file below a folder holds, but for times and peaks of memory and what is made of them."""
-    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: content(path) for name, path in found.items() if not {"seconds", "peak_mib"} & {*name.parts}}
+    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: content(path) for name, path in paths.items() if not {"seconds", "peak_mib"} & {*name.parts}}
 
 
 def content(path):

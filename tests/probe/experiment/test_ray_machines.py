@@ -35,10 +35,10 @@ def ray(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read where Ray is imported
     monkeypatch.setenv("RAY_worker_niceness", "0")
-    found = importlib.import_module("ray")
+    ray_module = importlib.import_module("ray")
     for module in (sys.modules[__name__], drawn):
-        found.cloudpickle.register_pickle_by_value(module)
-    return found
+        ray_module.cloudpickle.register_pickle_by_value(module)
+    return ray_module
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def machines(ray, monkeypatch):
     folder = tempfile.mkdtemp(prefix="mesa-")  # sockets have short names
     monkeypatch.setenv("RAY_TMPDIR", folder)
     own = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **own})
-    made.add = lambda **has: made.add_node(node_ip_address="127.0.0.1", **has)
-    yield made
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **own})
+    cluster.add = lambda **has: cluster.add_node(node_ip_address="127.0.0.1", **has)
+    yield cluster
     ray.shutdown()
-    made.shutdown()
+    cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -124,17 +124,17 @@ def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_p
     thread = threading.Thread(target=lose, daemon=True)
     thread.start()
     work = Squares(str(tmp_path), doomed=lost._node_id)
-    found, _ = outcomes(Runner("ray", machines.address, workers=4), work)
+    results, _ = outcomes(Runner("ray", machines.address, workers=4), work)
     thread.join()
-    assert found == [number**2 for number in range(6)]
+    assert results == [number**2 for number in range(6)]
     assert 1 <= sum(begun(tmp_path)) - 6 <= 2  # what its two workers were at
-    told = capsys.readouterr().err
-    assert re.search(r"worker \d: its worker died \(.*\); begun again: ", told)
+    error = capsys.readouterr().err
+    assert re.search(r"worker \d: its worker died \(.*\); begun again: ", error)
 
 
 def test_in_a_mixed_pool_workers_of_two_gpus_go_where_gpus_are_and_see_their_own_alone(machines, tmp_path):
     machines.add(num_cpus=4, num_gpus=4)  # as Ray counts them
     runner = Runner("ray", machines.address, workers=3, gpus=2)
-    found, workers = outcomes(runner, Devices(str(tmp_path), source=NoSource(on_gpu=True)))
+    results, workers = outcomes(runner, Devices(str(tmp_path), source=NoSource(on_gpu=True)))
     assert workers == 2
-    assert {*found} == {"0,1", "2,3"}
+    assert {*results} == {"0,1", "2,3"}

@@ -91,8 +91,6 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
     ("workers", "stated", "environment", "threads_each"),
     [(2, 3, "", 3), (2, None, "", 4), (2, 3, "1", 3), (2, None, "1", 1), (8, None, "", 1)],
 )
-def test_workers_have_their_share_of_the_cpus_unless_threads_are_stated(
-    workers, stated, environment, threads_each, monkeypatch
-):
+def test_workers_share_the_cpus_unless_threads_are_stated(workers, stated, environment, threads_each, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", environment)
     assert threads.worker_threads(workers, 8, stated) == threads_each

@@ -8,7 +8,6 @@ from synthetic import evaluation, hidden_states
 
 from probe.figures import interactive, styles
 from probe.figures.curves import curves_chart
-from probe.figures.figure_data import Chart, Line, Panel
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.static import DPI, draw
 from probe.figures.styles import style
@@ -66,19 +65,6 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].label == "rerope: no crossing up to 300"
 
 
-def test_every_legend_lists_methods_in_one_order(hidden, crossings):
-    order = [3, 1, 2, 0]
-    chart = threshold_chart(hidden.isel({"method": order}), crossings, 2, 5)
-    traces = [
-        trace.name.split(":")[0]
-        for trace in interactive.draw(chart).data
-        if trace.mode != "markers" and trace.showlegend
-    ]
-    assert traces == ["origin", "rerope", "dynamic-ntk", "mesa"]
-    labels = [label.split(":")[0] for axis in draw(chart).axes for label in axis.get_legend_handles_labels()[1]]
-    assert labels[:4] == ["origin", "rerope", "dynamic-ntk", "mesa"]
-
-
 def test_curve_marks():
     scores, measured, trained, predictions = curves()
     nll, passkey = curves_chart(scores, measured, trained, predictions).panels
@@ -123,19 +109,6 @@ def test_hovering_names_method_layer_dim_and_unit(hidden, crossings):
     pooled = interactive.draw(heatmap_grid(pool(large), M))
     assert sum(trace.z.size for trace in pooled.data) <= 300_000
     assert re.search(r">\d+ dims from %\{y\}<br>\d+ positions from %\{x\}<", pooled.data[0].hovertemplate)
-
-
-def test_plotly_draws_the_marks(hidden, crossings):
-    layer, dim = best(crossings, 1)[0]
-    figure = interactive.draw(threshold_chart(hidden, crossings, layer, dim))
-    displayed = [trace.name for trace in figure.data if trace.showlegend]
-    assert displayed == [line.label for line in threshold_chart(hidden, crossings, layer, dim).panels[0].lines]
-    assert {shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1} == {M}
-    curved = interactive.draw(curves_chart(*curves()))
-    label = next(note for note in curved.layout.annotations if note.text == f"M = {M}")
-    assert label.x == pytest.approx(np.log10(M))  # where plotly puts it on a logarithmic axis
-    assert curved.layout.xaxis.type == "log"
-    assert list(curved.layout.xaxis.tickvals) == [32, 64, 128, 192, 256, 320]
 
 
 def test_heatmap_traces(hidden):
@@ -194,20 +167,3 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     displayed = figure.axes[0].images[0].get_array()
     assert displayed.shape[0] < DPI * figure.get_figheight()
     assert displayed.min() == -5
-
-
-def test_curves_are_drawn_where_some_scores_are_infinite():
-    scores, measured, trained, predictions = curves()
-    scores["tail_nll"][0, -1] = np.inf
-    low, high = curves_chart(scores, measured, trained, predictions).panels[0].y_range
-    assert 2.5 < low < high < 4.5
-
-
-def test_a_long_entry_of_the_legend_is_in_lines_and_whole_on_hovering():
-    label = "dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"
-    line = Line(label, np.arange(3.0), np.arange(3.0), "#000000", "solid", "circle")
-    trace = interactive.draw(Chart("a chart", (Panel("", "x", "y", (line,), (0, 3)),))).data[0]
-    lines = trace.name.split("<br>")
-    assert max(map(len, lines)) <= 42
-    assert " ".join(lines) == label
-    assert label in trace.hovertemplate

@@ -25,12 +25,6 @@ def summary():
     return located.summary()
 
 
-@pytest.fixture(scope="module")
-def large():
-    """30 layers of 9 heads, of which five layers' were gone over."""
-    return located.summary(30, 9, range(15, 20), trained=8192)
-
-
 def effects(summary, **labels):
     return having(summary["effects"], **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
 
@@ -56,28 +50,11 @@ def test_the_map_holds_the_shares_of_layers_and_heads(summary):
     assert not heads.muted[0, 0]  # no share: empty
 
 
-def test_numbers_are_written_where_they_are_few(summary, large):
-    layer, heads = blocks(restoration_map(summary, *AT))
-    assert (layer.numbers[2, 0], heads.numbers[2, 3], heads.numbers[0, 0]) == ("82", "41", "")
-    assert blocks(restoration_map(large, *AT))[1].numbers[18, 3] == "41"
-    assert not any(blocks(restoration_map(located.summary(30, 9, range(30)), *AT))[1].numbers.flat)  # 270 cells
-
-
 def test_what_was_not_run_is_no_figure(summary):
     nothing = summary | {"effects": [], "smallest": []}
     assert method_figures(nothing, *AT) == {}
     assert restoration_map(summary, "dynamic-ntk", 512, "nll") is None
     assert layer_chart(nothing, 1024, "nll", located.METHODS) is None
-
-
-def test_layers_are_compared_by_method(summary):
-    enough, needed = layer_chart(summary, 1024, "nll", located.METHODS).panels
-    assert [line.label for line in enough.lines] == list(located.METHODS)
-    assert enough.lines[0].y[2] == pytest.approx(0.82)
-    assert needed.lines[0].y[2] == pytest.approx(0.8 * 0.82)
-    assert enough.y_range == needed.y_range
-    assert np.round(enough.lines[0].x).tolist() == [0, 1, 2, 3]
-    assert enough.lines[0].texts[2].startswith("rerope, layer 2: 82% [")
 
 
 def test_the_smallest_set_stands_beside_random_ones(summary):
@@ -99,12 +76,6 @@ def test_random_dims_are_the_range_of_their_sets(summary):
     shares = [row["share"] for row in rows if row["which"] != "observable"]
     assert (random.interval[0][-1], random.interval[1][-1]) == (min(shares), max(shares))
     assert observable.y[-1] == next(row["share"] for row in rows if row["which"] == "observable")
-
-
-def test_values_far_out_are_drawn_and_their_intervals_cut(summary):
-    rows = [row | {"share": 3.0, "low": -9.0, "high": 30.0} for row in effects(summary, kind="weave", head=None)]
-    low, high = layer_chart(summary | {"effects": rows}, 1024, "nll", ["rerope"]).panels[0].y_range
-    assert (round(low), round(high)) == (-1, 3)
 
 
 def test_both_renderers_draw_the_cells(summary):

@@ -34,8 +34,8 @@ def read_out(tmp_path_factory):
 
 def test_the_built_head_alone_restores_the_loss(read_out, tmp_path, capsys):
     """Layer 1 is woven, too, where everything is; that layer 2's head sees nothing far is enough."""
-    asked = ["--try", "weave,smallest", "--lengths", "100", "--samples", "2", "--text", str(read_out / "text.txt")]
-    assert main(["locate", "--model", str(read_out), "--out", str(tmp_path), *REROPE, *asked, "--json"]) == 0
+    options = ["--try", "weave,smallest", "--lengths", "100", "--samples", "2", "--text", str(read_out / "text.txt")]
+    assert main(["locate", "--model", str(read_out), "--out", str(tmp_path), *REROPE, *options, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     alone = {
         (each["layer"], each["head"]): each["share"]

@@ -71,10 +71,7 @@ LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": Fa
             "At 1024 tokens rerope is worse than origin (gap -0.50 [-0.70, -0.30] nats/token; 12 items): there is",
         ),
         (changed("loss_gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
-        (
-            located.summary() | {"effects": [], "smallest": [], "tasks_left": 3},
-            "nats/token (12 items). 3 tasks are left to run.",
-        ),
+        (located.summary() | {"effects": [], "smallest": [], "tasks_left": 3}, "items). 3 tasks are left to run."),
         (
             located.summary()
             | {

@@ -97,7 +97,7 @@ def test_a_wrong_request_is_named(changes, complaint):
         plan(PredictRequest(**changes))
 
 
-def test_two_passes_an_asked_length_beyond_the_calibration():
+def test_two_passes_for_each_length_beyond_the_calibration():
     planned = plan(PredictRequest(lengths=(512, 1024), samples=2, methods="all"))
     longest = [key for key in planned.passes if key[1] > planned.trained_length]
     assert len(longest) == 3  # Origin, with and without log n, and the reference

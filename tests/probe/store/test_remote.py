@@ -172,7 +172,7 @@ def test_a_folder_names_the_url_of_a_store_that_was_begun(url, tmp_path):
 
 
 @pytest.mark.parametrize("written_objects", [1, 9, 17])
-def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(written_objects, monkeypatch):
+def test_a_run_that_is_cut_short_while_its_template_is_written_goes_on(written_objects, monkeypatch):
     """After so many objects, of about 20."""
     fsspec.filesystem("memory").store.clear()
     path = store_in(as_path("memory://bucket/run"), "store.zarr")

@@ -134,10 +134,7 @@ def test_the_method_that_chooses_is_not_tested(eval_request, capsys):
     [
         ({"methods": "rerope"}, "chooses the key tokens and is the one method under test; add --methods"),
         ({"evaluator_method": "origin"}, "--evaluator-method origin does not reach 240 tokens, its window is 160"),
-        (
-            {"tasks": ("nll",), "evaluator_method": "mesa"},
-            "--evaluator-method mesa is for longppl, which",
-        ),
+        ({"tasks": ("nll",), "evaluator_method": "mesa"}, "--evaluator-method mesa is for longppl, which"),
         ({"lengths": (50,)}, "length=50 is below 80 tokens"),
     ],
 )

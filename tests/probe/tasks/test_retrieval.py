@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import spaced
+import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -17,14 +18,13 @@ from probe.tasks.retrieval import (
     lines,
     passkey,
 )
-from research.shipped_models.making import train_tokenizer
 
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
 def tokenizer(request):
     if request.param == "sentencepiece":
         return spaced.tokenizer()
-    return train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
+    return tiny.byte_level()
 
 
 def text_of(tokenizer, prompt):
@@ -59,7 +59,7 @@ def test_every_record_is_a_line(tokenizer):
 
 
 def test_special_tokens_are_those_the_tokenizer_puts_first():
-    byte_level = train_tokenizer(["A text of a few words."], 900)
+    byte_level = tiny.byte_level()
     assert first_ids(byte_level) == (byte_level.bos_token_id,)
     without = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(byte_level.backend_tokenizer.to_str()))
     without.backend_tokenizer.post_processor = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import spaced
+import tiny
 import torch
 
 from probe.tasks import ruler, ruler_prompts
@@ -14,7 +15,6 @@ from probe.tasks.base import Setting
 from probe.tasks.retrieval import encode, first_ids
 from probe.tasks.ruler import RULER, string_match_all
 from probe.tasks.ruler_prompts import ListPrompt
-from research.shipped_models.making import train_tokenizer
 
 TASKS = {task.name: task for task in RULER}
 M = 1200
@@ -25,7 +25,7 @@ NEEDLE = r"One of the special magic (numbers|uuids) for (\S+) is: ([\w-]+)\."
 def tokenizer(request):
     if request.param == "sentencepiece":
         return spaced.tokenizer()
-    return train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
+    return tiny.byte_level()
 
 
 @pytest.fixture(scope="module")

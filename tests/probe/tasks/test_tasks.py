@@ -210,15 +210,6 @@ def test_other_names_are_datasets_of_the_hub(source, monkeypatch):
     assert names == [source]
 
 
-def test_latency_of_states_that_are_no_numbers_is_none(loaded, setting):
-    handle = loaded.model.model.layers[2].register_forward_hook(lambda module, given, out: out * torch.nan)
-    try:
-        with pytest.raises(RuntimeError, match="the states of layer 2 are not finite"):
-            scores(loaded, "latency", 40, replace(setting, samples=1))
-    finally:
-        handle.remove()
-
-
 def test_latency_has_three_positive_metrics_a_run(loaded, setting):
     result = scores(loaded, "latency", 100, replace(setting, samples=7))
     assert [(score.sample, score.metric) for score in result] == [

@@ -34,7 +34,7 @@ def of(evaluation, method="origin"):
     return next(one for one in measured_failure(evaluation, M).failures if one.method == method)
 
 
-def test_a_coin_flip_is_told():
+def test_a_coin_flip_is_recognised():
     at_512 = np.random.default_rng(1).normal(0, 0.3, 20)
     evaluation = scores(above=(0, 0, 0.51, 1.2, 1.8))
     evaluation["tail_nll"][0, 3] += at_512 - at_512.mean()
@@ -90,16 +90,16 @@ def test_windows_that_agree_by_chance_are_not_sure():
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than_half(count):
+def test_the_interval_holds_the_length_from_which_fewer_than_half_are_answered(count):
     """Planted: 0.6 of all up to 384, 0.4 from 512 on. Intervals of resampled prompts hold that in 78% and less."""
     rng, held, shares = np.random.default_rng(0), [], np.array([0.95, 0.95, 0.6, 0.4, 0.4, 0.4])
-    for _ in range(40):
+    for _ in range(24):
         evaluation = scores().isel(sample=slice(count))
         evaluation["passkey"][:] = rng.random((1, len(LENGTHS), count)) < shares[:, None]
         if PASSKEY in measured_failure(evaluation, M).judged_by:
             failure = of(evaluation)
             held.append((failure.low or np.inf) <= 512 <= (failure.high or np.inf))
-    assert len(held) > 30
+    assert len(held) > 18
     assert np.mean(held) > 0.9
 
 
@@ -149,7 +149,7 @@ def test_one_prompt_of_a_model_at_chance():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_no_passkey_found_is_chance_however_few_were_asked(count):
+def test_no_passkey_retrieved_is_chance_however_few_prompts_there_are(count):
     few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(count))
     assert measured_failure(few, M).chance == (PASSKEY,)
 

@@ -46,9 +46,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     measured = measured_failure(scores(), stated)
     assert measured.stated.outcome == TOO_LARGE
     assert (measured.stated.works, measured.stated.fails) == (512, 768)
-    assert f"origin is already broken inside the stated window: check --trained-length {stated} (" in str(
-        measured.stated
-    )
+    assert f"is already broken inside the stated window: check --trained-length {stated} (" in str(measured.stated)
     assert "origin works at 512 tokens and not at 768 by the measured lengths; `mesa-lens estim" in str(measured.stated)
     assert (measured.judged_by, measured.chance) == ((), ())
     assert {str(one) for one in measured.failures} == {"not judged: M"}
@@ -90,9 +88,7 @@ def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     held = scores(origin=level(), passkeys=(20,) * 7)
     decision = stated_window(held, 128, "origin")
     assert (decision.outcome, decision.works) == (TOO_SMALL, 2048)
-    assert str(decision).startswith(
-        "M may be stated too small: check --trained-length 128. origin works at 2048 tokens by"
-    )
+    assert str(decision).startswith("M may be stated too small: check --trained-length 128. origin works at 2048")
     assert times_of_m({"stated_window": record(decision)}, 256, 512) == ""
     assert stated_window(scores(), 128, "origin").outcome == TOO_SMALL  # it works at 512 and not at 768
     assert stated_window(scores(), 256, "origin").outcome == FITS
@@ -101,7 +97,7 @@ def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     assert not stated_window(alibi, 128, "origin").is_doubtful
 
 
-def test_a_tail_nll_that_falls_with_context_and_passkeys_that_were_never_found_are_no_sign():
+def test_a_tail_nll_that_falls_with_context_and_passkeys_that_were_never_retrieved_are_no_sign():
     falling = scores(origin=tuple(np.linspace(3.5, 2.5, 7)), passkeys=(3, 2, 2, 1, 0, 0, 0), others=level(2.5))
     assert stated_window(falling, 2048, "origin").outcome == FITS
 
@@ -138,12 +134,12 @@ def test_a_model_at_chance_and_a_window_alone_cannot_tell_and_are_not_doubted():
 def test_noise_inside_the_window_does_not_alarm():
     outcomes = []
     drawn = scores()
-    for seed in range(60):
+    for seed in range(30):
         rng = np.random.default_rng(seed)
         drawn["tail_nll"][:] = 2.4 + rng.normal(0, 0.5, drawn["tail_nll"].shape)
         drawn["passkey"][:] = rng.random(drawn["passkey"].shape) < rng.uniform(0.5, 1)
         outcomes.append(stated_window(drawn, 2048, "origin").outcome)
-    assert outcomes.count(TOO_LARGE) <= 3  # 5%
+    assert outcomes.count(TOO_LARGE) <= 1  # 3%
 
 
 def test_committed_results_of_smollm2_are_not_doubted():

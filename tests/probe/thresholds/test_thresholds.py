@@ -11,15 +11,7 @@ from synthetic import DRIFTING, hidden_states, write_run
 
 from probe.store.reader import open_run
 from probe.thresholds.predict import best, predict
-from probe.thresholds.search import (
-    CrossingRule,
-    SearchWindow,
-    _beyond,
-    check_positions,
-    search,
-    searches,
-    smooth,
-)
+from probe.thresholds.search import CrossingRule, SearchWindow, _beyond, check_positions, search, searches, smooth
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -186,7 +178,7 @@ def test_crossings_agree_with_a_plain_loop(seed, smoothing, sustained, margin, g
     np.testing.assert_equal(float(crossings["crossing"]), expected[0] if expected else np.nan)
 
 
-def test_known_breaks_are_found_for_each_prompt():
+def test_known_breaks_are_detected_for_each_prompt():
     hidden = hidden_states()
     crossings = search(hidden, 64, CrossingRule.scaled(64))
     calm = crossings.sel(prompt="repeated")

@@ -23,7 +23,7 @@ def planted(window, slope=0.004, texts=20, noise=0.03, gain=0.4, seed=0):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("window", [200, 256, 1000, 4096])
-def test_a_planted_window_is_found(window, seed):
+def test_a_planted_window_is_estimated(window, seed):
     measure, tried = planted(window, seed=seed)
     estimate = estimate_window(measure, 4 * window)
     assert window - window // 4 <= estimate.works <= window + window // 8 + 30

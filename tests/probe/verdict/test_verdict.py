@@ -47,9 +47,7 @@ def test_a_planted_break_is_in_the_verdict(planted):
         "mean tail NLL (not clearly below rerope), -0.82 [-0.83, -0.80] nats/token to origin. dynamic-ntk lasts longer "
         "than origin and fails in (256, 320]. No method clearly beats `crop` by tail NLL."
     )
-    assert texts["How sure"].startswith(
-        "No false alarms inside the window (0 of 96 (layer, window) pairs, under mesa, "
-    )
+    assert texts["How sure"].startswith("No false alarms inside the window (0 of 96 (layer, window) pairs, under ")
     assert "a guess scores an unknown tail NLL; origin scores 3.00 (6 texts) and finds 20 of 20" in texts["How sure"]
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
@@ -163,9 +161,7 @@ def test_a_model_at_chance_is_named_so(planted):
 def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     summary = without_break(planted, ("passkey",))
     texts = texts_of(summary)
-    assert texts["What broke"].startswith(
-        "Nothing that can be judged: origin does not fail by tail NLL up to 320 tokens"
-    )
+    assert texts["What broke"].startswith("Nothing that can be judged: origin does not fail by tail NLL up to 320")
     assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens, by what can be judged."
     assert not any(" hold" in text for text in texts.values())
     summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
@@ -194,11 +190,7 @@ def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
 
 def test_a_method_worse_than_one_of_a_rank_does_not_share_it():
     """a and b are level, and c is level with a: it is worse than b."""
-    less = {
-        ("b", "a"): (0.1, -0.1, 0.3),
-        ("c", "a"): (0.2, -0.1, 0.5),
-        ("c", "b"): (0.1, 0.05, 0.15),
-    }
+    less = {("b", "a"): (0.1, -0.1, 0.3), ("c", "a"): (0.2, -0.1, 0.5), ("c", "b"): (0.1, 0.05, 0.15)}
     methods = [
         {
             "method": name,
@@ -309,9 +301,7 @@ def test_crop_stands_beside_every_tail_nll(planted):
 def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
     level = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (0.01, -0.2, 0.22))
     texts = texts_of(by_nll_alone(planted, level))["What mended it"]
-    assert texts.startswith(
-        "mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone"
-    )
+    assert texts.startswith("mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL")
     assert "(6 texts);" in texts
     assert "No method clearly beats `crop` by tail NLL; dynamic-ntk" not in texts
     assert " hold" not in texts
