@@ -1,15 +1,25 @@
 """Numbers in the docs stand in the committed data that a page names as their source.
 
-A comment `<!-- data: FILE [KEY=VALUE,VALUE ...]; beside: TEXT, TEXT -->` stands above a paragraph or a table. FILE (CSV
-or JSON lines) lies under research/, KEY=VALUE selects rows, and the texts beside are labels, no results.
+A comment `<!-- data: SOURCE + SOURCE; beside: TEXT, TEXT -->` stands above a paragraph or a table; the texts beside are
+labels, no results. SOURCE is `FILE [KEY=VALUE,VALUE ...] [: EXPRESSION]`: FILE (CSV, JSON, JSON lines, or a script,
+whose functions read them) lies under research/, KEY=VALUE selects rows, and the expression computes from `rows` (or
+`data`, of JSON) and from their columns. Tables that a script writes are computed anew.
 """
 
 import csv
+import importlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from research.real_model import run as real_model
+from research.thresholds_predict_failure.results import read_results
+from research.thresholds_predict_failure.tables import tables
+from research.trained_counterpart.run import head_table, held_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "research"
@@ -23,6 +33,7 @@ NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+\.?\d*|\.\d+)%?(?![\w])")
 
 def numbers_in(value):
     """Every number in a row or in parsed JSON."""
+    value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(value, dict):
         value = value.values()
     if isinstance(value, list) or not isinstance(value, (str, int, float, type(None))):
@@ -34,16 +45,28 @@ def numbers_in(value):
 
 
 def data(source):
-    """The numbers of a source's rows."""
-    name, *wanted = source.split()
-    path = RESULTS / name
-    text = path.read_text(encoding="utf-8")
-    rows = [*csv.DictReader(text.splitlines())] if path.suffix == ".csv" else [*map(json.loads, text.splitlines())]
+    """The numbers of a source: those of its rows, or those that its expression gives."""
+    selected, _, expression = source.partition(" : ")
+    name, *wanted = selected.split()
+    if name.endswith(".py"):
+        names = vars(importlib.import_module(f"research.{name[:-3].replace('/', '.')}"))
+        return numbers_in(eval(expression, {**names, "np": np}))
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    if name.endswith(".json"):
+        return numbers_in(eval(expression, {"np": np, "data": json.loads(text), "printed": lambda: printed(name)}))
+    rows = [*csv.DictReader(text.splitlines())] if name.endswith(".csv") else [*map(json.loads, text.splitlines())]
     for condition in wanted:
         key, _, values = condition.partition("=")
         rows = [row for row in rows if str(row[key]) in values.split(",")]
     assert rows, f"{source}: no row is left"
-    return [number for row in rows for number in numbers_in(row)]
+    columns = {key: np.array(numbers_in([row[key] for row in rows if key in row])) for key in rows[0]}
+    return numbers_in(eval(expression, {**columns, "np": np, "rows": rows}) if expression else rows)
+
+
+@cache
+def printed(name):
+    """Every number of the tables that a study's results give."""
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*", tables(read_results(RESULTS / name)))]
 
 
 def unfounded(block, beside, known):
@@ -63,10 +86,36 @@ def unfounded(block, beside, known):
 
 
 MARKED = [
-    pytest.param(match, id=f"{page.stem}-{number}")
+    pytest.param(match, id=f"{page.stem}-{number}", marks=[pytest.mark.slow] if "printed()" in match["source"] else [])
     for page in sorted((ROOT / "docs").glob("*.md"))
     for number, match in enumerate(MARK.finditer(page.read_text(encoding="utf-8")))
 ]
+
+
+def counterparts(name):
+    """What research/trained_counterpart gives of a model."""
+    return json.loads((RESULTS / f"trained_counterpart/results/{name}.json").read_text(encoding="utf-8"))
+
+
+BY_SCRIPT = {  # page: the tables that a script writes from data; findings.md's are compared in tests/research
+    "real-model.md": lambda: (
+        real_model.length_table(real_model.by_length(real_model.by_position())),
+        real_model.table(real_model.by_position()),
+        real_model.metric_table("passkey", real_model.PASSKEYS),
+        real_model.metric_table("latency", real_model.COSTS),
+    ),
+    "theory.md": lambda: (
+        head_table(counterparts("default")),
+        held_table(counterparts("default")),
+        head_table(counterparts("nope"))[:-1],  # the last is no kin
+    ),
+}
+
+
+@pytest.mark.parametrize("page", BY_SCRIPT)
+def test_a_table_that_a_script_writes_is_what_the_data_give(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [lines for lines in map("\n".join, BY_SCRIPT[page]()) if lines not in text] == []
 
 
 @pytest.mark.parametrize("match", MARKED)

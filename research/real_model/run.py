@@ -117,6 +117,29 @@ def table(by_method: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
+def lost(name: str, reference: str, at: int) -> tuple[float, float | None, float | None]:
+    """NLL less the reference's of the 512 tokens up to `at`, nats/token: mean over texts with its 95% interval."""
+    by_method = by_position()
+    bucket = int(np.flatnonzero(by_method[name][0] == at)[0])
+    less = by_method[name][1][:, bucket] - by_method[reference][1][:, bucket]
+    low, high = student(less.tolist())
+    return float(less.mean()), low, high
+
+
+def tail(name: str, length: int) -> float:
+    """Mean NLL of the last 2048 tokens at a prompt length, less Origin's there or, beyond M, at M (nats/token)."""
+    by_method = by_length(by_position())
+    return float((by_method[name][length] - by_method["origin"][min(length, M)]).mean())
+
+
+def exceeding(layer: int, first: int) -> tuple[float, float]:
+    """Of Origin's runs of 64 tokens from `first` on: the share beyond its limit; the median level, in limits."""
+    with (RESULTS / "drift-16k" / "levels.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["method"], row["layer"]) == ("origin", str(layer))]
+    levels = np.array([float(row["level"]) / float(row["limit"]) for row in rows if int(row["run"]) >= first])
+    return float((levels > 1).mean()), float(np.median(levels))
+
+
 def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
     """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 by position."""
     by_method: dict[str, dict[int, np.ndarray]] = {}
