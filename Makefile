@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench docs pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -62,6 +62,9 @@ mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and
 counterpart: .venv/installed  ## the picture and tables of docs/theory.md's trained counterpart, and the run behind them; it goes on
 	$(BIN)/python research/trained_counterpart/run.py --out $(dir $(OUT))counterpart --draw
 
+docs: .venv/docs  ## the documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -73,6 +76,10 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 .venv/ray: .venv/installed

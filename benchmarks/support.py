@@ -1,4 +1,4 @@
-"""The README's table of families and methods, from `mesa.check` on a tiny random model of every family.
+"""The table of families in docs/models.md and methods, from `mesa.check` on a tiny random model of every family.
 
 `python benchmarks/support.py` prints it (two minutes); a family is added in tests/helpers/families.py.
 """

@@ -4,4 +4,4 @@ In: a command line. Out: what the packages return, printed or written, and an ex
 Open first: cli.py; every subcommand is a file, named after it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,15 +1,14 @@
-"""docs/api.md lists the packages' public names, all of them; its examples and the README's do what they say."""
+"""docs/api.md lists all public names of the packages; its examples, the README's and the guides' do what they say."""
 
 import importlib
 import re
 from pathlib import Path
 
 import pytest
-import synthetic
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
 SECTIONS = {part.partition("\n")[0]: part.partition("\n")[2] for part in PAGE.split("\n## ")[1:]}
 
 
@@ -60,13 +59,14 @@ def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_readmes_examples_run_as_printed(tmp_path, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == README.count("```python") >= 1
-    synthetic.write_run(tmp_path / "runs" / "demo", synthetic.hidden_states(layers=3, dims=8))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=lambda page: page.name
+)
+def test_examples_of_readme_and_guides_run_as_printed(page, tmp_path, monkeypatch, capsys):
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
     monkeypatch.chdir(tmp_path)
-    for code in blocks:
-        exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, str(page), "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
 def test_the_apis_examples_are_all_in_a_section_that_runs():

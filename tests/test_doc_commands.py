@@ -122,7 +122,8 @@ def folder(tmp_path_factory):
     demo = synthetic.hidden_states(256, 8, layers=4, dims=12, prompts=("repeated",), seed=1)
     demo = demo.assign_coords(dim=[*range(10), 150, 196])
     synthetic.write_run(folder / "runs/demo", demo, synthetic.evaluation(256, 8), trained_length=256)
-    synthetic.write_run(folder / "runs/llama2", synthetic.hidden_states(layers=2, dims=4), synthetic.evaluation())
+    for name in ("llama2", "mine"):
+        synthetic.write_run(folder / "runs" / name, synthetic.hidden_states(layers=2, dims=4), synthetic.evaluation())
     for name in ("demo", "mechanism"):
         located.write(folder / "runs" / name)
         anatomized.write(folder / "runs" / name)
@@ -186,12 +187,12 @@ def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_pa
     assert "drift could not be judged" not in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_readme_selects_from_the_store(folder, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if "open_zarr" in block]
+def test_the_example_selects_from_the_store(folder, monkeypatch):
+    page = (ROOT / "docs/probe.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(folder)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "docs/probe.md", "exec"), names)
     assert names["after"]["method"].item() == "origin"
     assert dict(names["after"].sizes) == {"prompt": 1, "position": 101, "dim": 12}
 

@@ -93,14 +93,6 @@ def test_words_are_explained_or_linked_before_they_are_used(page):
         assert all(re.search(WORDS[word], line) for word in used), used
 
 
-def test_the_readme_explains_what_it_uses_where_it_is_first_met():
-    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
-    for word, meaning in (("weave", WEAVE.partition("attention ")[2]), ("dim", DIM.partition("is ")[2])):
-        first = re.search(WORDS[word], text)
-        assert first, word
-        assert meaning.rstrip(".") in text[first.start() : first.start() + 300], word
-
-
 def test_the_index_has_a_line_for_every_page_and_a_picture():
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[([\w-]+\.md)\]\(([\w-]+\.md)\) \| .+ \|$", text, re.MULTILINE)

@@ -63,7 +63,7 @@ def test_methods_are_listed_with_parameters_and_formula(capsys):
     assert records["mesa"]["window"] == 512
     assert records["rerope"]["formula"] == "R = min(r, N)"
     assert main(["methods", "--table"]) == 0
-    assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "README.md").read_text()
+    assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "docs/models.md").read_text()
 
 
 def test_explain_draws_the_matrix(capsys):

@@ -1,4 +1,4 @@
-"""A tiny random model of every supported family, for tests and for the README's table of families."""
+"""A tiny random model of every supported family, for tests and for the table of families in docs/models.md."""
 
 from copy import deepcopy
 from functools import cache
