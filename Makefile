@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench docs pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-ray test-fuzz test-browser test-peers mutants check bench docs pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -40,6 +40,9 @@ test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one l
 
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
 	$(BIN)/python -m pytest -n auto -m browser tests/browser
+
+test-peers: .venv/installed  ## TransformerLens' own benchmarks and integration tests on mesa.bridge, beside its bridge (fetches its source)
+	$(BIN)/python tests/peers/compare.py
 
 mutants: .venv/installed  ## 500 small mistakes put into the code, one at a time: each must be noticed (30 minutes)
 	$(BIN)/python tests/mutations/run.py

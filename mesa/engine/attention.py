@@ -76,14 +76,18 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
     return scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
 
 
-class ScoreHooks(NamedTuple):
-    """What is called with (batch, head, query, key) and gives it back, edited or not.
+class AttentionHooks(NamedTuple):
+    """What is called with states and gives them back, edited or not; shapes as an executor's.
 
-    scores: before the softmax; masked pairs hold the dtype's lowest number. pattern: after it.
+    scores: (batch, head, query, key) before the softmax; masked pairs hold `masked`, or the dtype's lowest number.
+    pattern: after it. rotated: queries and keys, at cached positions. watched: whether scores or pattern are.
     """
 
     scores: Callable[[Tensor], Tensor]
     pattern: Callable[[Tensor], Tensor]
+    rotated: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    watched: bool
+    masked: float | None
 
 
 def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -91,11 +95,12 @@ def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, s
     return query, scored(schedule, query, key, scale)
 
 
-def hooked_attention(hooks: ScoreHooks, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def hooked_attention(hooks: AttentionHooks, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Attention output and weights from scores (-inf: masked), through the hooks; zeros for queries without keys."""
     masked = scores.isneginf()
     fully_masked = masked.all(-1, keepdim=True)
-    scores = hooks.scores(scores.masked_fill(masked, torch.finfo(scores.dtype).min))
+    lowest = torch.finfo(scores.dtype).min if hooks.masked is None else hooks.masked
+    scores = hooks.scores(scores.masked_fill(masked, lowest)).masked_fill(fully_masked, 0.0)
     weights = scores.softmax(-1, dtype=torch.promote_types(value.dtype, torch.float32)).to(value.dtype)
     weights = hooks.pattern(weights.masked_fill(fully_masked, 0.0))
     return weights @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1), weights

@@ -1,43 +1,36 @@
-"""A TransformerBridge whose attention is the Hugging Face module's own, so that attached methods really run.
+"""TransformerLens' bridge, on which attached methods really run.
 
-TransformerLens re-implements attention for many architectures with a full score matrix; a registered attention
-function would get no call and every method would be captured as Origin. The delegating bridge keeps the module's
-attention and hooks its projections (one for q, k and v is taken apart) and the residual stream. Its `hook_attn_scores`
-and `hook_pattern` stand inside the dense executor, which holds the whole matrix.
+Stock re-implements attention with a full score matrix, so that a registered attention function gets no call. Here each
+layer chooses, pass by pass: the Hugging Face module's own attention, with its projections hooked, as long as nothing
+listens inside it; stock's where something does and no method is attached; and under a method always the module's, with
+the hooks inside it called by the method's attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.ActivationCache import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+from transformer_lens.model_bridge.generalized_components import (
+    AttentionBridge,
+    JointQKVAttentionBridge,
+    LinearBridge,
+)
 from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mesa.engine.attention import ScoreHooks
+from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
-
-_INSIDE = ("hook_attn_scores", "hook_pattern")
-"""Hooks that only the dense executor reaches."""
-
-_DENSE = (
-    "only mesa.applied(bridge.original_model, method, executor='dense') holds the whole matrix; method=mesa.Origin is "
-    "the model as trained"
-)
-
-_NEVER = tuple(f"hook_{name}" for name in ("hidden_states", "result", "attn_in", "rot_q", "rot_k"))
-_NEVER += tuple(f"hook_{part}_input" for part in "qkv")
-"""Hooks of TransformerLens' own attention that the module's has no place for."""
 
 _UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
 """Model types without norms, and the architecture of TransformerLens that each is of."""
@@ -45,71 +38,163 @@ _UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM
 _BY_HEAD = ("gpt_neox", "bloom")
 """Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
 
+_NORMED_BY_POSITION = ("qwen3", "qwen3_moe")
+"""Model types that norm queries and keys by (batch, position, head, dim); stock: by (batch, head, position, dim)."""
+
 
 class JointProjection(LinearBridge):
-    """One projection for q, k and v, with a hook (batch, position, head, dim) for each of them."""
+    """One projection for q, k and v, computed by the three that TransformerLens takes it apart into."""
 
-    def __init__(self, name: str, heads: int, key_heads: int, by_head: bool) -> None:
-        super().__init__(name=name)
-        self.heads, self.key_heads, self.by_head = heads, key_heads, by_head
-        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+    _parts: tuple[LinearBridge, LinearBridge, LinearBridge]
+    _heads: int | None
+    """How many heads the projection gives q, k and v for one by one; None: all of q come first."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The projection, with what the hooks made of its parts."""
-        output, hooks = super().forward(input, *args, **kwargs), (self.hook_q, self.hook_k, self.hook_v)
-        if not any(hook.has_hooks(dir="both") for hook in hooks):
-            return output
-        sizes = [self.heads, self.key_heads, self.key_heads]
-        by_heads = output.unflatten(-1, (sum(sizes), -1))
-        if self.by_head:
-            parts = list(output.unflatten(-1, (self.heads, 3, -1)).unbind(-2))
-        else:
-            parts = list(by_heads.split(sizes, -2))
-        parts = [hook(part) for hook, part in zip(hooks, parts, strict=True)]
-        return (torch.stack(parts, -2).flatten(-3) if self.by_head else torch.cat(parts, -2).flatten(-2)).contiguous()
+        input = self.hook_in(input)
+        parts = [part(input) for part in self._parts]
+        if self._heads is None:
+            return self.hook_out(torch.cat(parts, -1))
+        return self.hook_out(torch.stack([part.unflatten(-1, (self._heads, -1)) for part in parts], -2).flatten(-3))
 
 
 class MethodAttention(AttentionBridge):
-    """The Hugging Face module's attention, whichever function it calls, with hooks inside the dense executor."""
+    """Comes before an attention class of TransformerLens: chooses between its attention and the module's own."""
 
-    def __init__(self, *args: Any, joint: bool, **kwargs: Any) -> None:
-        super().__init__(*args, fused_qkv=joint, **kwargs)
-        if joint:
-            parts = {f"hook_{part}": f"qkv.hook_{part}" for part in "qkv"}
-            self.hook_aliases = {**self.hook_aliases, **parts}
+    _refusal: str | None = None
+    """Why stock's attention cannot stand for this module's."""
+
+    def set_original_component(self, original_component: nn.Module) -> None:
+        """As the class below has it; what that class computes from parts is computed from them by the module, too."""
+        super().set_original_component(original_component)
+        joint: Any = self.submodules.get("qkv")
+        if joint is not None:
+            joint._parts = (self.q, self.k, self.v)
+            if self.o.original_component is not None:
+                setattr(original_component, str(self.o.name), self.o)
+
+    def _validate_submodule_declarations(self, hf_attn: nn.Module) -> None:
+        """Keeps the error for when stock's attention is needed."""
+        try:
+            super()._validate_submodule_declarations(hf_attn)  # pyright: ignore[reportAttributeAccessIssue]
+        except RuntimeError as error:
+            self._refusal = str(error)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output; ValueError where something waits at a hook that this pass does not reach."""
+        """The attention module's output; RuntimeError where stock's is needed that cannot stand for it."""
         running = kwargs.get("attention_mask")
-        dense = isinstance(running, Pass) and running.owner.executor == "dense"
-        if dense:
-            kwargs["score_hooks"] = ScoreHooks(self.hook_attn_scores, self.hook_pattern)
-        for name in _unreached("dense" if dense else None):
-            point = getattr(self, name, None)
-            if point is not None and point.has_hooks(dir="both"):
-                raise ValueError(f"{point.name} does not fire: {_remedy(name)}")
-        return super().forward(*args, **kwargs)
+        attached = isinstance(running, Pass)
+        if not attached and (self._watched_inside() or _blind(running)):
+            if self._refusal:
+                raise RuntimeError(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
+            return super().forward(*args, **kwargs)
+        if attached:
+            kwargs["attention_hooks"] = AttentionHooks(
+                self.hook_attn_scores,
+                self.hook_pattern,
+                self._rotated,
+                any(hook.has_hooks(dir="both") for hook in (self.hook_attn_scores, self.hook_pattern)),
+                -torch.inf if self.compatibility_mode else None,
+            )
+            if "position_embeddings" in kwargs and hasattr(self, "hook_cos"):
+                cos, sin = kwargs["position_embeddings"]
+                kwargs["position_embeddings"] = self.hook_cos(cos), self.hook_sin(sin)
+        with ExitStack() as hooks:
+            for handle in self._inside(args[0] if args else kwargs["hidden_states"]) if attached else ():
+                hooks.callback(handle.remove)
+            return AttentionBridge.forward(self, *args, **kwargs)
+
+    def _watched_inside(self) -> bool:
+        """Whether something listens at a hook that only stock's attention reaches."""
+        norms = [self._modules.get(name) for name in ("q_norm", "k_norm")]
+        inside = {name: hook for name, hook in self.get_hooks().items() if name not in ("hook_in", "hook_out")}
+        points = [module for norm in norms if norm is not None for module in norm.modules()]
+        return any(
+            isinstance(point, HookPoint) and point.has_hooks(dir="both") for point in (*inside.values(), *points)
+        )
+
+    def _rotated(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and new keys (batch, head, token, dim) at cached positions, through their hooks."""
+        new = query.shape[2]
+        for_query, for_key = getattr(self, "hook_rot_q", None), getattr(self, "hook_rot_k", None)
+        if for_query is not None and for_query.has_hooks(dir="both"):
+            query = for_query(query)
+        if for_key is not None and for_key.has_hooks(dir="both"):
+            key = torch.cat([key[:, :, :-new], for_key(key[:, :, -new:])], 2)
+        return query, key
+
+    def _inside(self, states: Tensor) -> Iterator[Any]:
+        """Handles of torch's hooks on modules whose output a switch of TransformerLens, or a hook behind it, edits."""
+        config: Any = self.config
+        module: Any = self.original_component
+        heads = int(config.n_heads)
+        for part, fork in self._forks(states, heads).items():
+            linear = getattr(self, part).original_component
+            yield linear.register_forward_hook(partial(_projected_by_head, fork))
+        for part in "qk":
+            norm, hook = self._modules.get(f"{part}_norm"), getattr(self, f"hook_{part}_normed", None)
+            if norm is None or hook is None:
+                continue
+            turned = module.config.model_type in _NORMED_BY_POSITION
+            if turned:
+                yield norm.register_forward_pre_hook(lambda module, args: (args[0].transpose(1, 2), *args[1:]))
+            yield norm.register_forward_hook(partial(_normed, hook, turned))
+        if config.use_attn_result and self.supports_attn_result:
+            yield self.o.original_component.register_forward_hook(
+                lambda linear, args, output: self._compute_per_head_result(
+                    args[0].unflatten(-1, (heads, -1)), heads, args[0].shape[-1] // heads
+                )
+            )
+        if isinstance(self, JointQKVAttentionBridge):
+            yield module.register_forward_hook(
+                lambda attention, args, output: (self.hook_hidden_states(output[0]), *output[1:])
+            )
+
+    def _forks(self, states: Tensor, heads: int) -> dict[str, Tensor]:
+        """The input of each projection (batch, position, head, dim), where a switch gives each head its own."""
+        config: Any = self.config
+        key_heads = int(getattr(config, "n_key_value_heads", None) or heads)
+        counts = {"q": heads, "k": key_heads, "v": key_heads}
+        source = states if self._captured_pre_ln_residual is None else self._captured_pre_ln_residual
+        if config.use_split_qkv_input:
+            hooks = {part: getattr(self, f"hook_{part}_input") for part in counts}
+            return {part: self._fork_and_norm_per_head(source, hooks[part], count) for part, count in counts.items()}
+        if config.use_attn_in:
+            whole = self._fork_and_norm_per_head(source, self.hook_attn_in, heads)
+            return {part: whole[:, :, :count] for part, count in counts.items()}
+        return {}
 
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
         """The weights as they are: their hook fired where they were made."""
         return tensor
 
 
-def _unreached(executor: str | None) -> tuple[str, ...]:
-    """The hooks of attention that a pass under `executor` (None: no method) does not reach."""
-    return _NEVER if executor == "dense" else (*_INSIDE, *_NEVER)
+def _blind(mask: Any) -> bool:
+    """Whether some query of a mask (batch, 1, query, key; true: seen) sees no key, where kernels differ from stock."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.bool and not bool(mask.any(-1).all())
 
 
-def _remedy(name: str) -> str:
-    """What to do where a hook of attention is not reached."""
-    inside = name.endswith(_INSIDE)
-    return _DENSE if inside else "hook hook_q, hook_k, hook_v or hook_z of the module's own attention"
+def _normed(hook: HookPoint, turned: bool, module: Any, args: Any, output: Tensor) -> Tensor:
+    """A norm's output through its hook; `turned`: by head and position."""
+    output = hook(output)
+    return output.transpose(1, 2) if turned else output
+
+
+def _projected_by_head(fork: Tensor, linear: Any, args: Any, output: Tensor) -> Tensor:
+    """What `linear` gives where each head has an input (batch, position, head, dim) of its own."""
+    weight = linear.weight.unflatten(0, (fork.shape[2], -1))
+    projected = torch.einsum("bphm,hdm->bphd", fork, weight).flatten(2)
+    return projected if linear.bias is None else projected + linear.bias
+
+
+@cache
+def _choosing(stock: type[AttentionBridge]) -> type[AttentionBridge]:
+    """An attention class of TransformerLens, with `MethodAttention` before it."""
+    return type(f"Method{stock.__name__}", (MethodAttention, stock), {})
 
 
 class MethodCache(ActivationCache):
-    """An ActivationCache whose KeyErrors say why a hook is not in it. executor: of the method attached to the pass."""
-
-    executor: str | None
+    """An ActivationCache whose KeyErrors say why a hook is not in it."""
 
     def __getitem__(self, key: Any) -> Tensor:
         """As TransformerLens has it."""
@@ -123,21 +208,18 @@ class MethodCache(ActivationCache):
         point = bridge.hook_dict.get(name)
         if point is None:
             return f"{name} is no hook of this model; give one of bridge.hook_dict, or a part and a layer"
-        full = point.name or name
-        if full.startswith("rotary_emb.") and self.executor:
-            return f"{name} does not fire: positions are the attached method's"
-        if switch := bridge._gated_hook_reason(full):
+        if switch := bridge._gated_hook_reason(point.name or name):
             return f"{name} does not fire while {switch} is False; call set_{switch}(True) first"
-        if ".attn." in full and full.endswith(_unreached(self.executor)):
-            return f"{name} does not fire: {_remedy(full)}"
-        return f"{name} is not in this cache; names_filter or stop_at_layer left it out"
+        return (
+            f"{name} is not in this cache; names_filter or stop_at_layer left it out, or no pass reaches it on a "
+            f"{bridge.original_model.config.model_type} model"
+        )
 
 
 class MethodBridge(TransformerBridge):
     """A TransformerBridge on which `mesa.applied(bridge.original_model, method)` is obeyed.
 
     Texts are never cut, unless `to_tokens` is called with truncate=True: methods are for what lies beyond the window.
-    Sweeps over hooks (no filter, or a function) leave out those that do not fire; a hook asked for by name must.
     """
 
     def to_tokens(
@@ -153,6 +235,7 @@ class MethodBridge(TransformerBridge):
         *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         """As TransformerLens has it, but padding of texts is masked on either side: it is not part of a prompt."""
+        input = list(input) if isinstance(input, tuple) else input
         if attention_mask is None and isinstance(input, list) and len(input) > 1:
             input = self.to_tokens(input, prepend_bos, padding_side)
             bos = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
@@ -161,75 +244,34 @@ class MethodBridge(TransformerBridge):
             input, return_type, loss_per_token, prepend_bos, padding_side, attention_mask, *args, **kwargs
         )
 
-    def run_with_cache(
-        self, input: Any, return_cache_object: Any = True, remove_batch_dim: bool = False, names_filter: Any = None,
-        *args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """As TransformerLens has it; without gradients under the fused executor, which has none."""
-        if names_filter is None or callable(names_filter):
-            names_filter = self._sweep(names_filter)
-        executor = self._executor()
-        run: Any = super().run_with_cache
-        with torch.no_grad() if executor == "fused" and not kwargs.get("incl_bwd") else nullcontext():
-            output, cache = run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+    def run_with_cache(self, input: Any, *args: Any, **kwargs: Any) -> Any:
+        """As TransformerLens has it; under the fused executor without gradients, unless a loss is asked for."""
+        attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
+        differentiable = kwargs.get("incl_bwd") or kwargs.get("return_type") in ("loss", "both")
+        free = attachment is not None and attachment.executor == "fused" and not differentiable
+        with torch.no_grad() if free else nullcontext():
+            output, cache = super().run_with_cache(input, *args, **kwargs)
         if isinstance(cache, ActivationCache):
             cache = MethodCache(cache.cache_dict, self, cache.has_batch_dim)
-            cache.executor = executor
         return output, cache
 
-    def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
-        """As TransformerLens has it."""
-        forward, backward = (
-            [(self._sweep(name) if callable(name) else name, function) for name, function in hooks]
-            for hooks in (fwd_hooks, bwd_hooks)
-        )
-        return super().run_with_hooks(input, forward, backward, *args, **kwargs)
 
-    def _executor(self) -> str | None:
-        model: Any = self.original_model
-        attachment = attachment_of(model)
-        return attachment.executor if attachment else None
+def choosing_adapter(base: type[Any], by_head: bool) -> type[Any]:
+    """The adapter class `base` with attention that chooses as `MethodAttention` does."""
 
-    def _sweep(self, wanted: Callable[..., Any] | None) -> Callable[[str], bool]:
-        """A filter of hook names without those that do not fire, unless `wanted` names nothing else."""
-        points = {name: point.name or name for name, point in self.hook_dict.items() if wanted is None or wanted(name)}
-        firing = {name for name, component in points.items() if self._fires(component)}
-        return (firing if firing or wanted is None else set(points)).__contains__
-
-    def _fires(self, name: str) -> bool:
-        """Whether a hook is reached under the attached executor and TransformerLens' own switches."""
-        executor = self._executor()
-        never = ".attn." in name and name.endswith(_unreached(executor))
-        replaced = name.startswith("rotary_emb.") and executor is not None
-        return not never and not replaced and self._gated_hook_reason(name) is None
-
-
-def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:
-    """The adapter class `base` with attention delegated to the Hugging Face module."""
-
-    class DelegatingAdapter(base):
+    class ChoosingAdapter(base):
         supports_hf_output_attentions = False  # weights are hooked where they are made
 
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
-            component = self.component_mapping["blocks"].submodules["attn"]
-            parts = dict(component.submodules)
-            joint = "qkv" in parts
-            if joint:
-                key_heads = getattr(self.cfg, "n_key_value_heads", None) or self.cfg.n_heads
-                parts = {name: part for name, part in parts.items() if name not in ("q", "k", "v")}
-                parts["qkv"] = JointProjection(parts["qkv"].name, self.cfg.n_heads, key_heads, by_head)
-            self.component_mapping["blocks"].submodules["attn"] = MethodAttention(
-                name=component.name,
-                config=self.cfg,
-                submodules=parts,
-                requires_position_embeddings=component.requires_position_embeddings,
-                requires_attention_mask=component.requires_attention_mask,
-                joint=joint,
-            )
+            attention = self.component_mapping["blocks"].submodules["attn"]
+            attention.__class__ = _choosing(type(attention))
+            joint = attention.submodules.get("qkv")
+            if joint is not None:
+                joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
 
-    return DelegatingAdapter
+    return ChoosingAdapter
 
 
 def unnormed_adapter(base: type[Any]) -> type[Any]:
@@ -247,7 +289,7 @@ def unnormed_adapter(base: type[Any]) -> type[Any]:
 
 @contextmanager
 def _registered(model: PreTrainedModel) -> Iterator[None]:
-    """Registers the model's delegating adapter while a bridge is built, and puts the former one back.
+    """Registers the model's choosing adapter while a bridge is built, and puts the former one back.
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
@@ -255,7 +297,7 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
     architecture = constructed or type(model).__name__
     named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
     base = unnormed_adapter(former) if constructed else former
-    component = delegating_adapter(base, model.config.model_type in _BY_HEAD)
+    component = choosing_adapter(base, model.config.model_type in _BY_HEAD)
     ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
     try:
@@ -269,7 +311,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
     """Wraps `model` (in place) in a TransformerBridge that obeys attached methods.
 
     `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
-    like show what the method does. Raises ValueError for an unsupported model.
+    like show what the method does. Without a method its hooks are those of TransformerLens' bridge; a model whose
+    attention is neither 'eager' nor 'sdpa' is set to 'sdpa'. Raises ValueError for an unsupported model.
 
     >>> bridge = mesa.bridge(model, tokenizer)
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
@@ -277,6 +320,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
     """
     check_config(model.config)
     check_free(model)
+    if model.config._attn_implementation not in ("eager", "sdpa"):  # whose masks stock's attention cannot read
+        model.set_attn_implementation("sdpa")
     architecture = type(model).__name__
     with _registered(model):
         built: Any = TransformerBridge.boot_transformers(

@@ -21,7 +21,7 @@ Kind = str | None
 
 def rotaries(decoder: Any) -> dict[Kind, nn.Module]:
     """A decoder's rotary module, by kind of layer."""
-    rotary = decoder.rotary_emb
+    rotary = getattr(decoder.rotary_emb, "original_component", decoder.rotary_emb)  # a bridge's stands around it
     kinds = getattr(rotary, "layer_types", None)
     return {kind: OfKind(rotary, kind) for kind in kinds} if kinds else {None: rotary}
 
@@ -51,13 +51,15 @@ def settle(frozen: Any, length: int) -> None:
 @contextmanager
 def rotary_replaced(attachment: Any) -> Iterator[None]:
     """The decoder's rotary module is that of a `plug.Attachment` for as long as this lasts."""
-    decoder = attachment.decoder
-    original = decoder.rotary_emb
-    decoder.rotary_emb = CachedRotary(attachment.cos_sin)
+    holder, place = attachment.decoder, "rotary_emb"
+    if getattr(holder.rotary_emb, "original_component", None) is not None:  # a bridge's, whose hooks go on
+        holder, place = holder.rotary_emb, "_original_component"
+    original = getattr(holder, place)
+    setattr(holder, place, CachedRotary(attachment.cos_sin))
     try:
         yield
     finally:
-        decoder.rotary_emb = original
+        setattr(holder, place, original)
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def _mpt_forward(
         attention_mask,
         scaling=module.softmax_scale,
         dropout=module.attn_dropout_p if module.training else 0.0,
-        score_hooks=kwargs.get("score_hooks"),
+        attention_hooks=kwargs.get("attention_hooks"),
     )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
@@ -178,7 +180,7 @@ def _bloom_forward(
         attention_mask,
         scaling=module.inv_norm_factor,
         dropout=module.attention_dropout.p if module.training else 0.0,
-        score_hooks=kwargs.get("score_hooks"),
+        attention_hooks=kwargs.get("attention_hooks"),
     )
     mixed = torch.nn.functional.dropout(module.dense(output.flatten(2)), module.hidden_dropout, module.training)
     return residual + mixed, weights

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, ScoreHooks, by_head, hooked_attention, scores_only
+from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.families import Kind
 from mesa.engine.passes import (
     Block,
@@ -72,7 +73,7 @@ class Attachment:
         }
         self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
         self.slopes = None if rotary else families.slopes(self.decoder)
-        self.attached = False
+        self.attached = self._warned = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
@@ -214,12 +215,13 @@ class Attachment:
         attention_mask: Any,
         scaling: float,
         dropout: float = 0.0,
-        score_hooks: ScoreHooks | None = None,
+        attention_hooks: AttentionHooks | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None.
 
-        score_hooks: where set, the dense executor's scores and weights go through them.
+        attention_hooks: a bridge's. Where they watch scores or weights, or gradients are on, the layer is computed as
+        the dense executor does, whichever is attached.
         """
         if dropout:
             raise ValueError(
@@ -238,7 +240,12 @@ class Attachment:
             self.rotary[kind].learn(module)
         with self._lock:
             self.calls[layer] += 1
-        executor: Callable[..., Any] = scores_only if score_hooks else EXECUTORS[self.executor]
+        hooks = attention_hooks
+        if hooks is not None:
+            query, key = hooks.rotated(query, key)
+            if not (self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)):
+                hooks = None
+        executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
         every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
         self.woven[layer] = chosen = every if heads is None else heads
 
@@ -261,12 +268,24 @@ class Attachment:
         if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value)
         else:
-            unseen = -math.inf if score_hooks else 0.0
+            unseen = -math.inf if hooks else 0.0
             output, weights = _padded(by_plan, running.groups, unseen, first_key, query, key, value)
-        if score_hooks and weights is not None:
-            output, weights = hooked_attention(score_hooks, weights, value)
+        if hooks and weights is not None:
+            output, weights = hooked_attention(hooks, weights, value)
         running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights
+
+    def _differentiated(self, *states: Tensor) -> bool:
+        """Whether gradients of these are wanted; warns the first time, as the fused executor has none."""
+        wanted = torch.is_grad_enabled() and any(part.requires_grad for part in states)
+        if wanted and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gradients are on, and the fused executor has none: {self.method.name} runs the dense one, with "
+                "O(T^2) memory; use torch.no_grad() where none are needed",
+                stacklevel=2,
+            )
+        return wanted
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -345,7 +364,8 @@ def applied(
 ) -> Iterator[Attachment]:
     """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
 
-    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
+    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights). On a
+    `mesa.bridge` layers whose scores or weights are hooked are dense in either case, as are all where gradients are on.
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
     a loop of your own that goes without a cache needs it stated.
