@@ -23,7 +23,7 @@ _MOST_TICKS = 12
 
 @dataclass(frozen=True)
 class Line:
-    """A line; NaN breaks it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: its markers.
+    """A line; NaN breaks it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: its markers, or none.
 
     interval: (low, high) of y, drawn at each value, or as a band. texts: hover text of each value, in place of the
     default; tokens: hover text beside the default. faint: a method excluded for the reason in `label`.

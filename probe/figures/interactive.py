@@ -195,16 +195,19 @@ def _entry(text: str) -> str:
 
 
 def _line(line: Line, panel: Panel) -> go.Scatter:
+    symbol: str | None = line.symbol
     mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     if line.dash == "none":
         mode, stroke = "markers", {"color": line.colour}
+    elif line.symbol == "none":
+        mode, symbol = "lines", None
     trace = go.Scatter(
         x=line.x,
         y=line.y,
         name=_entry(line.label),
         mode=mode,
         line=stroke,
-        marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
+        marker={"symbol": symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
         opacity=0.35 if line.faint else 1,
     )
     hover = [panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]

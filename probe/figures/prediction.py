@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,42 +11,50 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.plan import relative_positions
-from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, trained_rule
-from probe.figures.styles import RED, Look, style
+from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, same_range, trained_rule
+from probe.figures.styles import RED, STYLES, Look, nth, style
 from probe.law.formula import Law, far_keys_by_length, length_grid
 from probe.thresholds.stated_window import NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
 _QUERIES = 8
+_METHODS = 6  # at most in a panel
 _FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
 
 
 def prediction_chart(summary: Mapping[str, Any]) -> Chart:
-    """Excess by length: predicted as bands and lines, measured as markers with intervals."""
+    """Excess by length: predicted as lines with bands, measured as markers with intervals; a few methods a panel."""
     methods = {name: row for name, row in summary["methods"].items() if "predicted" in row}
+    origin, others = methods.pop("origin", None), [name for name in methods if name != "lm-infinite"]
+    names = itertools.count()
+    looks = {name: STYLES.get(name) or nth(next(names)) for name in others}
+    count = max(1, math.ceil(len(others) / _METHODS))
     panels = []
-    for side in ("predicted", "measured"):
-        lines = tuple(_line(name, row[side], style(name), side) for name, row in methods.items() if side in row)
-        if len(lines) > 1:
-            panels.append((side, lines))
     rules = (trained_rule(summary["trained_length"]), _FAILS)
-    every = [line for _, lines in panels for line in lines]
-    return Chart(
-        f"{summary['model']}: loss over lm-infinite by length",
-        tuple(
+    for part in np.array_split(others, count):
+        shown = ({"origin": origin} if origin else {}) | {name: methods[name] for name in part.tolist()}
+        lines = tuple(
+            _line(name, row[side], looks.get(name, style(name)), side)
+            for side in ("measured", "predicted")
+            for name, row in shown.items()
+            if side in row and (name, side) != ("origin", "predicted")
+        )
+        panels.append(
             Panel(
-                title,
+                ", ".join(dict.fromkeys(name.split(":")[0] for name in part.tolist())),
                 "length (tokens)",
                 _EXCESS,
                 lines,
-                axis_range(every, rules[1:]),
+                axis_range(lines, rules[1:]),
                 rules=rules,
                 x_ticks=log_ticks(summary["lengths"]),
                 log_x=True,
             )
-            for title, lines in panels
-        ),
-    )
+        )
+    title = f"{summary['model']}: loss over lm-infinite by length; lines: predicted"
+    if any("measured" in methods[name] for name in others):
+        title += ", markers: measured"
+    return Chart(title, same_range(panels))
 
 
 def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> Chart:
@@ -89,4 +99,7 @@ def _origin(law: Law, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 def _line(name: str, entries: Sequence[Mapping[str, Any]], look: Look, side: str) -> Line:
     x, y = (np.array([entry[key] for entry in entries], float) for key in ("length", "excess"))
     low, high = np.array([entry["excess_ends"] for entry in entries], float).T
-    return Line(name, x, y, *look, interval=(low, high), band=side == "predicted")
+    colour, dash, symbol = look
+    if side == "predicted":
+        return Line(name, x, y, colour, dash, "none", interval=(low, high), band=True)
+    return Line(name, x, y, colour, dash if name == "origin" else "none", symbol, interval=(low, high))

@@ -45,7 +45,7 @@ _DASHES = {
 }
 _TRIANGLES = {"triangle-up": "^", "triangle-down": "v", "triangle-left": "<", "triangle-right": ">"}
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P", "star": "*"}
-MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
+MARKERS |= {"pentagon": "p", "hexagon": "h", "none": ""} | _TRIANGLES
 """Matplotlib's, by the names of `styles`."""
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _LEVEL = 6  # labels of lengths, at most, that have room side by side

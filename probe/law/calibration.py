@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import stdtrit
 
 from mesa.methods import Method, make
 from mesa.methods.gap import Gap
 from probe.law.formula import POWERS, FarKeys, Law, excess_curve, far_keys, scored_queries
-from probe.statistics import student
+from probe.statistics import shown, student
+from probe.thresholds.stated_window import NATS_ABOVE
 
 ORIGIN, REFERENCE, LOG_N = "origin", "lm-infinite", "origin.log_n"
 """The passes by position: Origin, the method that holds, and Origin with log n."""
@@ -91,6 +93,11 @@ class Calibration:
         """How many."""
         return len(self.losses[ORIGIN, self.longest])
 
+    @property
+    def has_log_n(self) -> bool:
+        """Whether Origin was measured with log n, as it is where a method puts a factor on queries."""
+        return (LOG_N, self.longest) in self.losses
+
     def differences(self) -> np.ndarray:
         """Origin's loss less the reference's (text, position)."""
         return self.losses[ORIGIN, self.longest] - self.losses[REFERENCE, self.longest]
@@ -122,7 +129,7 @@ class Calibration:
 
     def fit_scale_power(self, law: Law, weights: np.ndarray) -> Law:
         """The law with the `scale_power` that fits Origin with log n best; as it is where that was not run."""
-        if (LOG_N, self.longest) not in self.losses:
+        if not self.has_log_n:
             return law
         measured = _mean(self.losses[LOG_N, self.longest] - self.losses[REFERENCE, self.longest], weights)
         means = np.array([measured[begin:end].mean() for begin, end in self.log_n_spans])
@@ -132,42 +139,77 @@ class Calibration:
 
         return replace(law, scale_power=float(min(SCALE_POWERS, key=squares)))
 
+    def misfits(self, law: Law) -> np.ndarray:
+        """The factors on Z, from 1/16 to 16, with which the law would have the loss of each gap, by either control."""
+        factors = np.geomspace(1 / 16, 16, 81)
+        predicted = np.array([law.at(self.gap_keys, factor) for factor in factors])
+        costs = [[self.gap_cost(at, masked=masked).mean() for at in self.gaps] for masked in (False, True)]
+        seen = self.gap_keys.mean(self.gap_keys.sums[0]) > 0
+        least = 1e-9 * abs(np.log(factors))[:, None]  # of equal ones the factor closest to 1
+        return np.concatenate([factors[(abs(predicted - cost) + least).argmin(0)][seen] for cost in np.array(costs)])
+
     def refusal(self) -> str:
         """Why nothing can be predicted from these losses; empty where something can.
 
         Intervals are Student's, over the quarters of what is scored of each text.
         """
-        end, last = self.longest - 1, self.trained_length // 4
-        excess = _quarters(self.differences()[:, end - last : end])
-        if (low := student(excess.tolist())[0]) is None or low <= 0:
+        end, last, trained = self.longest - 1, self.trained_length // 4, self.trained_length
+        origin, reference = (self.losses[name, self.longest] for name in (ORIGIN, REFERENCE))
+        inside = [part.mean(1) for part in np.array_split(origin[:, : trained - 1], 4, axis=1)]
+        best = min(inside, key=np.mean)
+        for text, level in (
+            (f"{ORIGIN} at M = {trained}", inside[-1]),
+            (f"{REFERENCE} at {self.longest} tokens", reference[:, end - last : end].mean(1)),
+        ):
+            low = student((level - best).tolist())[0]
+            if (level - best).mean() >= NATS_ABOVE and low is not None and low > NATS_ABOVE / 2:
+                return (
+                    f"{text} is already broken: it loses {_shown(level - best)} over {ORIGIN} earlier inside M, so "
+                    "there is no level to measure failure from; check --trained-length"
+                )
+        excess = _quarters((origin - reference)[:, end - last : end])
+        if not _is_above_zero(excess):
             return (
-                f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({excess.mean():+z.2f} "
-                f"nats/token; the 95% interval contains 0; {self.texts} texts), so there is no failure to predict; try "
-                "longer --lengths or more --samples"
+                f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({_shown(excess)}; "
+                f"{self.texts} texts), so there is no failure to predict up to there"
             )
         largest, boundaries = max(gap for _, gap in self.gaps), sorted({boundary for boundary, _ in self.gaps})[:2]
         losses = [
             [self.losses[gap_name(boundary, gap), self.tokens] for boundary in boundaries] for gap in (largest, None)
         ]
         harm = _quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
-        if (low := student(harm.tolist())[0]) is None or low <= 0:
+        if not _is_above_zero(harm):
+            high = student(harm.tolist())[1]
+            more = "; longer --lengths or more --samples may show one" if high is None or high > 0 else ""
             return (
-                f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({harm.mean():+z.2f} "
-                f"nats/token; the 95% interval contains 0; {self.texts} texts): no effect of distance on its "
-                "loss is seen"
+                f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({_shown(harm)}; "
+                f"{self.texts} texts): no effect of distance on its loss is seen{more}"
             )
         return ""
 
 
 def resampled(texts: int, draws: int, seed: int = 0) -> Sequence[np.ndarray]:
-    """Weights of texts: first all the same, then `draws` times as many texts drawn with replacement."""
+    """Weights of texts: first all the same, then of `draws` draws with replacement.
+
+    So many that a mean's 95% interval is as wide as Student's, from four texts on; of fewer texts it is narrower.
+    """
     rng = np.random.default_rng(seed)
-    return [np.ones(texts), *(rng.multinomial(texts, np.full(texts, 1 / texts)).astype(float) for _ in range(draws))]
+    drawn = max(1, round((texts - 1) * (1.96 / stdtrit(max(1, texts - 1), 0.975)) ** 2))
+    return [np.ones(texts), *(rng.multinomial(drawn, np.full(texts, 1 / texts)).astype(float) for _ in range(draws))]
 
 
 def _quarters(losses: np.ndarray) -> np.ndarray:
     """Means of the quarters of each text's tokens; losses: (text, token)."""
     return np.array([part.mean(1) for part in np.array_split(losses, 4, axis=1)]).ravel()
+
+
+def _is_above_zero(values: np.ndarray) -> bool:
+    low = student(values.tolist())[0]
+    return low is not None and low > 0
+
+
+def _shown(values: np.ndarray) -> str:
+    return f"{shown(float(values.mean()), *student(values.tolist()), '+z.2f')} nats/token"
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -85,14 +85,21 @@ class Law:
     power: float
     scale_power: float = 0.0
 
-    def at(self, far: FarKeys) -> np.ndarray:
-        """The mean excess loss (nats/token) of each group of queries.
+    def at(self, far: FarKeys, factor: float = 1.0) -> np.ndarray:
+        """The mean excess loss (nats/token) of each group of queries, whose Z is taken times `factor`.
 
         A query's is that of Origin where Z is the same, and at most the curve's last.
         """
-        origin = np.cumsum(np.arange(1.0, len(self.excess)) ** self.power)
-        excess = np.interp(far.weighted_sums(self.power, self.scale_power), np.concatenate([[0], origin]), self.excess)
-        return far.mean(excess)
+        sums = far.weighted_sums(self.power, self.scale_power) * factor
+        return far.mean(np.interp(sums, self._origin(), self.excess))
+
+    def is_beyond(self, far: FarKeys) -> bool:
+        """Whether a query has a larger Z than Origin at the longest length, of which the curve says nothing."""
+        return bool((far.weighted_sums(self.power, self.scale_power) > 1.01 * self._origin()[-1]).any())
+
+    def _origin(self) -> np.ndarray:
+        """Z of Origin at the curve's positions."""
+        return np.concatenate([[0], np.cumsum(np.arange(1.0, len(self.excess)) ** self.power)])
 
 
 def excess_curve(differences: np.ndarray, trained_length: int) -> np.ndarray:
@@ -105,7 +112,7 @@ def stored_law(summary: Mapping[str, Any]) -> Law:
     law, trained = summary["law"], summary["trained_length"]
     positions = np.arange(trained - 1, law["excess"]["position"][-1] + 1)
     curve = np.interp(positions, law["excess"]["position"], law["excess"]["value"])
-    return Law(trained, curve, law["power"]["value"], law["scale_power"]["value"])
+    return Law(trained, curve, law["power"]["value"], (law["scale_power"] or {"value": 0.0})["value"])
 
 
 def scored_queries(length: int, trained_length: int, count: int) -> np.ndarray:
@@ -130,6 +137,6 @@ def failure_length(lengths: Sequence[int], excess: np.ndarray) -> int | None:
 
 
 def length_grid(lengths: Sequence[int], trained_length: int, count: int = 40) -> list[int]:
-    """These lengths, and others between M and the longest, spaced by equal factors."""
+    """These lengths, M, and others between it and the longest, spaced by equal factors."""
     between = np.geomspace(trained_length, max(lengths), count).round().astype(int).tolist()
-    return sorted({*lengths, *(length for length in between if length > trained_length)})
+    return sorted({*lengths, *between})

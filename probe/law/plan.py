@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from probe.tasks.score import SLICE, heldout_ids, text_windows
 GAP_TOKENS = 4096
 """A calibration prompt has M tokens, and no more than these."""
 _TIMES = (1.25, 1.5, 2, 3, 4, 6, 8)
+_PART = 16  # tokens, of which runs are compared
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,16 @@ def plan(request: PredictRequest) -> PredictPlan:
     """Checks the request and cuts the texts. Raises ValueError or FileNotFoundError, naming the value."""
     config, trained = request.checked_model()
     lengths = tuple(
-        sorted({round(trained * times) for times in _TIMES} if request.lengths is None else request.lengths)
+        sorted({round(trained * times) for times in _TIMES} if request.lengths is None else {*request.lengths})
     )
     if lengths[0] <= trained:
         raise ValueError(
             f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is predicted there"
+        )
+    if lengths[-1] < 1.25 * trained:
+        raise ValueError(
+            f"--lengths up to {lengths[-1]}: the longest must be at least 1.25 M = {math.ceil(1.25 * trained)}, so "
+            "that all tokens scored there lie beyond M"
         )
     if trained < 16:
         raise ValueError(f"--trained-length {trained} is below 16, too short for the calibration")
@@ -129,9 +136,16 @@ def plan(request: PredictRequest) -> PredictPlan:
     tokenizer = tokenizer_of(request.model, **request.source)
     first = np.array(first_ids(tokenizer), np.int64)
     documents = heldout_ids(tokenizer, sources.texts(request.text))
-    windows = text_windows(documents, lengths[-1] - len(first), request.samples)
+    needed = lengths[-1] - len(first)
+    windows = text_windows(documents, needed, request.samples, scored=needed)  # without overlap
     if len(windows) < 2:
         raise ValueError(f"the text holds one run of {lengths[-1]} tokens; give a longer --text or shorter --lengths")
+    parts = [window[at : at + _PART].tobytes() for window in windows for at in range(0, needed - _PART, _PART)]
+    if len({*parts}) < len(parts) / 2:
+        raise ValueError(
+            f"the text repeats itself: of {len(parts)} runs of {_PART} tokens only {len({*parts})} differ, so its "
+            "parts are not independent texts; give another --text"
+        )
     texts = tuple(np.concatenate([first, window]) for window in windows)
     return PredictPlan(request, config, trained, lengths, methods, refused, texts)
 

@@ -32,12 +32,15 @@ def predict(plan: PredictPlan, losses: Losses) -> dict[str, Any]:
     }
     weights = resampled(len(plan.texts), DRAWS)
     draws = [] if summary["refusal"] else [calibration.law(weight) for weight in weights]
+    factors = [1.0]
     if draws:
-        summary["law"] = _law(calibration, draws)
+        misfits = calibration.misfits(draws[0])
+        factors += np.random.default_rng(0).choice(misfits, DRAWS).tolist()
+        summary["law"] = _law(calibration, draws, misfits)
     for name, method in plan.methods.items():
         row: dict[str, Any] = {"config": method.describe(), "refusal": plan.refused.get(name, "") or summary["refusal"]}
         if not row["refusal"]:
-            row |= _predicted(plan, losses, name, method, draws, weights)
+            row |= _predicted(plan, losses, name, method, draws, factors, weights)
         if plan.request.check or name == ORIGIN:
             row["measured"], row["measured_failure"] = _measured(plan, losses, name)
         summary["methods"][name] = row
@@ -45,8 +48,9 @@ def predict(plan: PredictPlan, losses: Losses) -> dict[str, Any]:
         both = {
             name: row
             for name, row in summary["methods"].items()
-            if name != ORIGIN and {"predicted", "measured"} <= row.keys()
+            if name not in (ORIGIN, REFERENCE) and {"predicted", "measured"} <= row.keys()
         }
+        both = {str(row["config"]): row for row in reversed(both.values())}  # a config that has two names counts once
         far = {name: row for name, row in both.items() if row["has_far_keys"]}
         groups = {"all methods": both, "those with distances beyond M": far}
         summary["agreement"] = {text: agreement(rows, plan.lengths) for text, rows in groups.items()}
@@ -56,9 +60,10 @@ def predict(plan: PredictPlan, losses: Losses) -> dict[str, Any]:
 def agreement(methods: Mapping[str, Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
     """Predicted against measured excess of these rows of the summary.
 
-    points: (method, length) pairs. rms, bias: nats/token, predicted less measured. auc: whether the predicted excess
-    ranks pairs that fail above those that hold; None where all do the same. within_one_step: methods whose failure
-    length is right within one of the lengths (none counts as the step after the longest).
+    points: (method, length) pairs. fails: methods that fail by measurement. rms, bias: nats/token, predicted less
+    measured. auc: whether the predicted excess ranks pairs that fail above those that hold; None where all do the same.
+    within_one_step: methods whose failure length is right within one of the lengths (none counts as the step after the
+    longest).
     """
     predicted, measured = (
         np.array([[entry["excess"] for entry in row[side]] for row in methods.values()])
@@ -72,6 +77,7 @@ def agreement(methods: Mapping[str, Mapping[str, Any]], lengths: Sequence[int]) 
     errors = predicted - measured
     return {
         "methods": len(methods),
+        "fails": sum(failure_length(lengths, row) is not None for row in measured),
         "points": errors.size,
         "rms": float(np.sqrt((errors**2).mean())),
         "bias": float(errors.mean()),
@@ -94,7 +100,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float(((difference > 0) + (difference == 0) / 2).mean())
 
 
-def _law(calibration: Calibration, draws: Sequence[Law]) -> dict[str, Any]:
+def _law(calibration: Calibration, draws: Sequence[Law], misfits: np.ndarray) -> dict[str, Any]:
     first = draws[0]
     ones = np.ones(calibration.texts)
     raw, controlled = calibration.fit_powers(first.excess, ones)
@@ -103,7 +109,9 @@ def _law(calibration: Calibration, draws: Sequence[Law]) -> dict[str, Any]:
         "power": _with_ends([law.power for law in draws]),
         "power_over_no_gap": raw,
         "power_over_masked": controlled,
-        "scale_power": _with_ends([law.scale_power for law in draws]),
+        "scale_power": _with_ends([law.scale_power for law in draws]) if calibration.has_log_n else None,
+        "misfits": np.quantile(misfits, [0.025, 0.975]).tolist(),
+        "origin_fails": failure_length(range(calibration.trained_length, calibration.longest), first.excess),
         "excess": {
             "position": (positions + calibration.trained_length - 1).tolist(),
             "value": first.excess[positions].tolist(),
@@ -123,15 +131,25 @@ def _law(calibration: Calibration, draws: Sequence[Law]) -> dict[str, Any]:
 
 
 def _predicted(
-    plan: PredictPlan, losses: Losses, name: str, method: Method, draws: Sequence[Law], weights: Sequence[np.ndarray]
+    plan: PredictPlan,
+    losses: Losses,
+    name: str,
+    method: Method,
+    draws: Sequence[Law],
+    factors: Sequence[float],
+    weights: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """Excess and NLL by length, and the failure length, with the ends of 95% intervals over resampled texts."""
+    """Excess and NLL by length, and the failure length, with 95% intervals over resampled texts and gaps."""
     trained, longest = plan.trained_length, plan.longest
     inside = [window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
     costs = [float(np.average(inside[0] - inside[1], weights=weight)) for weight in weights]
     grid = length_grid(plan.lengths, trained)
     far = far_keys_by_length(method, grid, QUERIES)
-    excess = np.array([law.at(far) + cost for law, cost in zip(draws, costs, strict=True)])
+    if any(law.is_beyond(far) for law in draws):
+        return {
+            "refusal": f"its keys are further away than any of Origin's within {longest} tokens; try longer --lengths"
+        }
+    excess = np.array([law.at(far, times) + cost for law, times, cost in zip(draws, factors, costs, strict=True)])
     rows = []
     for length in plan.lengths:
         values = excess[:, grid.index(length)]
@@ -162,8 +180,10 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> tuple[list[dict[s
 
 def _failure(failures: Sequence[int | None], longest: int) -> dict[str, Any]:
     """The failure length with the ends of its interval; None: none up to the longest length."""
-    ends = np.quantile([longest + 1 if length is None else length for length in failures[1:]], [0.025, 0.975])
-    low, high = (None if end > longest else round(float(end)) for end in ends)
+    ends = np.quantile(
+        [longest + 1 if length is None else length for length in failures[1:]], [0.025, 0.975], method="nearest"
+    )
+    low, high = (None if end > longest else int(end) for end in ends)
     return {"length": failures[0], "ends": [low, high]}
 
 

@@ -18,7 +18,7 @@ from probe.law.calibration import ORIGIN, REFERENCE
 from probe.law.plan import PredictPlan
 from probe.law.prediction import predict
 from probe.law.run import FOLDER, SUMMARY, losses_of
-from probe.thresholds.stated_window import NATS_ABOVE
+from probe.thresholds.stated_window import FAR, NATS_ABOVE
 
 _COLUMNS = (
     "method",
@@ -56,15 +56,8 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["refusal"]:
         yield f"Nothing is predicted: {summary['refusal']}."
         return
-    law, trained, longest = summary["law"], summary["trained_length"], max(summary["lengths"])
-    factor = f"scale^-{_with_ends(law['scale_power'])} x " if law["scale_power"]["value"] else ""
-    yield (
-        f"Origin loses {law['excess']['value'][-1]:z.2f} nats/token over {REFERENCE} at {longest} tokens "
-        f"(M = {trained}, {summary['texts']} texts).\n"
-        f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} ("
-        f"{law['power_over_no_gap']:z.1f} by the loss over no gap, {law['power_over_masked']:z.1f} over masked keys).\n"
-        f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
-    )
+    yield _calibrated(summary)
+    longest = max(summary["lengths"])
     is_checked = any("measured" in row for name, row in summary["methods"].items() if name != ORIGIN)
     measured = ("measured", "excess") if is_checked else ()
     head = ("method", "predicted failure", "interval", f"excess at {longest}", *measured)
@@ -76,12 +69,35 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"Predicted against measured, {text}: rms {agreement['rms']:z.2f} nats/token, "
                 f"bias {agreement['bias']:+z.2f}{rank};\n"
-                f"failure length within one step for {agreement['within_one_step']} of {agreement['methods']}."
+                f"failure length within one step for {agreement['within_one_step']} of {agreement['methods']} ("
+                f"{agreement['fails']} of them fail)."
             )
     refused = {name: row["refusal"] for name, row in summary["methods"].items() if row["refusal"]}
     names = {reason: ", ".join(name for name in refused if refused[name] == reason) for reason in refused.values()}
     if refused:
         yield "\n".join(f"Not predicted: {names[reason]}: {reason}." for reason in names)
+
+
+def _calibrated(summary: Mapping[str, Any]) -> str:
+    """What Origin loses, and the law that was fitted."""
+    law, trained, longest = summary["law"], summary["trained_length"], max(summary["lengths"])
+    factor = f"scale^-{_with_ends(law['scale_power'])} x " if law["scale_power"] else ""
+    fails, (low, high) = law["origin_fails"], law["misfits"]
+    text = (
+        f"Origin loses {law['excess']['value'][-1]:z.2f} nats/token over {REFERENCE} at {longest} tokens, and "
+        f"{'does not fail up to there' if fails is None else f'fails at {fails}'} "
+        f"(M = {trained}, {summary['texts']} texts).\n"
+        f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} ("
+        f"{law['power_over_no_gap']:z.1f} by the loss over no gap, {law['power_over_masked']:z.1f} over masked keys); "
+        f"gaps ask for {low:.2g} to {high:.2g} times this Z.\n"
+        f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
+    )
+    if (longest if fails is None else fails) < FAR * trained:
+        return text
+    return (
+        f"{text}\nThat is {FAR} M or more: M may be stated too small, and then nothing here holds; `mesa-lens "
+        "estimate-window` estimates M."
+    )
 
 
 def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -94,8 +110,8 @@ def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 def _table_row(name: str, row: Mapping[str, Any], longest: int, is_checked: bool) -> tuple[str, ...]:
     predicted = ("-", "-", "-")
-    if name == ORIGIN:
-        predicted = ("(measured)", "", "")
+    if name in (ORIGIN, REFERENCE):
+        predicted = ("(measured)" if name == ORIGIN else "(reference)", "", "")
     elif "predicted" in row:
         ends = [_length(end, longest) for end in row["failure"]["ends"]]
         interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

@@ -44,7 +44,7 @@ def verdict(
         "rows": rows,
         "notes": [
             RANKED,
-            *predicted_by(rows, prediction),
+            *predicted_by(summary, rows, prediction),
             _heads(located, heads),
             *about_crop(summary, rows),
             *_following(summary),
@@ -82,8 +82,13 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def predicted_by(rows: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None) -> list[str]:
-    """What predicted failures rest on; nothing where no method has one."""
+def predicted_by(
+    summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None
+) -> list[str]:
+    """What predicted failures rest on, or why nothing is predicted; nothing where no method has one."""
+    names = ("model", "trained_length")
+    if prediction is not None and prediction["refusal"] and all(prediction[name] == summary[name] for name in names):
+        return [f"Predicted failure: none. By mesa-lens predict, {prediction['refusal']}."]
     if prediction is None or not any(row["predicted"] for row in rows):
         return []
     return [

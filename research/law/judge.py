@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mesa.plan import relative_positions
-from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, window_means
+from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
 from probe.law.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length, scored_queries
 from probe.law.plan import PredictPlan
 from probe.law.prediction import auc
@@ -97,6 +97,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
             )
             for name in SCORES[1:]
         },
+        "coverage": _coverage(plan, fit, test, laws[GAPS], {name: (measured[name], costs[name]) for name in names}),
         "curve": {"position": list(range(trained - 1, plan.longest - 1)), "excess": curve.round(4).tolist()},
         "configs": {
             name: {
@@ -123,6 +124,45 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
             for at, value in zip(test.gaps, final.at(test.gap_keys).tolist(), strict=True)
         ],
     }
+
+
+def _coverage(
+    plan: PredictPlan,
+    fit: Calibration,
+    test: Calibration,
+    law: Law,
+    configs: dict[str, tuple[np.ndarray, np.ndarray]],
+) -> dict[str, Any]:
+    """How often the predicted 95% interval of a config and length has the measured mean, or meets its interval.
+
+    configs: measured excess (text, length) and cost (text,). As `mesa-lens predict` draws them: over resampled texts,
+    and with the gaps' misfit as a factor on Z.
+    """
+    if test.texts < 2:
+        return {}
+    draws = zip(resampled(fit.texts, DRAWS // 5), resampled(test.texts, DRAWS // 5, seed=1), strict=True)
+    draws = [(fit.law(first), second) for first, second in draws]
+    factors = np.random.default_rng(0).choice(fit.misfits(law), len(draws))
+    curves = [
+        excess_curve(np.average(test.differences(), axis=0, weights=counts), plan.trained_length) for _, counts in draws
+    ]
+    counted: dict[str, list[bool]] = {
+        f"{kind} {side}": [] for kind in ("has_mean", "meets_interval") for side in ("far", "near")
+    }
+    for name, (measured, costs) in configs.items():
+        far = far_keys_by_length(plan.methods[name], plan.lengths, QUERIES)
+        values = [
+            replace(one, excess=curve).at(far, factor) + np.average(costs, weights=counts)
+            for (one, counts), curve, factor in zip(draws, curves, factors, strict=True)
+        ]
+        low, high = np.quantile(values, [0.025, 0.975], axis=0)
+        below, above = np.array([student(column.tolist()) for column in measured.T]).T
+        mean = measured.mean(0)
+        for at, is_far in enumerate(far.mean(far.sums[0]) > 0):
+            side = "far" if is_far else "near"
+            counted[f"has_mean {side}"].append(bool(low[at] <= mean[at] <= high[at]))
+            counted[f"meets_interval {side}"].append(bool(low[at] <= above[at] and below[at] <= high[at]))
+    return {name: [sum(hits), len(hits)] for name, hits in counted.items()}
 
 
 def fitted_power(plan: PredictPlan, losses: Losses, law: Law, name: str) -> float:

@@ -59,6 +59,17 @@ def test_moving_a_parameter_moves_the_failure(root):
     assert not app.exception
 
 
+def test_log_n_is_not_predicted_where_it_was_not_measured(root):
+    (root / "run" / "predict").mkdir()
+    summary = prediction()
+    summary["law"]["scale_power"] = None
+    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(summary))
+    app = unopened("predict").run()
+    assert "what log n takes away was not measured" in shown_texts(app)
+    app.checkbox(key="predict.leaky-rerope.log_n").uncheck().run()
+    assert "Predicted: leaky-rerope holds" in shown_texts(app)
+
+
 def test_a_refusal_is_displayed(root):
     (root / "run" / "predict").mkdir()
     (root / "run" / "predict" / "prediction.json").write_text(json.dumps(prediction("nothing is lost")))

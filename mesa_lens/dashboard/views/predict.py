@@ -40,7 +40,14 @@ def page(context: Context) -> None:
     known = [row for row in summary["methods"].values() if row["config"] == _config(method) and "cost_inside" in row]
     cost = known[0]["cost_inside"] if known else 0.0
     grid = length_grid(lengths, trained)
-    failure = failure_length(grid, law.at(far_keys_by_length(method, grid, _QUERIES)) + cost)
+    far = far_keys_by_length(method, grid, _QUERIES)
+    if summary["law"]["scale_power"] is None and (far.scales != 1).any():
+        st.info("Not predicted: what log n takes away was not measured; predict any method with log n in this run.")
+        return
+    if law.is_beyond(far):
+        st.info(f"Not predicted: its keys are further away than Origin's at {max(lengths)} tokens.")
+        return
+    failure = failure_length(grid, law.at(far) + cost)
     longest = max(lengths)
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
     inside = f"its measured cost inside M is {cost:+z.2f} nats/token" if known else "a cost inside M is not included"

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import mesa
-from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
+from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods, resampled
 from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys, scored_queries
 from probe.law.prediction import auc
+from probe.statistics import student
 
 M, LONGEST, TEXTS = 64, 512, 6
 
@@ -104,6 +105,47 @@ def test_planted_powers_are_read_back(power, scale_power):
 def test_no_excess_is_nothing_to_predict():
     refusal = Calibration.of(M, M, LONGEST, planted(0.5, 0, steepness=0)).refusal()
     assert "there is no failure to predict" in refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "complaint"),
+    [
+        (ORIGIN, 3 * M // 4, f"origin at M = {M} is already broken"),
+        (REFERENCE, M, f"lm-infinite at {LONGEST} tokens is already broken"),
+    ],
+)
+def test_a_level_that_is_broken_is_refused(name, begin, complaint):
+    losses = planted(0.5, 0)
+    for key in losses:
+        if key[1] == LONGEST and name in (key[0], ORIGIN):
+            losses[key] = losses[key] + 2 * (np.arange(LONGEST - 1) >= begin)
+    assert complaint in Calibration.of(M, M, LONGEST, losses).refusal()
+
+
+def test_gaps_that_follow_the_law_ask_for_no_other_factor_and_those_that_do_not_for_one():
+    losses = planted(0.5, 0, noise=0)
+    calibration = Calibration.of(M, M, LONGEST, losses)
+    law = calibration.law(np.ones(TEXTS))
+    assert np.quantile(calibration.misfits(law), [0.1, 0.9]) == pytest.approx([1, 1], abs=0.3)
+    for key in losses:
+        if key[0].startswith("gap "):
+            losses[key] = losses["no gap", M] + 2 * (losses[key] - losses["no gap", M])
+    assert np.median(Calibration.of(M, M, LONGEST, losses).misfits(law)) > 1.3
+
+
+def test_keys_beyond_all_that_origin_was_measured_with_are_known():
+    law = Law(M, np.zeros(LONGEST - M + 1), 0.5)
+    near, far = (far_keys(mesa.make("gap", M, boundary=32, gap=gap).plan(M), [M - 1], M) for gap in (60, 60_000))
+    assert not law.is_beyond(near)
+    assert law.is_beyond(far)
+
+
+@pytest.mark.parametrize("texts", [4, 8, 16])
+def test_resampled_means_vary_as_students_interval(texts):
+    values = np.random.default_rng(2).normal(0, 1, texts)
+    means = [np.average(values, weights=weight) for weight in resampled(texts, 4000)[1:]]
+    low, high = student(values.tolist())
+    assert 1.96 * 2 * np.std(means) == pytest.approx(high - low, rel=0.12)
 
 
 def test_a_model_that_does_not_read_distance_is_refused():

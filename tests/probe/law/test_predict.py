@@ -5,12 +5,17 @@ import json
 
 import pytest
 
+from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.law.plan import configs, plan
 from probe.request import PredictRequest
+from probe.tasks.score import heldout_ids
+from probe.tasks.sources import heldout, texts
 
 K2 = "leaky-rerope:k=1.2,log_n=false"
-WORDS = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope,yarn,pi", "--config", K2, "--check"]
+FAR = "gap:gap=90000"
+CONFIGS = ["--config", K2, "--config", FAR]
+WORDS = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope,yarn,pi", *CONFIGS, "--check"]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,11 @@ def test_it_predicts_who_fails_and_who_holds(out):
     assert methods[K2]["failure"]["length"] < 1024
     assert methods[K2]["measured_failure"] == 2048
     assert methods["pi"]["cost_inside"] > 0.5  # distances below M, and yet it costs
+    assert methods["pi"]["failure"]["length"] == 256
+    assert "further away than any of Origin's" in methods[FAR]["refusal"]
+    assert "predicted" not in methods[FAR]
+    assert summary["law"]["scale_power"]["value"] > 0  # rerope has log n
+    assert 256 < summary["law"]["origin_fails"] < 1024
     assert "frequencies" in methods["yarn"]["refusal"]
     assert "predicted" not in methods["yarn"]
     assert methods["yarn"]["measured"][0]["length"] == 512
@@ -40,8 +50,8 @@ def test_it_predicts_who_fails_and_who_holds(out):
 
 def test_it_writes_a_table_and_figures(out):
     rows = list(csv.DictReader((out / "prediction.csv").read_text().splitlines()))
-    assert len(rows) == 2 * 5
-    assert {row["method"] for row in rows if not row["predicted"]} == {"yarn"}
+    assert len(rows) == 2 * 6
+    assert {row["method"] for row in rows if not row["predicted"]} == {"yarn", FAR}
     assert (out / "prediction.png").read_bytes()[1:4] == b"PNG"
     assert b"plotly" in (out / "prediction.html").read_bytes()
 
@@ -89,12 +99,28 @@ def test_a_wrong_config_is_named(text, complaint):
         ({"samples": 1}, "--samples 1: one text has no interval"),
         ({"settings": ("lm-infinite.window=100",)}, "--set gives lm-infinite parameters"),
         ({"settings": ("origin.log_n=true",)}, "such as --config origin:log_n=true"),
+        ({"lengths": (257, 300)}, "the longest must be at least 1.25 M = 320"),
         ({"lengths": (400_000,)}, "are needed; give a longer text"),
     ],
 )
 def test_a_wrong_request_is_named(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         plan(PredictRequest(**changes))
+
+
+def test_a_text_that_repeats_itself_is_named(tmp_path):
+    (tmp_path / "same.txt").write_text("The cat sat on the mat and looked at the dog. " * 900)
+    with pytest.raises(ValueError, match="the text repeats itself"):
+        plan(PredictRequest(lengths=(512,), samples=4, text=str(tmp_path / "same.txt")))
+
+
+def test_lengths_are_sorted_and_texts_do_not_overlap(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text(heldout()[0][:9000])
+    planned = plan(PredictRequest(lengths=(1024, 512, 512), text=str(path)))
+    assert planned.lengths == (512, 1024)
+    tokens = sum(map(len, heldout_ids(tokenizer_of("default"), texts(str(path)))))
+    assert sum(len(text) - 1 for text in planned.texts) <= tokens
 
 
 def test_two_passes_for_each_length_beyond_the_calibration():

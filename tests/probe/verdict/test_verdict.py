@@ -350,3 +350,12 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     assert summary["control"] == summary["drift"]
     assert summary["stated_window"]["outcome"] == "too large"
     json.dumps(summary, allow_nan=False)
+
+
+@pytest.mark.parametrize(("trained", "count"), [(0, 1), (1, 0)])
+def test_why_nothing_is_predicted_is_a_note(planted, trained, count):
+    where = {"model": planted["model"], "trained_length": planted["trained_length"] + trained}
+    notes = verdict(planted, None, {**where, "refusal": "Origin loses nothing", "methods": {}})["notes"]
+    assert (
+        sum("Predicted failure: none. By mesa-lens predict, Origin loses nothing." in note for note in notes) == count
+    )
