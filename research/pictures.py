@@ -40,11 +40,7 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
         (
             "locate",
             "--methods rerope --lengths 1024 --measures nll",
-            {
-                "mechanism-map": "locate-map-rerope-1024-nll",
-                "mechanism-smallest": "locate-smallest-1024-nll",
-                "mechanism-clamp": "locate-clamp-drift-rerope-1024-nll",
-            },
+            {"mechanism-map": "locate-map-rerope-1024-nll"},
         ),
     ),
     "real": (

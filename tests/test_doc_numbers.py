@@ -71,7 +71,7 @@ def printed(name):
 
 def unfounded(block, beside, known):
     """The numbers of a block that no known number rounds to."""
-    for label in sorted(beside, key=len, reverse=True):
+    for label in sorted(filter(None, beside), key=len, reverse=True):
         block = block.replace(label, " ")
     unknown = []
     block = INTERVAL.sub(r" \1% \2%", re.sub(r"`[^`]*`|\]\([^)]*\)", " ", block))

@@ -1,7 +1,7 @@
-"""`make mechanism`: what docs/mechanism.md shows of the shipped model, from the runs to its pictures and tables.
+"""`make mechanism`: what docs/mechanism.md shows of the shipped model, from the runs to its map and tables.
 
 `python research/mechanism/run.py RUNS` runs `RUNNING` into RUNS; interrupted, it continues. Then it copies
-their tables to research/mechanism/results, draws docs/mechanism-*.png and writes the table of shares in
+their tables to research/mechanism/results, draws docs/mechanism-map.png and writes the table of shares in
 docs/mechanism.md anew. With --draw it runs nothing and takes what is there.
 """
 

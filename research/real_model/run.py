@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from probe.figures.figure_data import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import RED, style
-from probe.statistics import shown, student, wilson
+from probe.statistics import rank_correlation, shown, student, wilson
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -138,6 +138,33 @@ def exceeding(layer: int, first: int) -> tuple[float, float]:
         rows = [row for row in csv.DictReader(file) if (row["method"], row["layer"]) == ("origin", str(layer))]
     levels = np.array([float(row["level"]) / float(row["limit"]) for row in rows if int(row["run"]) >= first])
     return float((levels > 1).mean()), float(np.median(levels))
+
+
+def located(text: int) -> dict[tuple[int, int], float]:
+    """The share of a text's loss at 12k that ReRoPE in one (layer, head) alone restores; head -1: the whole layer."""
+    lines = (RESULTS / "locate-12k" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = {tuple(row["cell"]): float(np.mean(row["nll"])) for row in map(json.loads, lines) if "nll" in row}
+    origin, rerope = (rows["nll", 12288, name, text, "run"] for name in ("origin", REFERENCE))
+    return {
+        (cell[-2], cell[-1]): (origin - loss) / (origin - rerope)
+        for cell, loss in rows.items()
+        if cell[3:6] == (text, "weave", "only")
+    }
+
+
+def by_first_drift(text: int, word: str) -> tuple[float | None, float | None, float | None]:
+    """Rank correlation of layers' shares with where Origin's states leave their range on a word; beyond 12k: tied."""
+    if word == "hello":
+        summary = json.loads((RESULTS / "drift-16k" / "summary.json").read_text(encoding="utf-8"))
+        first = next(row["predicted"]["layers"] for row in summary["methods"] if row["method"] == "origin")
+    else:
+        journal = HERE.parent / "thresholds_predict_failure" / "results" / "smollm2" / "journal.jsonl"
+        cell = ["predicted", "repeated", "origin", 0]
+        rows = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
+        first = next(row for row in rows if row.get("cell") == cell)["lengths"]["repeated"]["drift"]["call"]["layers"]
+    shares = located(text)
+    places = [min(first[str(layer)], 12289) for layer in range(30)]
+    return rank_correlation(places, [shares[layer, -1] for layer in range(30)])
 
 
 def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
