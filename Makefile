@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-ray test-fuzz test-browser test-peers mutants check bench docs pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -52,6 +52,9 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(TESTS)
+
+test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
+	$(BIN)/python benchmarks/gpu.py
 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes)
 	$(BIN)/python benchmarks/attention.py

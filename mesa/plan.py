@@ -22,7 +22,7 @@ Scale = Callable[[Any], Any]
 """Maps token indices (numpy) to factors on their queries, or on their keys."""
 
 FrequencyScale = Callable[[Any, int, float], Any]
-"""Maps (0-based frequency number, rotary dims, rotary base) to the factor on that inverse frequency."""
+"""Maps (0-based frequency numbers (numpy), rotary dims, rotary base) to the factors on those inverse frequencies."""
 
 BASE = 10000.0
 """Rotary's base where none is known."""
@@ -210,9 +210,11 @@ def query_scales(plan: Plan) -> np.ndarray:
 
 
 def rotary_base(frequencies: Any) -> float:
-    """The base b of inverse frequencies b^(-2 m / d), by the first and the last; inf where there is but one."""
+    """The base b of inverse frequencies b^(-2 m / d), by the first and the last; inf with but one, or a last of 0."""
     pairs = len(frequencies)
-    return float(frequencies[0] / frequencies[-1]) ** (pairs / (pairs - 1)) if pairs > 1 else math.inf
+    if pairs < 2 or not frequencies[-1]:
+        return math.inf
+    return float(frequencies[0] / frequencies[-1]) ** (pairs / (pairs - 1))
 
 
 def follows_length(plan: Plan, other: Plan) -> bool:

@@ -7,11 +7,14 @@ from typing import Any
 from mesa.methods import Method, meant, registry, standard_methods
 
 ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
-ROTARY += ("stablelm", "gpt_neox")
+ROTARY += ("stablelm", "gpt_neox", "gemma4_text")
 """Supported model types (`config.model_type`) with rotary embeddings."""
 
-BY_LAYER = ("gemma3_text",)
+BY_LAYER = ("gemma3_text", "gemma4_text")
 """Those of them whose kinds of layers have frequencies of their own."""
+
+PROPORTIONAL = ("gemma4_text",)
+"""Those with layers in which only the first rotary pairs turn (rope_type 'proportional')."""
 
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
@@ -27,7 +30,7 @@ CONSTRUCTED_LLAMA = "constructed_llama"
 
 _CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
-REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES}
+REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES, "gemma4": _IMAGES}
 """Model types that cannot be supported, and why."""
 
 
@@ -89,6 +92,8 @@ def missing(kind: str, method: type[Method]) -> str:
         return REFUSED[kind]
     if kind in (*ALIBI, CONSTRUCTED) and method.needs_rotary:
         return "it changes rotary frequencies, and ALiBi has none"
+    if kind in PROPORTIONAL and method.needs_base:
+        return "it goes by the base of rotary frequencies, and some of this family's pairs do not turn at all"
     return ""
 
 
@@ -163,7 +168,7 @@ def table(why: dict[str, dict[str, str]] | None = None) -> str:
 
 def _unlike_its_family(config: Any) -> str:
     """Why a model cannot have a method though others of its type can; empty where it can."""
-    if getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # Gemma-4's text is causal
         return "its tokens see ahead (use_bidirectional_attention)"
     return _CAPPED if getattr(config, "attn_logit_softcapping", None) else ""
 

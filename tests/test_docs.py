@@ -6,8 +6,10 @@ from pkgutil import resolve_name
 
 import pytest
 import synthetic
+import yaml
 from commands import parsers
 
+from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
 from probe.glossary import DIM, OBSERVABLE, WEAVE
@@ -107,3 +109,14 @@ def test_no_label_is_an_internal_name():
     labels = [*thresholds._LABELS.values(), *helps, re.sub(r"{[{%].*?[}%]}", "", template)]
     for name in ("warm_up", "held_out", "minimum_score"):
         assert not [label for label in labels if name in label or name.upper() in label], name
+
+
+def test_the_citation_file_and_the_bibtex_say_the_same():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").translate(str.maketrans("", "", "{}"))
+    paper = citation["preferred-citation"]
+    authors = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", __version__)
+    entries = [paper["title"], authors, citation["title"], citation["authors"][0]["name"], __version__]
+    assert [entry for entry in entries if f"= {entry}" not in text] == []
+    assert paper["identifiers"][0]["value"] == "arXiv:" + re.search(r"eprint = ([\d.]+)", text).group(1)

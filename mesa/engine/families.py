@@ -48,18 +48,26 @@ def settle(frozen: Any, length: int) -> None:
         frozen.rope_type = "default"
 
 
+_SLICING = "_maybe_slice_kv_shared_inputs"
+"""Gemma-4's method that leaves out prompt tokens in layers without keys of their own; a pass has them in all layers."""
+
+
 @contextmanager
 def rotary_replaced(attachment: Any) -> Iterator[None]:
     """The decoder's rotary module is that of a `plug.Attachment` for as long as this lasts."""
-    holder, place = attachment.decoder, "rotary_emb"
+    decoder: Any = attachment.decoder
+    holder, place = decoder, "rotary_emb"
     if getattr(holder.rotary_emb, "original_component", None) is not None:  # a bridge's, whose hooks go on
         holder, place = holder.rotary_emb, "_original_component"
     original = getattr(holder, place)
     setattr(holder, place, CachedRotary(attachment.cos_sin))
+    if hasattr(decoder, _SLICING):
+        setattr(decoder, _SLICING, lambda *states, **_: states[:4])
     try:
         yield
     finally:
         setattr(holder, place, original)
+        decoder.__dict__.pop(_SLICING, None)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def attend(
     else:
         return attend_plainly(query, key, value, scale, causal, mask)
     if mask is not None and mask.blind is not None:  # where the kernels report 0 or NaN
-        output.masked_fill_(mask.blind[:, None], 0.0)
+        output.masked_fill_(mask.blind.unsqueeze(1), 0.0)
         log_sum.masked_fill_(mask.blind, -math.inf)
     return output, log_sum
 
@@ -91,11 +91,11 @@ def attend_cuda(
     added = None
     if mask is not None:  # the kernel reads rows of whole blocks of 16
         queries, keys = mask.added.shape
-        aligned = mask.added.new_zeros(queries, math.ceil(keys / 16) * 16)[:, :keys].copy_(mask.added)
+        aligned = torch.nn.functional.pad(mask.added, (0, -keys % 16)).narrow(1, 0, keys)
         added = aligned.expand(*query.shape[:2], queries, keys)
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     output, log_sum, *_ = efficient(query, key, value, added, True, 0.0, causal, scale=scale)
-    return output, log_sum[:, :, : query.shape[2]]  # the kernel pads it
+    return output, log_sum.narrow(2, 0, query.shape[2])  # the kernel pads it
 
 
 @functools.cache

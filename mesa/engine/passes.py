@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, QuantizedCache, StaticCache
 
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
@@ -189,11 +189,12 @@ class Block:
         return self
 
 
-class MethodCache(DynamicCache):
-    """A cache whose keys were made in a block; it takes no others after it."""
+class InBlock:
+    """What a cache is when its keys were made in a block: it takes no others after it."""
 
     block: Block
     prompt_length: int
+    get_seq_length: Any
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """As the class above has it, in the block."""
@@ -202,14 +203,38 @@ class MethodCache(DynamicCache):
                 f"the `with` block in which this cache of {self.get_seq_length()} tokens was filled has ended, and its "
                 "keys serve only there; let all passes end in the block, and start with a new cache after it"
             )
-        return super().update(*args, **kwargs)
+        return super().update(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue], a cache's
+
+
+class MethodCache(InBlock, DynamicCache):
+    """A dynamic one."""
+
+
+class MethodQuantizedCache(InBlock, QuantizedCache):
+    """A quantized one."""
+
+
+class MethodStaticCache(InBlock, StaticCache):
+    """A static one; its layers are given the keys that it holds, without the places still empty."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """As the class above has it, up to the last token."""
+        states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return tuple(held[:, :, : int(self.get_seq_length(layer_idx))] for held in states)
+
+
+CACHES: dict[type, type] = {
+    DynamicCache: MethodCache,
+    QuantizedCache: MethodQuantizedCache,
+    StaticCache: MethodStaticCache,
+}
+"""What a cache of each supported class becomes when it is filled in a block."""
 
 
 def fill(cache: Any, block: Block, prompt_length: int) -> None:
     """Notes in a cache, and so in its copies, the block that fills it and its prompt's length."""
     cache.block, cache.prompt_length = block, prompt_length
-    if type(cache) is DynamicCache:
-        cache.__class__ = MethodCache
+    cache.__class__ = CACHES.get(type(cache), type(cache))
 
 
 def prompt_length_of(cache: Any, block: Block) -> int | None:
@@ -225,8 +250,12 @@ class Prompt(local):
 
 @contextmanager
 def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
-    """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts."""
-    generate, replaced = model.generate, model.__dict__.get("generate")
+    """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts.
+
+    With a static cache it neither compiles the pass, whose plan changes from token to token, nor makes its masks.
+    """
+    generate = model.generate
+    replaced = {name: model.__dict__.get(name) for name in ("generate", "create_masks_for_generate")}
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -234,15 +263,16 @@ def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
         before = prompt.length
         prompt.length = next((tokens.shape[1] for tokens in prompts if tokens is not None), 1)
         try:
-            return generate(inputs, *args, **kwargs)
+            return generate(inputs, *args, **{"disable_compile": True, **kwargs})
         finally:
             prompt.length = before
 
     model.generate = noting
+    model.create_masks_for_generate = lambda attention_mask, **_: attention_mask
     try:
         yield
     finally:
-        if replaced is None:
-            del model.generate
-        else:
-            model.generate = replaced
+        for name, attribute in replaced.items():
+            model.__dict__.pop(name)
+            if attribute is not None:
+                setattr(model, name, attribute)

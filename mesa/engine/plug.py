@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
@@ -27,6 +27,7 @@ from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.families import Kind
 from mesa.engine.passes import (
+    CACHES,
     Block,
     Bypassed,
     Group,
@@ -96,10 +97,10 @@ class Attachment:
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
-        if cache is not None and not isinstance(cache, DynamicCache):
+        if cache is not None and not isinstance(cache, tuple(CACHES)):
             raise ValueError(
-                f"a {type(cache).__name__} is not supported; pass a DynamicCache, or cache_implementation='dynamic' to "
-                "`generate`"
+                f"a {type(cache).__name__} is not supported; pass a {', '.join(cls.__name__ for cls in CACHES)}, or "
+                "cache_implementation='dynamic' to `generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
         known = prompt_length_of(cache, self._block) if past else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable
 from threading import Lock
@@ -84,7 +85,7 @@ class Rotary:
     def learn(self, attention: nn.Module) -> None:
         """Finds out how the model's attention modules turn states; ValueError where they do not say."""
         for cls in () if self.apply else type(attention).__mro__:
-            self.apply = self.apply or getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None)
+            self.apply = self.apply or _turning(getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None))
         if self.apply is None:
             raise ValueError(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
 
@@ -93,6 +94,13 @@ class Rotary:
         with self._lock:
             self.module.inv_freq = frequencies
             return self.module(states, positions)
+
+
+def _turning(apply: Callable[..., Any] | None) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """A family's apply_rotary_pos_emb for states alone: most turn queries and keys in one call, Gemma-4's either."""
+    if apply is None or "k" not in inspect.signature(apply).parameters:
+        return apply
+    return lambda states, cos, sin: apply(states, states[:, :0], cos, sin)[0]
 
 
 class Rotation:
@@ -109,15 +117,15 @@ class Rotation:
             self._tables[known] = positions, self._table(states, positions, plan)
         cos, sin = self._tables[known][1]
         rotated = states[..., : cos.shape[-1]]  # the rest of a head, if any, has no position
-        turned = self.rotary.apply(rotated, rotated[:, :0], cos, sin)[0]
+        turned = self.rotary.apply(rotated, cos, sin)
         return turned if rotated.shape == states.shape else torch.cat([turned, states[..., cos.shape[-1] :]], -1)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
-            number = torch.arange(len(frequencies), device=states.device, dtype=torch.float64)
+            number = np.arange(len(frequencies), dtype=np.float64)
             scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
-            frequencies = frequencies * scale.to(frequencies.dtype)
+            frequencies = frequencies * torch.from_numpy(scale).to(frequencies)
         return self.rotary.cos_sin(states, positions[None], frequencies)
 
 

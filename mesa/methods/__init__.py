@@ -17,7 +17,7 @@ from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
 from mesa.methods.gap import Gap
-from mesa.methods.interpolated import PI, YaRN
+from mesa.methods.interpolated import PI, CoPE, YaRN
 from mesa.methods.mapped import STRING, LaMPE
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
@@ -34,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
         DynamicNTK,
         NTKMixed,
         YaRN,
+        CoPE,
         DCA,
         STRING,
         LaMPE,

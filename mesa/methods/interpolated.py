@@ -1,4 +1,4 @@
-"""Methods that squeeze longer texts into the trained window: slower positions, slower frequencies."""
+"""Methods that squeeze longer texts into the trained window: slower positions, slower or no slow frequencies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mesa.methods.base import Method
+import numpy as np
+
+from mesa.methods.base import SCALED, Method
 from mesa.plan import Constant, Plan, Position, Slowed
 
 
@@ -73,9 +75,47 @@ class YaRN(Method):
 
 def _ramp(number: Any, dims: int, base: float, trained_length: int) -> Any:
     """0 up to the pair of 32 rotations, 1 from that of one on, straight between them."""
-    low, high = (
-        dims * math.log(trained_length / (2 * math.pi * rotations)) / (2 * math.log(base))
-        for rotations in (BETA_FAST, BETA_SLOW)
-    )
+    low, high = (_pair_turning(rotations, dims, base, trained_length) for rotations in (BETA_FAST, BETA_SLOW))
     first, last = max(math.floor(low), 0), min(math.ceil(high), dims - 1)
     return ((number - first) / max(last - first, 0.001)).clip(0, 1)
+
+
+def _pair_turning(rotations: float, dims: int, base: float, trained_length: int) -> float:
+    """The number, from 0 and not rounded, of the pair that turns so often in M tokens."""
+    return dims * math.log(trained_length / (2 * math.pi * rotations)) / (2 * math.log(base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoPE(Method):
+    """Clipped RoPE: a half cosine over the slowest pairs takes their frequencies down, the slowest one's to 0.
+
+    clip: how many pairs; None: all that turn less than once in M tokens. The authors' code has 20 of 64. As there, the
+    cosine runs over the pairs' numbers; the paper writes it over their frequencies.
+    """
+
+    name = "cope"
+    formula = "R = r; the last C inv_freq * (1 + cos(pi j / (C - 1))) / 2, j = 0 .. C - 1"
+    source = "Li et al. 2026, github.com/hrlics/CoPE"
+    needs_rotary = True
+    needs_base = True
+    clip: int = SCALED
+
+    def _check(self) -> None:
+        self._require(self.clip is None or self.clip >= 2, "clip", "is below 2 pairs, which changes nothing")
+
+    @property
+    def cached_position(self) -> Position:
+        """None: other frequencies than the model's."""
+        return Constant(0)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """One causal region with changed frequencies."""
+
+        def scale(number: Any, dims: int, base: float) -> Any:
+            pairs, clip = dims // 2, self.clip
+            if clip is None:
+                clip = pairs - math.floor(_pair_turning(1.0, dims, base, self.trained_length)) - 1
+            clip = min(clip, pairs)
+            return (1 + np.cos(math.pi * ((number - pairs + clip) / max(clip - 1, 1)).clip(0, 1))) / 2
+
+        return Plan(length, (self._causal(length),), scale)

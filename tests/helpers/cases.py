@@ -13,6 +13,7 @@ CASES = {
     "dynamic-ntk": {},
     "ntk-mixed": {},
     "yarn": {"factor": 3.0},
+    "cope": {},
     "dca": {"chunk": 7, "most": 9, "mscale": True},
     "string": {"window": 6, "local": 2},
     "lampe": {"window": 4, "tail": 2},

@@ -43,6 +43,25 @@ GEMMA3 = {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
     },
 }
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 97,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+    },
+}
+SHARED = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "use_bidirectional_attention": "vision",
+}
 UNSCALED = {kind: {**rope, "rope_type": "default"} for kind, rope in GEMMA3["rope_parameters"].items()}
 MOE = {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
 MPT = {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "expansion_ratio": 2, "use_cache": False}
@@ -61,6 +80,8 @@ FAMILIES = {
     "gemma": {**GROUPED, "head_dim": 8},
     "gemma3_text": {**SLIDING, **GEMMA3},
     "gemma3_text unscaled": {**SLIDING, **GEMMA3, "rope_parameters": UNSCALED},
+    "gemma4_text": {**SLIDING, **GEMMA4},
+    "gemma4_text shared": {**SLIDING, **GEMMA4, **SHARED},
     "phi": {**GROUPED, **HALF},
     "phi norms": {**GROUPED, **HALF, "qk_layernorm": True},
     "stablelm": {**GROUPED, **HALF},

@@ -12,7 +12,7 @@ def crop(t, i, trained, prompt):
     return t - i if t - i < trained and not alone else None
 
 
-def yarn(t, i, trained, prompt, **_):
+def as_trained(t, i, trained, prompt, **_):
     return t - i
 
 
@@ -29,6 +29,15 @@ def yarn_frequencies(dim, trained, base, factor=4.0):
 
 def yarn_factor(t, i, trained, prompt, factor=4.0):
     return (0.1 * math.log(factor) + 1) ** 2
+
+
+def cope_frequencies(dim, trained, base, clip=None):
+    values = [base ** (-2 * m / dim) for m in range(dim // 2)]
+    slow = [m for m, value in enumerate(values) if 2 * math.pi / value > trained]
+    slow = slow if clip is None else list(range(dim // 2))[-clip:]
+    for place, m in enumerate(slow):
+        values[m] *= math.cos(math.pi * place / (len(slow) - 1) / 2) ** 2
+    return values
 
 
 def dca(t, i, trained, prompt, chunk, most, **_):
@@ -67,8 +76,19 @@ def lampe(t, i, trained, prompt, window, tail):
     return max(0, mapped[min(t, last)] + near - mapped[min(i, last)])
 
 
-RELATIVE = {"lampe": lampe, "string": string, "dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
+RELATIVE = {
+    "lampe": lampe,
+    "string": string,
+    "dca": dca,
+    "yarn": as_trained,
+    "cope": as_trained,
+    "pi": pi,
+    "crop": crop,
+}
 """By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
+
+FREQUENCIES = {"cope": cope_frequencies, "yarn": yarn_frequencies}
+"""By method; called with rotary dims, M and the base: the inverse frequencies, where they are not the model's."""
 
 FACTOR = {"lampe": sharper, "string": sharper, "dca": dca_factor, "yarn": yarn_factor}
 """By method: the factor on the score, where it has one."""

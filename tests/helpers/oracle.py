@@ -129,10 +129,10 @@ def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **
     With a `slope`, positions enter as ALiBi's bias in place of rotation.
     """
     length, dim = query.shape
-    yarn = name == "yarn"
-    values = (
-        newer.yarn_frequencies(dim, trained, 1e4, **parameters) if yarn else frequencies(name, dim, length, trained)
-    )
+    if name in newer.FREQUENCIES:
+        values = newer.FREQUENCIES[name](dim, trained, 1e4, **parameters)
+    else:
+        values = frequencies(name, dim, length, trained)
     output = np.zeros_like(value)
     for t in range(length):
         log_factor = query_scale(name, t, trained, prompt, **parameters) if log_n else 1.0

@@ -30,6 +30,7 @@ METHODS = {
     ),
     "pi": mesa.PI(trained_length=128, factor=4.0),
     "yarn": mesa.YaRN(trained_length=128, factor=4.0),
+    "cope": mesa.CoPE(trained_length=128, clip=6),
     "dca": mesa.DCA(trained_length=128),
     "string": mesa.STRING(trained_length=128, local=16),
     "lampe": mesa.LaMPE(trained_length=128),

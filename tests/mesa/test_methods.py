@@ -194,6 +194,7 @@ BAD = [
     ("mesa", {"first": 32, "last": 8, "variant": "reference"}, "first=32 is not below half of the trained length 64"),
     ("pi", {"factor": 0.5}, "factor=0.5 is below 1"),
     ("yarn", {"factor": None}, "factor=None is not a number from 1 on"),
+    ("cope", {"clip": 1}, "clip=1 is below 2 pairs, which changes nothing"),
     ("dca", {"chunk": 20, "most": 19}, "most=19 is below chunk=20"),
     ("string", {"window": 5, "local": 6}, "local=6 exceeds window=5"),
     ("lampe", {"tail": 9}, "tail=9 exceeds window=8"),
@@ -324,7 +325,24 @@ def test_yarns_ramp_begins_and_ends_where_pairs_turn_32_times_and_once():
     assert share.tolist() == pytest.approx([1, 1, 1 - 0.75 / 13, 1 - 0.75 * 12 / 13, 0.25, 0.25])
 
 
+@pytest.mark.parametrize(
+    ("clip", "dims", "base", "trained", "first"),
+    [
+        (None, 64, 1e7, 262_144, 22),  # the mlx-vlm port's example: 10 of 32 pairs turn less than once
+        (None, 128, 5e5, 8192, 35),  # Llama-3: the paper's CoPE-29
+        (20, 128, 1e7, 8192, 44),  # the paper's own onset
+        (99, 8, 1e4, 24, 0),
+        (None, 8, 1e4, 10**6, 4),  # all pairs turn
+    ],
+)
+def test_copes_taper_begins_where_stated_and_ends_at_zero(clip, dims, base, trained, first):
+    method = mesa.CoPE(trained_length=trained, clip=clip)
+    share = method.plan(1).frequency_scale(np.arange(dims / 2), dims, base)
+    taper = (1 + np.cos(np.linspace(0, np.pi, dims // 2 - first))) / 2
+    np.testing.assert_allclose(share, [*np.ones(first), *taper], atol=1e-12)
+
+
 def test_the_base_is_read_off_the_frequencies():
     for pairs in (2, 3, 32):
         assert rotary_base(1e4 ** (-np.arange(pairs) / pairs)) == pytest.approx(1e4)
-    assert rotary_base([1.0]) == np.inf
+    assert rotary_base([1.0]) == rotary_base(np.array([1.0, 0.1, 0.0])) == np.inf

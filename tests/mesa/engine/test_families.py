@@ -13,14 +13,17 @@ from transformers import (
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
-    Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
 import mesa
+from mesa.engine.families import rotaries
 from mesa.models import load
 
 
@@ -61,13 +64,14 @@ def test_origin_equals_the_stock_model(family, executor):
 PAIRS = [("llama", name) for name in cases.CASES]
 PAIRS += [(family, name) for family in FAMILIES if family != "llama" for name in ("rerope", "mesa")]
 """Every method on one family, two methods on every family; Origin is held to the stock model above."""
+SCALED_FAMILIES = ("phi3 longrope", "gemma3_text", "gemma4_text", "gemma4_text shared")
 SLOW_PAIRS = [
     pytest.param(family, name, marks=pytest.mark.slow)
     for family in FAMILIES
     for name in cases.CASES
     if (family, name) not in PAIRS
     and not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
-    and not (family in ("phi3 longrope", "gemma3_text") and mesa.METHODS[name].needs_base)
+    and not (family in SCALED_FAMILIES and mesa.METHODS[name].needs_base)
 ]
 
 
@@ -142,20 +146,33 @@ def test_what_a_plan_cannot_say_is_refused_with_the_reason(kind):
         pass
 
 
-def test_gemma3_with_images_is_refused_and_its_text_model_is_the_way_round(tmp_path):
-    text = build("gemma3_text").config
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    vision |= {"image_size": 4, "patch_size": 2}
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=96)
-    model = Gemma3ForConditionalGeneration(config)
-    message = "model type 'gemma3' is not supported: its images see ahead; take its text model out of it"
+VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+IMAGES = {
+    "gemma3": (
+        Gemma3ForConditionalGeneration,
+        Gemma3ForCausalLM,
+        {
+            "vision_config": {**VISION, "image_size": 4, "patch_size": 2},
+            "mm_tokens_per_image": 4,
+            "image_token_index": 96,
+        },
+    ),
+    "gemma4": (Gemma4ForConditionalGeneration, Gemma4ForCausalLM, {}),
+}
+
+
+@pytest.mark.parametrize("kind", list(IMAGES))
+def test_gemma_with_images_is_refused_and_its_text_model_is_the_way_round(kind, tmp_path):
+    whole, text_only, options = IMAGES[kind]
+    model = whole(whole.config_class(text_config=build(f"{kind}_text").config, **options))
+    message = f"model type '{kind}' is not supported: its images see ahead; take its text model out of it"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
         pass
     with torch.device("meta"):  # as docs/models.md has it
-        text = Gemma3ForCausalLM(model.config.text_config).eval()
+        text = text_only(model.config.text_config).eval()
     text.model, text.lm_head = model.model.language_model, model.lm_head
     text.save_pretrained(tmp_path)
-    loaded, ids = Gemma3ForCausalLM.from_pretrained(tmp_path).eval(), tokens(1, 30)
+    loaded, ids = text_only.from_pretrained(tmp_path).eval(), tokens(1, 30)
     with torch.no_grad(), mesa.applied(loaded, mesa.Origin(trained_length=cases.TRAINED)):
         torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits, atol=5e-6, rtol=0)
 
@@ -163,10 +180,36 @@ def test_gemma3_with_images_is_refused_and_its_text_model_is_the_way_round(tmp_p
 def config_frequencies(config, layer):
     """Radians a token of each rotary pair, by the config."""
     rope = config.rope_parameters
-    rope = rope[config.layer_types[layer]] if config.model_type == "gemma3_text" else rope
+    rope = rope[config.layer_types[layer]] if config.model_type in ("gemma3_text", "gemma4_text") else rope
     scale = rope.get("factor", 1.0) if rope["rope_type"] == "linear" else 1.0
-    dims = int(8 * rope.get("partial_rotary_factor", 1.0))
+    share = rope.get("partial_rotary_factor", 1.0)
+    if rope["rope_type"] == "proportional":  # exponents by all 16 dims, and turned are the first of either half
+        return [rope["rope_theta"] ** (-2 * pair / 16) if pair < 8 * share else 0.0 for pair in range(8)]
+    dims = int(8 * share)
     return [rope["rope_theta"] ** (-2 * pair / dims) / scale for pair in range(dims // 2)]
+
+
+def test_proportional_frequencies_are_gemma4s():
+    """Those of its default config in both kinds of layers, written out: 64 of 256 pairs turn in full layers."""
+    config = Gemma4TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+    with torch.device("meta"):
+        decoder = Gemma4ForCausalLM(config).model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config)
+    frequencies = {kind: part.inv_freq.numpy() for kind, part in rotaries(decoder).items()}
+    full = np.where(np.arange(256) < 64, 1e6 ** (-np.arange(256) / 256), 0)
+    np.testing.assert_allclose(frequencies["full_attention"], full, rtol=1e-6)
+    np.testing.assert_allclose(frequencies["sliding_attention"], 1e4 ** (-np.arange(128) / 128), rtol=1e-6)
+
+
+@torch.no_grad()
+def test_gemma4s_shared_layers_generate_as_stock():
+    """Stock leaves the prompt out in layers that share keys, and slices the mask for it."""
+    model, ids, options = shared("gemma4_text shared"), tokens(2, 40), {"max_new_tokens": 6, "pad_token_id": 1}
+    stock = model.generate(ids, do_sample=False, **options)
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
+            assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
+    assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
 
 
 def config_window(config, layer):
@@ -211,10 +254,19 @@ def test_positions_are_each_familys_own(family, layer):
     assert np.abs(weights - by_formula(**raw, config=model.config, layer=layer, window=6)).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed", "yarn"])
+@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed", "yarn", "cope"])
 def test_methods_on_frequencies_are_refused_for_alibi(name):
     message = f"{name} cannot be attached to model type 'mpt': it changes rotary frequencies, and ALiBi has none"
     with pytest.raises(ValueError, match=message), mesa.applied(shared("mpt"), cases.method(name)):
+        pass
+
+
+@pytest.mark.parametrize("name", ["yarn", "cope"])
+def test_methods_on_the_base_are_refused_where_some_pairs_do_not_turn(name):
+    message = (
+        f"{name} cannot be attached to model type 'gemma4_text': it goes by the base of rotary frequencies, and some"
+    )
+    with pytest.raises(ValueError, match=message), mesa.applied(shared("gemma4_text"), cases.method(name)):
         pass
 
 

@@ -7,9 +7,9 @@ import cases
 import pytest
 import tiny
 import torch
-from families import build
+from families import build, shared
 from tiny import tokens
-from transformers import DynamicCache
+from transformers import DynamicCache, QuantizedCache, StaticCache
 
 import mesa
 
@@ -60,6 +60,50 @@ def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, 
         every_row_padded = scores(model, ids[:2], attention_mask=mask[:2], prefill_chunk_size=16)
     torch.testing.assert_close(pieces, whole, atol=3e-5, rtol=0)
     torch.testing.assert_close(every_row_padded, whole[:2], atol=3e-5, rtol=0)
+
+
+STATIC = [("llama", name) for name in cases.CASES]
+STATIC += [(family, "rerope") for family in ("mistral sliding", "gemma3_text", "gemma4_text shared")]
+
+
+@pytest.mark.parametrize(("family", "name"), STATIC)
+def test_a_static_cache_gives_what_a_dynamic_one_does(family, name):
+    """Its empty places are not seen, also in padded batches, chunked prefill, and where it slides or is too long."""
+    model, ids = shared(family), tokens(2, PROMPT)
+    mask = torch.ones_like(ids)
+    mask[0, :37] = 0
+    with mesa.applied(model, cases.method(name)):
+        dynamic = scores(model, ids, attention_mask=mask)
+        for options in ({}, {"prefill_chunk_size": 16}, {"max_cache_len": 200}):
+            static = scores(model, ids, attention_mask=mask, cache_implementation="static", **options)
+            torch.testing.assert_close(static, dynamic, atol=3e-5, rtol=0)
+    assert not {"generate", "create_masks_for_generate"} & set(model.__dict__)
+
+
+def test_a_static_cache_of_ones_own_serves_only_in_the_block_and_stock_ones_are_as_before():
+    model, ids = tiny.model(), tokens(1, PROMPT)
+    stock = scores(model, ids, cache_implementation="static")
+    cache = StaticCache(config=model.config, max_cache_len=90)
+    with torch.no_grad():
+        with mesa.applied(model, cases.method("rerope")):
+            expected = model(ids).logits
+            parts = [model(part, past_key_values=cache).logits for part in (ids[:, :50], ids[:, 50:])]
+            torch.testing.assert_close(torch.cat(parts, 1), expected, atol=2e-5, rtol=0)
+        with pytest.raises(RuntimeError, match="block in which this cache of 61 tokens was filled"):
+            model(ids[:, :1], past_key_values=cache)
+    assert torch.equal(scores(model, ids, cache_implementation="static"), stock)
+
+
+def test_a_quantized_cache_is_filled_at_the_methods_positions():
+    """The first part is exact; what 8 bits take from the rest is a fraction of what another window changes."""
+    model, ids = tiny.model(), tokens(1, PROMPT)
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope", window=4)):
+        other = model(ids).logits
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
+        exact, cache = model(ids).logits, QuantizedCache("fp8", model.config)
+        parts = [model(part, past_key_values=cache).logits for part in (ids[:, :40], ids[:, 40:])]
+    torch.testing.assert_close(parts[0], exact[:, :40], atol=2e-5, rtol=0)
+    assert (parts[1] - exact[:, 40:]).abs().mean() < (other - exact)[:, 40:].abs().mean() / 3
 
 
 @pytest.fixture

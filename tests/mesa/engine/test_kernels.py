@@ -6,6 +6,9 @@ import cases
 import pytest
 import tiny
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mesa
 from mesa.engine import kernels
@@ -28,6 +31,12 @@ def inputs(case, dtype=torch.float64, device="cpu", dim=16):
         seen[3] = False  # a query that sees nothing
         mask = Mask.of(seen.to(device), dtype)
     return query, key, value, 0.3, case in ("causal", "wide"), mask
+
+
+def in_float64(query, key, value, scale, causal, mask):
+    """Plain operations on the same numbers, of whichever dtype and device, in float64 on the CPU."""
+    states = (part.cpu().double() for part in (query, key, value))
+    return attend_plainly(*states, scale, causal, mask and Mask(mask.added.cpu().double(), None))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -71,6 +80,64 @@ def test_cuda_kernels_are_called_as_they_ask(case, dtype, dim, monkeypatch):
         torch.testing.assert_close(got, expected)
 
 
+KERNELS = {"_scaled_dot_product_flash_attention": flash, "_scaled_dot_product_efficient_attention": efficient}
+CUDA_CASES = {  # case, dtype, dim: the kernel that takes it
+    ("causal", torch.bfloat16, 64): "_scaled_dot_product_flash_attention",
+    ("plain", torch.float16, 64): "_scaled_dot_product_flash_attention",
+    ("wide", torch.bfloat16, 64): "_scaled_dot_product_efficient_attention",
+    ("causal", torch.bfloat16, 12): "_scaled_dot_product_efficient_attention",
+    ("causal", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+    ("plain", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+    ("masked", torch.bfloat16, 64): "_scaled_dot_product_efficient_attention",
+    ("masked", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+}
+
+
+@pytest.mark.parametrize(("case", "dtype", "dim"), list(CUDA_CASES))
+def test_every_branch_on_cuda_by_torchs_meta_functions(case, dtype, dim, monkeypatch):
+    """Without a GPU: the calls are accepted, and shapes, dtypes and devices are right; so are the stand-ins'."""
+    kernel, called, stood_in = CUDA_CASES[case, dtype, dim], [], []
+    monkeypatch.setattr(kernels, "cuda_agrees", lambda *_: True)
+    real = inputs(case, dtype, dim=dim)
+
+    def keep(*args, **options):
+        stood_in.append(KERNELS[kernel](*args, **options))
+        return stood_in[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.ops.aten, kernel, keep)
+        attend_cuda(*real)
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            called.extend([(function._opname, result)] if function._opname in KERNELS else [])
+            return result
+
+    def fake(states):
+        return torch.empty(states.shape, dtype=states.dtype, device="cuda")
+
+    *states, scale, causal, mask = real
+    with FakeTensorMode():
+        mask = None if mask is None else Mask(fake(mask.added), fake(mask.blind))
+        with Look():
+            output, log_sum = attend(*map(fake, states), scale, causal, mask)
+    assert (output.shape, output.dtype, output.device.type) == (real[0].shape, dtype, "cuda")
+    assert (log_sum.shape, log_sum.dtype, log_sum.device.type) == (real[0].shape[:3], torch.float32, "cuda")
+    ((name, results),) = called
+    assert name == kernel
+    for promised, part in zip(results[:2], stood_in[0][:2], strict=True):
+        assert (promised.shape, promised.dtype) == (part.shape, part.dtype)
+
+
+@pytest.mark.parametrize("case", ["causal", "plain", "masked"])
+def test_the_cpus_kernel_keeps_its_schema_and_shapes(case):
+    query, key, value, scale, causal, mask = inputs(case, torch.float32)
+    options = {"attn_mask": None if mask is None else mask.added, "scale": scale}
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    opcheck(kernel, (query, key, value, 0.0, causal), options, test_utils=("test_schema", "test_faketensor"))
+
+
 @pytest.mark.parametrize("mistake", ["wrong", "refused"])
 def test_a_kernel_that_disagrees_is_not_used(mistake, monkeypatch):
     def broken(*arguments, **options):
@@ -94,9 +161,9 @@ def test_a_kernel_that_disagrees_is_not_used(mistake, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_cuda_gives_what_the_cpu_gives(case, dtype):
     assert kernels.cuda_agrees(torch.device("cuda"), dtype, 64)
-    expected = attend(*inputs(case, torch.float64, dim=64))
+    given = inputs(case, dtype, "cuda", 64)
     tolerance = 1e-3 if dtype == torch.float32 else 5e-2
-    for got, wanted in zip(attend(*inputs(case, dtype, "cuda", 64)), expected, strict=True):
+    for got, wanted in zip(attend(*given), in_float64(*given), strict=True):
         torch.testing.assert_close(got.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 

@@ -1,0 +1,288 @@
+"""Everything that has not run on a GPU, run once: one page of Markdown, and exit code 1 where any of it fails.
+
+    make test-gpu                                    # writes runs/gpu/gpu.md and gpu.json
+    python benchmarks/gpu.py --dry-run --out FOLDER  # the same steps on the CPU, small: tries the script
+
+Goldens of the public implementations in float32 and bfloat16, the attention kernels against float64, every method's
+tokens against the CPU's, a training step, and time and memory beside PyTorch's flash attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "benchmarks"),
+    *(str(ROOT / "tests" / name) for name in ("helpers", "mesa", "mesa/engine")),
+]
+
+import attention  # noqa: E402
+import cases  # noqa: E402
+import test_golden  # noqa: E402
+import test_kernels  # noqa: E402
+import tiny  # noqa: E402
+from torch.library import opcheck  # noqa: E402
+from transformers import LlamaForCausalLM  # noqa: E402
+
+import mesa  # noqa: E402
+from mesa.engine import kernels  # noqa: E402
+
+Row = dict[str, Any]
+"""What was measured, by column; `passed`, where there is one, says whether it is as it must be."""
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+"""Of attention over 50 tokens, against float64."""
+LOGITS = 2e-3
+"""Of float32 logits, against the CPU's; a window off by one is 0.1 and more."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a run does."""
+
+    device: str
+    dims: tuple[int, ...]
+    goldens: tuple[str, ...]
+    prompts: tuple[int, ...]
+    methods: tuple[str, ...]
+    lengths: tuple[int, ...]
+    timed: tuple[str, ...]
+    repeats: int
+
+
+FULL = Size(
+    "cuda",
+    (64, 128, 80, 12),
+    tuple(test_golden.METHODS),
+    (64, 200, 333),
+    tuple(cases.CASES),
+    (2048, 8192, 32768),
+    ("origin", "rerope", "dynamic-ntk", "dca", "stair", "mesa"),
+    5,
+)
+DRY = Size("cpu", (64,), ("rerope", "cope"), (64,), ("rerope", "mesa"), (128,), ("mesa",), 1)
+
+
+def goldens(size: Size) -> Iterator[Row]:
+    """Prompt logits under each method against those of its public implementation.
+
+    In bfloat16 the fused executor may be off by what the dense one is, and half of it more.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        model = LlamaForCausalLM.from_pretrained(test_golden.GOLDEN / "tiny_model", dtype=dtype).eval().to(size.device)
+        for name in size.goldens:
+            golden, errors = np.load(test_golden.GOLDEN / f"{name}.npz"), {"fused": [0.0], "dense": [0.0]}
+            for executor, length in ((executor, length) for executor in errors for length in size.prompts):
+                ids = torch.from_numpy(golden[f"L{length}_input_ids"]).reshape(1, -1).to(size.device)
+                expected = torch.from_numpy(golden[f"L{length}_prompt_logits"]).reshape(-1, 64)
+                with torch.no_grad(), mesa.applied(model, test_golden.METHODS[name], executor=executor):
+                    difference = (model(ids).logits[0, :, :64].float().cpu() - expected).abs()
+                exact = dtype == torch.float32
+                errors[executor].append(float(difference.max() if exact else difference.mean()))
+            fused, dense = max(errors["fused"]), max(errors["dense"])
+            passed = fused <= LOGITS if dtype == torch.float32 else fused <= 1.5 * dense + 1e-3
+            kind = "largest" if dtype == torch.float32 else "mean"
+            yield {
+                "golden": name,
+                "dtype": _name(dtype),
+                "error": kind,
+                "fused": fused,
+                "dense": dense,
+                "passed": passed,
+            }
+
+
+def attention_kernels(size: Size) -> Iterator[Row]:
+    """The device's attention and its log-sum-exp against plain operations in float64, and whether it is used at all."""
+    device = torch.device(size.device)
+    for dtype, tolerance in TOLERANCES.items():
+        for dim in size.dims:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                used = device.type == "cpu" or kernels.cuda_agrees(device, dtype, dim)
+            worst = 0.0
+            for case in test_kernels.CASES:
+                given = test_kernels.inputs(case, dtype, size.device, dim)
+                got, expected = kernels.attend(*given), test_kernels.in_float64(*given)
+                for one, other in zip(got, expected, strict=True):
+                    seen = other.isfinite()
+                    worst = max(worst, float((one.double().cpu() - other)[seen].abs().max()))
+            note = str(caught[0].message) if caught else ""
+            passed = used and worst <= tolerance
+            yield {"dtype": _name(dtype), "head dim": dim, "used": used, "error": worst, "note": note, "passed": passed}
+
+
+def schemas(size: Size) -> Iterator[Row]:
+    """Whether PyTorch's inner kernels keep the schema and the shapes that its meta functions state."""
+    query, key, value, scale, causal, _ = test_kernels.inputs("causal", torch.bfloat16, size.device, 64)
+    key, value = (states.repeat_interleave(2, 1) for states in (key, value))
+    aten, given = torch.ops.aten, {"scale": scale}
+    calls: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "flash": (aten._scaled_dot_product_flash_attention.default, (query, key, value, 0.0, causal, False)),
+        "efficient": (
+            aten._scaled_dot_product_efficient_attention.default,
+            (query, key, value, None, True, 0.0, causal),
+        ),
+    }
+    if size.device == "cpu":
+        calls = {
+            "for CPU": (aten._scaled_dot_product_flash_attention_for_cpu.default, (query, key, value, 0.0, causal))
+        }
+    for name, (kernel, args) in calls.items():
+        outcome = opcheck(kernel, args, given, test_utils=("test_schema", "test_faketensor"), raise_exception=False)
+        yield {"kernel": name, **outcome, "passed": set(outcome.values()) == {"SUCCESS"}}
+
+
+def methods(size: Size) -> Iterator[Row]:
+    """Each method's greedy tokens and logits against the CPU's, by a cache that grows and by a static one."""
+    ids = torch.randint(2, 97, (2, 61), generator=torch.Generator().manual_seed(0))
+    for name in size.methods:
+        runs: dict[str, tuple[Any, ...]] = {}
+        for device in dict.fromkeys(("cpu", size.device)):
+            model, given = tiny.model().to(device), ids.to(device)
+            options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
+            with mesa.applied(model, cases.method(name)), torch.no_grad():
+                written = model.generate(given, **options)
+                static = model.generate(given, cache_implementation="static", **options)
+                runs[device] = written.cpu(), static.cpu(), model(given).logits.cpu()
+        on, off = runs[size.device], runs["cpu"]
+        same, error = torch.equal(on[0], off[0]) and torch.equal(on[1], off[0]), float((on[2] - off[2]).abs().max())
+        yield {"method": name, "same tokens": same, "error": error, "passed": same and error <= LOGITS}
+
+
+def training_step(size: Size) -> Iterator[Row]:
+    """One step of AdamW under each method (dense): its loss and gradient against the CPU's, and the loss after it."""
+    ids = torch.randint(2, 97, (2, 61), generator=torch.Generator().manual_seed(0))
+    for name in size.methods:
+        losses, gradients = {}, {}
+        for device in dict.fromkeys(("cpu", size.device)):
+            model, given = tiny.model().to(device), ids.to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            with mesa.applied(model, cases.method(name), executor="dense"):
+                loss = model(given, labels=given, use_cache=False).loss
+                loss.backward()
+                gradients[device] = torch.cat(
+                    [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
+                )
+                optimizer.step()
+                with torch.no_grad():
+                    after = model(given, labels=given, use_cache=False).loss
+            losses[device] = loss.item(), after.item()
+        (before, after), reference = losses[size.device], gradients["cpu"]
+        error = float((gradients[size.device] - reference).norm() / reference.norm())
+        passed = error <= 1e-2 and after < before and abs(before - losses["cpu"][0]) <= LOGITS
+        yield {"method": name, "loss": before, "after": after, "gradient's error": error, "passed": passed}
+
+
+def speed_and_memory(size: Size) -> Iterator[Row]:
+    """Prefill, a decoded token and peak memory, as ratios to stock sdpa (on a GPU: flash, bfloat16), in turn."""
+    for length in size.lengths:
+        stock = attention.measure_peak(attention.STOCK, length, size.device)["peak"]
+        for name in size.timed:
+            times = attention.measure_time(name, length, size.repeats, size.device)
+            peak = attention.measure_peak(name, length, size.device)["peak"]
+            yield {
+                "method": name,
+                "tokens": length,
+                "prefill": times["prefill"] / times["stock_prefill"],
+                "decode": times["decode"] / times["stock_decode"],
+                "memory": peak / stock if stock > 0 else None,
+                "stock prefill (ms)": 1000 * times["stock_prefill"],
+                "stock decode (ms)": 1000 * times["stock_decode"],
+                "stock peak (MiB)": stock / 2**20,
+            }
+
+
+STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
+    "Kernels": attention_kernels,
+    "Schemas": schemas,
+    "Goldens": goldens,
+    "Methods": methods,
+    "A training step": training_step,
+    "Speed and memory": speed_and_memory,
+}
+
+
+def run(step: Callable[[Size], Iterator[Row]], size: Size) -> tuple[list[Row], str]:
+    """What a step measured, and the error that ended it, if any did: later steps still run."""
+    rows = []
+    try:
+        for row in step(size):
+            rows.append(row)
+            print(step.__name__, row, flush=True)
+    except Exception:
+        return rows, traceback.format_exc(limit=-4)
+    return rows, ""
+
+
+def page(size: Size, results: dict[str, tuple[list[Row], str]]) -> str:
+    """The results in Markdown."""
+    parts = [f"# Mesa Lens on {_device(size.device)}", f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}."]
+    if size.device == "cpu":
+        parts.append("**A dry run on the CPU: it says nothing about a GPU.**")
+    for title, (rows, error) in results.items():
+        failures = sum(row.get("passed") is False for row in rows) + bool(error)
+        judged = any("passed" in row for row in rows) or failures
+        parts.append(f"## {title}" + (f": {f'{failures} failed' if failures else 'passed'}" if judged else ""))
+        parts.append(" ".join((STEPS[title].__doc__ or "").split()))
+        if rows:
+            names = list(rows[0])
+            lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+            parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += [f"```\n{error}```"] if error else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _device(device: str) -> str:
+    if device == "cpu":
+        return "a CPU"
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} (compute capability {major}.{minor}, CUDA {torch.version.cuda})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs every step and writes the page; 0: all passed, 1: something failed, 2: there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small sizes")
+    options = parser.parse_args(arguments)
+    if not options.dry_run and not torch.cuda.is_available():
+        reason = f"torch {torch.__version__} sees no CUDA device; --dry-run tries the steps on the CPU"
+        print(f"gpu.py: {reason}", file=sys.stderr)
+        return 2
+    size = DRY if options.dry_run else FULL
+    results = {title: run(step, size) for title, step in STEPS.items()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    stored = {title: {"rows": rows, "error": error} for title, (rows, error) in results.items()}
+    (options.out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
+    (options.out / "gpu.md").write_text(page(size, results))
+    print(f"wrote {options.out / 'gpu.md'}")
+    failed = any(error or any(row.get("passed") is False for row in rows) for rows, error in results.values())
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
