@@ -161,15 +161,6 @@ def test_every_command_parses():
             parse(command)
 
 
-def test_commands_are_read_from_blocks_and_between_backquotes():
-    text = (
-        "like `mesa-lens eval` or `mesa-lens\nstatus RUN`\n\n    mesa-lens eval --tasks nll \\\n        --out x  # so\n"
-    )
-    assert commands(text) == ["mesa-lens eval --tasks nll --out x", "mesa-lens eval", "mesa-lens status RUN"]
-    with pytest.raises(ValueError, match="unrecognized arguments: --tasks"):
-        parse("mesa-lens eval --tasks nll --out x")
-
-
 @pytest.mark.parametrize("command", [command for command in RUN if command.startswith(QUICK)])
 def test_it_runs(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)

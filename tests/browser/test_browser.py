@@ -152,37 +152,9 @@ def test_every_row_of_the_verdict_is_visible(visit, run, width, methods):
     assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
-def act(page, action):
-    """Does something and waits for the page that follows: other words, then everything drawn."""
-    text = "document.querySelector('[data-testid=stMain]').innerText"
-    before = page.evaluate(text)
-    action()
-    page.wait_for_function(f"before => {text} !== before", arg=before)
-    settle(page)
-
-
-def write(page, label, value):
-    """Writes into a number widget."""
-    widget = page.get_by_label(label, exact=True)
-    widget.fill(value)
-    widget.press("Enter")
-
-
 def until(page, part):
     """Waits until the address holds `part`."""
     page.wait_for_function("part => location.href.includes(part)", arg=part)
-
-
-def test_a_changed_rule_is_in_the_link_and_the_link_brings_it_back(visit):
-    page = visit("thresholds?run=demo")
-    before = page.locator("text=(layer, dim) pairs show").inner_text()
-    page.get_by_text("The rule: M").click()
-    act(page, lambda: write(page, "Least score (spreads)", "40.0"))
-    assert "minimum_score=40" in page.url
-    after = page.locator("text=(layer, dim) pairs show").inner_text()
-    assert after != before
-    again = visit(page.url.partition("//")[2].partition("/")[2])
-    assert again.locator("text=(layer, dim) pairs show").inner_text() == after
 
 
 def test_a_size_on_one_page_is_not_taken_on_another(visit):
@@ -206,19 +178,6 @@ def test_a_ticked_row_of_the_ranking_is_drawn(visit):
     until(page, "pairs=")
     settle(page)
     page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 2")
-
-
-def test_links_keep_the_run_and_the_dim(visit):
-    page = visit("?run=second")
-    page.get_by_role("link", name="The clearest dim over position").click()
-    until(page, "/thresholds")
-    settle(page)
-    assert "run=second" in page.url
-    assert "pairs=" in page.url
-    page.get_by_role("link", name="Heatmaps").first.click()
-    until(page, "/heatmaps")
-    settle(page)
-    assert "run=second" in page.url
 
 
 def test_the_chosen_run_outlives_pages_that_need_none(visit):

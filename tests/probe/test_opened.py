@@ -9,7 +9,6 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
-from probe import opened
 from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.thresholds.calls import drift_calls
@@ -57,16 +56,6 @@ def test_drift_is_that_of_the_analysis(run):
     assert run.drift("text-0", layers=[2]).names[0] == "drift-resid_post-text-0"
 
 
-def test_thresholds_name_pairs_and_crossings(run):
-    view = run.thresholds(top=2)
-    (layer, dim), _ = run.analysis().best[:2]
-    assert view.names[0] == f"threshold-resid_post-repeated-layer{layer}-dim{dim}"
-    crossing = view.data["crossing"].sel(layer=layer, dim=dim).values
-    row = next(line for line in repr(view).splitlines() if line.startswith(f"{layer}:{dim} "))
-    assert row.split()[3:] == ["never" if np.isnan(item) else f"{item:.0f}" for item in crossing]
-    assert run.thresholds([(2, 5)]).names == ["threshold-resid_post-repeated-layer2-dim5"]
-
-
 def test_a_heatmap_less_the_reference(run):
     view = run.heatmap(minus="origin", layers=[1], positions=[(60, 80)], dims=range(4))
     hidden = run.hidden["resid_post"].sel(prompt="repeated", layer=[1], position=slice(60, 79), dim=slice(0, 3))
@@ -76,17 +65,6 @@ def test_a_heatmap_less_the_reference(run):
     assert abs(expected).max() > 1  # else any panel would do
     assert repr(view).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
     assert run.heatmap().data.sizes["method"] == 4
-
-
-def test_large_heatmaps_are_pooled_to_blocks(run, monkeypatch):
-    whole = run.heatmap(minus="origin", dims=range(8))
-    monkeypatch.setattr(opened, "_WHOLE", whole.data.size - 1)
-    few = run.heatmap(minus="origin", dims=range(8), cells=400)
-    assert few.data.size <= 400
-    assert few.data["method"].values.tolist() == whole.data["method"].values.tolist()
-    ends = [item.data.sel({"method": "mesa"}).values for item in (few, whole)]
-    assert np.abs(ends[0]).max() == np.abs(ends[1]).max() > 1
-    assert "each value is the farthest from 0 of" in repr(few)
 
 
 @pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])
@@ -127,18 +105,3 @@ def test_where_nothing_breaks_no_break_is_reported(still):
     assert {call.length for call in drift_calls(still.drift().data)} == {None}
     with pytest.raises(ValueError, match="holds no scores by length; probe with --samples above 0"):
         still.curves()
-
-
-@pytest.mark.parametrize(
-    ("ask", "says"),
-    [
-        (lambda run: run.drift("tex-0"), "drift of prompt 'tex-0' is not judged; judged: repeated, text-0"),
-        (lambda run: run.thresholds([(9, 0)]), "layer 9 was not captured; captured: 0-2"),
-        (lambda run: run.heatmap(minus="rope"), "method 'rope' was not captured; captured: origin, rerope"),
-        (lambda run: run.heatmap(positions=[(900, 950)]), "region 900-949 holds no captured position"),
-        (lambda run: run.curves().figure("map"), "figure 'map' is not there; known: curves"),
-    ],
-)
-def test_missing_labels_are_refused_with_those_that_exist(run, ask, says):
-    with pytest.raises(ValueError, match=says):
-        ask(run)

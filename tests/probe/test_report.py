@@ -11,7 +11,6 @@ from probe.figures.curves import curves_chart
 from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
-from probe.thresholds.failure import measured_failure
 from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
 
 M = 64
@@ -39,18 +38,6 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
     assert summary["verdict"]["notes"][-1].startswith(note)
     assert "not of shorter ones; what is measured by length" in (run / "report.html").read_text()
-
-
-def test_the_rules_are_strict():
-    scores = evaluation()
-    scores["tail_nll"][:] = 3.0
-    scores["tail_nll"][0, 3:] = 3.5
-    scores["passkey"][:] = 1
-    scores["passkey"][1, 4:, :10] = 0
-    assert all(failure.length is None for failure in measured_failure(scores, M).failures)
-    scores["tail_nll"][0, 3:] = 3.51
-    scores["passkey"][1, 4:, 10] = 0
-    assert [failure.length for failure in measured_failure(scores, M).failures] == [192, 256, None, None]
 
 
 def test_summary(summary, folder):
@@ -129,11 +116,10 @@ def test_report_stands_alone_and_escapes(summary, folder):
 
 def test_every_figure_is_written(summary, folder):
     names = {path.name for path in (folder / "figures").iterdir()}
-    for method in ("origin", "rerope", "dynamic-ntk", "mesa"):
-        assert {f"heatmap-{method}.png", f"heatmap-{method}.html", f"heatmap-{method}.npz"} <= names
-    best = summary["best"][0]
-    assert {f"threshold-layer{best['layer']}-dim{best['dim']}.svg", "curves.png", "drift.png", "heatmaps.png"} <= names
-    assert "plotly.min.js" in names
+    best, methods = summary["best"][0], ("origin", "rerope", "dynamic-ntk", "mesa")
+    assert {f"heatmap-{method}.{form}" for method in methods for form in ("png", "html", "npz")} <= names
+    threshold = f"threshold-layer{best['layer']}-dim{best['dim']}.svg"
+    assert {threshold, "curves.png", "drift.png", "heatmaps.png", "plotly.min.js"} <= names
 
 
 def test_a_run_without_scores_or_signal_still_reports(tmp_path):

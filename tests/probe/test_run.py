@@ -71,15 +71,12 @@ def test_everything_promised_is_written(finished):
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (["--methods", "origin,rope"], "unknown method 'rope'; known: origin,", 2),
-        (["--dims", "30-40"], "dim 30-40 is out of range; there are dims 0-31", 2),
         (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
         (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
         (["--length", "1000000000"], "GiB are free; take a shorter length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
         (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
         (["--estimate", "--set", "rerope.heads=2:0,4"], "head 4 of layer 2 is out of range; the model has", 2),
-        (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
         (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
     ],
 )

@@ -10,22 +10,8 @@ from hypothesis import strategies as st
 
 from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
+from theory import chunked
 from theory.bounds import denominator, stair_is_recovered
-from theory.chunked import (
-    chunk_denominator,
-    chunk_phases,
-    chunk_position,
-    chunk_share,
-    chunks_fail_from,
-    fails_from,
-    hopeless,
-    last_middle_chunk,
-    mesa_denominator,
-    mesa_method,
-    mesa_position,
-    rounded,
-    woven_bound,
-)
 from theory.claims.mesa import PAPER, SIZES, woven_first_failure
 from theory.constructions import mesa_model
 from theory.rotary import READS, Rotary
@@ -63,10 +49,10 @@ def pairs_denominator(size, middle, prompt):
 @pytest.mark.parametrize("middle", MIDDLES)
 @pytest.mark.parametrize(("size", "prompt"), [(SIZES[1], 47), (SIZES[3], 41), (SIZES[5], 70)])
 def test_closed_form_is_the_sum_over_pairs(size, prompt, middle):
-    value = mesa_denominator(mesa_method(*size, middle), prompt)
+    value = chunked.mesa_denominator(chunked.mesa_method(*size, middle), prompt)
     assert value == pytest.approx(pairs_denominator(size, middle, prompt), rel=1e-10)
     other = MIDDLES[MIDDLES[0] == middle]
-    assert abs(value / mesa_denominator(mesa_method(*size, other), prompt) - 1) > 0.1
+    assert abs(value / chunked.mesa_denominator(chunked.mesa_method(*size, other), prompt) - 1) > 0.1
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
@@ -75,28 +61,28 @@ def test_models_do_what_the_closed_form_says(size, middle):
     M, N, E, first, last, split = size
     prompt, parts = 2 * M + 3, {"first": first, "last": last, "split_threshold": split, "middle": middle}
     model = mesa_model(M, N, E, 0.5, **parts, recovers=max(64, 2 * M), seed=3)
-    method = mesa_method(*size, middle)
-    np.testing.assert_allclose(model.recovered_position(prompt), mesa_position(method, prompt), atol=1e-9)
-    assert model.head_output(prompt)[-1] == pytest.approx(M / mesa_denominator(method, prompt) - 0.5, abs=1e-9)
+    method = chunked.mesa_method(*size, middle)
+    np.testing.assert_allclose(model.recovered_position(prompt), chunked.mesa_position(method, prompt), atol=1e-9)
+    assert model.head_output(prompt)[-1] == pytest.approx(M / chunked.mesa_denominator(method, prompt) - 0.5, abs=1e-9)
 
 
 @pytest.mark.parametrize(
     ("size", "start", "woven"), [(SIZES[1], 22, 92), (SIZES[3], 27, 102), ((12, 5, 2, 6, 4, 1), 28, 77)]
 )
 def test_where_chunks_fail(size, start, woven):
-    method = mesa_method(*size)
-    assert fails_from(method) == start
-    assert all(mesa_denominator(method, T) >= size[0] for T in range(start, 6 * size[0]))
+    method = chunked.mesa_method(*size)
+    assert chunked.fails_from(method) == start
+    assert all(chunked.mesa_denominator(method, T) >= size[0] for T in range(start, 6 * size[0]))
     assert woven_first_failure(size) == woven
 
 
 def test_the_papers_constants():
-    method = mesa_method(*PAPER)
-    assert (fails_from(method), hopeless(method)) == (8804, 5450)
-    assert (last_middle_chunk(method, 8803), last_middle_chunk(method, 8804)) == (4096, 5560)
-    assert mesa_denominator(method, 8803) == pytest.approx(3.16395, abs=1e-5)
-    assert mesa_denominator(method, 8804) == pytest.approx(94722.66, abs=0.01)
-    assert mesa_denominator(mesa_method(*PAPER, "woven"), 8804) == pytest.approx(3.16395, abs=1e-5)
+    method = chunked.mesa_method(*PAPER)
+    assert (chunked.fails_from(method), chunked.hopeless(method)) == (8804, 5450)
+    assert (chunked.last_middle_chunk(method, 8803), chunked.last_middle_chunk(method, 8804)) == (4096, 5560)
+    assert chunked.mesa_denominator(method, 8803) == pytest.approx(3.16395, abs=1e-5)
+    assert chunked.mesa_denominator(method, 8804) == pytest.approx(94722.66, abs=0.01)
+    assert chunked.mesa_denominator(chunked.mesa_method(*PAPER, "woven"), 8804) == pytest.approx(3.16395, abs=1e-5)
 
 
 @given(st.data())
@@ -107,27 +93,27 @@ def test_bounds_anywhere(data):
     first = data.draw(st.integers(1, M - 4))
     last, split = data.draw(st.integers(1, M - 1 - first)), data.draw(st.integers(1, 6))
     T = data.draw(st.integers(M + 1, 8 * M))
-    local, woven = (mesa_method(M, N, E, first, last, split, middle) for middle in MIDDLES)
-    if fails_from(local) <= T:
-        assert last_middle_chunk(local, T) >= hopeless(local)
-        assert mesa_denominator(local, T) >= M
+    local, woven = (chunked.mesa_method(M, N, E, first, last, split, middle) for middle in MIDDLES)
+    if chunked.fails_from(local) <= T:
+        assert chunked.last_middle_chunk(local, T) >= chunked.hopeless(local)
+        assert chunked.mesa_denominator(local, T) >= M
     if stair_is_recovered(N, E):
-        assert mesa_denominator(woven, T) <= woven_bound(woven, T) * (1 + 1e-12)
-        assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
+        assert chunked.mesa_denominator(woven, T) <= chunked.woven_bound(woven, T) * (1 + 1e-12)
+        assert chunked.woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
 
 
 def test_a_prompt_inside_the_window_is_refused():
     with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
-        mesa_denominator(mesa_method(*SIZES[1]), 16)
+        chunked.mesa_denominator(chunked.mesa_method(*SIZES[1]), 16)
 
 
 def test_rounding_is_each_positions_own():
     log_a = np.log(np.cumsum(np.exp(np.arange(7.0))))  # A_1 .. A_7
-    np.testing.assert_allclose(rounded(log_a), np.arange(1, 8), atol=1e-12)
+    np.testing.assert_allclose(chunked.rounded(log_a), np.arange(1, 8), atol=1e-12)
     for just_begun in (0.97, 2.97, 5.97):
-        alone, among = rounded(np.array([just_begun])), rounded(np.array([just_begun, 20.0]))
+        alone, among = chunked.rounded(np.array([just_begun])), chunked.rounded(np.array([just_begun, 20.0]))
         assert alone[0] == among[0]
-    assert 6.1 < rounded(np.array([5.97]))[0] < 6.3
+    assert 6.1 < chunked.rounded(np.array([5.97]))[0] < 6.3
 
 
 CASES = {
@@ -138,7 +124,7 @@ CASES = {
 
 def rotary_case(name, reads, middle="local"):
     sizes, method = CASES[name]
-    return Rotary(reads=reads, **sizes), mesa_method(*method, middle)
+    return Rotary(reads=reads, **sizes), chunked.mesa_method(*method, middle)
 
 
 def rotary_by_pairs(sizes, method, prompt):
@@ -157,8 +143,8 @@ def test_closed_forms_are_what_all_pairs_of_the_plan_say(name, reads, middle):
     sizes, method = rotary_case(name, reads, middle)
     for prompt in (sizes.M + 1, 2 * sizes.M + 3, 4 * sizes.M):
         p, D = rotary_by_pairs(sizes, method, prompt)
-        np.testing.assert_allclose(chunk_position(sizes, method, prompt), p, atol=1e-9)
-        np.testing.assert_allclose(chunk_denominator(sizes, method, prompt), D, rtol=1e-10)
+        np.testing.assert_allclose(chunked.chunk_position(sizes, method, prompt), p, atol=1e-9)
+        np.testing.assert_allclose(chunked.chunk_denominator(sizes, method, prompt), D, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "reads", "bounds"), [
@@ -166,12 +152,12 @@ def test_closed_forms_are_what_all_pairs_of_the_plan_say(name, reads, middle):
 ])  # fmt: skip
 def test_what_must_fail_fails(name, reads, bounds):
     sizes, method = rotary_case(name, reads)
-    start, end = chunks_fail_from(sizes, method, 400)
+    start, end = chunked.chunks_fail_from(sizes, method, 400)
     assert bounds in (None, (start, end))
-    D = [chunk_denominator(sizes, method, T) for T in range(sizes.M + 1, end + 1)]
-    phases = chunk_phases(sizes, method, end)
-    share = [chunk_share(sizes, method, T, phases[T - 1]) for T in range(sizes.M + 1, end + 1)]
+    D = [chunked.chunk_denominator(sizes, method, T) for T in range(sizes.M + 1, end + 1)]
+    phases = chunked.chunk_phases(sizes, method, end)
+    share = [chunked.chunk_share(sizes, method, T, phases[T - 1]) for T in range(sizes.M + 1, end + 1)]
     assert min(D[start - sizes.M - 1 :]) >= sizes.M > min(D)
     assert all(part < whole for part, whole in zip(share, D, strict=True))
     assert share[start - sizes.M - 2] < sizes.M  # the last length that need not fail
-    assert chunks_fail_from(sizes, method, start + 3) == (start, start + 3)
+    assert chunked.chunks_fail_from(sizes, method, start + 3) == (start, start + 3)

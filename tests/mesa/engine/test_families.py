@@ -43,7 +43,7 @@ def decoded(model, ids, mask, steps):
 def padded():
     mask = torch.ones(3, 40, dtype=torch.long)
     mask[0, :7] = mask[2, :1] = 0
-    return tokens(3, 40), mask, tokens(3, 6, seed=1)
+    return tokens(3, 40), mask, tokens(3, 3, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import multinomial
 
 from probe.evaluation.plan import TASKS
-from probe.evaluation.summary import interval, paired, places, score_tables, summarize, tables
-from probe.evaluation.text import sentences
+from probe.evaluation.summary import interval, paired, places, summarize, tables
 from probe.figures.curves import evaluation_charts, write_curves
 from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
@@ -65,15 +64,26 @@ def test_the_interval_of_paired_shares_covers_however_few_they_are(count):
         assert covered > 0.9, shares
 
 
-def test_scores_with_a_limit_that_are_all_the_same_are_no_certainty():
-    recall, points = Metric("recall", "share", most=1), Metric("bleu", "0 to 100", most=100)
-    assert interval([1.0, 1.0, 1.0], recall) == wilson(3, 3)
-    assert interval([50.0, 50.0], points) == pytest.approx([100 * end for end in wilson(1, 2)])
-    assert interval([0.5, 0.75, 0.6], recall) == student([0.5, 0.75, 0.6])
-    assert interval([2.5, 2.5], LOSS) == (2.5, 2.5)
-    assert paired([1.0, 0.5], [1.0, 0.5], recall) == bonett_price(0, 0, 2)
-    assert paired([0.0, 0.5], [0.5, 1.0], recall) == bonett_price(0, 1, 2)
-    assert paired([2.5, 2.5], [2.5, 2.5], LOSS) == (0, 0)
+def test_shares_get_wilsons_interval_means_students_and_scores_that_are_all_the_same_no_certainty():
+    recall, points, one = Metric("recall", "share", most=1), Metric("bleu", "0 to 100", most=100), (None, None)
+    for scores, metric, expected in (
+        ([1.0, 1.0], FOUND, wilson(2, 2)),
+        ([1.0, 3.0], LOSS, student([1, 3])),
+        ([1.0], FOUND, one),
+        ([1.0, 1.0, 1.0], recall, wilson(3, 3)),
+        ([50.0, 50.0], points, pytest.approx([100 * end for end in wilson(1, 2)])),
+        ([0.5, 0.75, 0.6], recall, student([0.5, 0.75, 0.6])),
+        ([2.5, 2.5], LOSS, (2.5, 2.5)),
+    ):
+        assert interval(scores, metric) == expected
+    for first, second, metric, expected in (
+        ([1.0], [0.0], FOUND, one),
+        ([1.0, 0.5], [1.0, 0.5], recall, bonett_price(0, 0, 2)),
+        ([0.0, 0.5], [0.5, 1.0], recall, bonett_price(0, 1, 2)),
+        ([2.5, 2.5], [2.5, 2.5], LOSS, (0, 0)),
+    ):
+        assert paired(first, second, metric) == expected
+    assert np.isnan([*interval([np.nan, 1, 0.9], recall), *paired([np.nan, 1, 0.3], [0.2, 0, 0.4], recall)]).all()
 
 
 def test_intervals_of_limited_scores_end_at_their_limits():
@@ -83,14 +93,6 @@ def test_intervals_of_limited_scores_end_at_their_limits():
     assert paired([1, 1, 1], [0, 0, 0.2], recall) == (pytest.approx(0.646, abs=1e-3), 1)
     assert paired([0, 0, 0.2], [1, 1, 1], recall) == (-1, pytest.approx(-0.646, abs=1e-3))
     assert interval([1, 1, 0.9], Metric("nll", "nats"))[1] > 1
-
-
-def test_shares_get_wilsons_interval_and_means_students():
-    assert interval([1.0, 1.0], FOUND) == wilson(2, 2)
-    assert interval([1.0, 3.0], LOSS) == student([1, 3])
-    assert interval([1.0], FOUND) == paired([1.0], [0.0], FOUND) == (None, None)
-    recall = Metric("recall", "share", most=1)
-    assert np.isnan([*interval([np.nan, 1, 0.9], recall), *paired([np.nan, 1, 0.3], [0.2, 0, 0.4], recall)]).all()
 
 
 def test_differences_are_of_the_same_prompts():
@@ -142,18 +144,6 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     assert [path.name for path in written] == ["passkey.png", "passkey.html", "nll.png", "nll.html"]
     assert (tmp_path / "nll.png").read_bytes().startswith(b"\x89PNG")
     assert "some/model" in (tmp_path / "nll.html").read_text()
-
-
-def test_tables_are_rounded_as_they_are_read():
-    origin, mesa = (7.358, 1.6, 1.53), (7.3580002, 1.5999999, 1.538)
-    rows = [row("origin", 2**at, score, "nll", "nll", n) for at, score in enumerate(origin) for n in range(2)]
-    rows += [row("mesa", 2**at, score, "nll", "nll", n) for at, score in enumerate(mesa) for n in range(2)]
-    means, compared = score_tables(summarize(rows, TASKS))
-    assert [row[0] + row[2][:5] for row in means.rows] == ["origin1.60 ", "mesa1.60 "]
-    assert compared.rows == (("mesa", *["+0.000 [+0.000, +0.000]"] * 2, "+0.008 [+0.008, +0.008]"),)
-    assert sentences({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "tasks_left": 0}) == [
-        "nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
-    ]
 
 
 @pytest.mark.parametrize(

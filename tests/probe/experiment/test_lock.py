@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,20 +63,10 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(held):
 
 
 def test_a_folder_is_owned_by_one_thread_several_times_over(tmp_path):
-    out, refused = tmp_path / "a" / "b", []
-
-    def other():
-        with pytest.raises(FileExistsError, match="is being written to by process") as error:
-            owned(out).__enter__()
-        refused.append(error)
-
-    with owned(out):
-        with owned(out):
-            pass
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert refused
+    out = tmp_path / "a" / "b"
+    refused = pytest.raises(FileExistsError, match="is being written to by process")
+    with owned(out), owned(out), ThreadPoolExecutor(1) as pool, refused:
+        pool.submit(owned(out).__enter__).result()
     assert not (tmp_path / "a").exists()  # nothing was kept
 
 

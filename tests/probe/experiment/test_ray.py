@@ -1,6 +1,5 @@
 """Workers on a real Ray: the same bytes, whoever dies on the way. One cluster of two workers for all of this file."""
 
-import importlib.util
 import os
 import random
 import signal
@@ -13,19 +12,13 @@ from pathlib import Path
 import drawn
 import psutil
 import pytest
-from drawn import NOTHING, NoSource
+from drawn import NEEDS_RAY, NOTHING, NoSource, results
 from killing import killing, lines
-from tqdm import tqdm
 
-from probe.experiment.pool import ordered_results
-from probe.experiment.progress import Progress
 from probe.experiment.runner import Runner
 from probe.experiment.task import Task
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
-]
+pytestmark = NEEDS_RAY
 
 RAY = Runner("ray", workers=2)
 
@@ -59,21 +52,14 @@ def outcomes(keys, folder, **options):
     """What comes of toy cells, on two workers; and how often each was begun."""
     cells = [Task("toy", key, **options) for key in keys]
     with RAY.pool(Toy(str(folder)), cells) as pool:
-        results = [
-            outcome.value if not outcome.lost else outcome.lost for _, outcome in ordered_results(pool, cells, quiet())
-        ]
-    return results, {path.name: path.stat().st_size for path in Path(folder).iterdir()}
-
-
-def quiet():
-    return Progress(tqdm(disable=True))
+        return results(pool, cells), {path.name: path.stat().st_size for path in Path(folder).iterdir()}
 
 
 def test_a_cell_whose_workers_die_is_begun_three_times_then_named_and_the_rest_goes_on(cluster, tmp_path):
     keys = [("good", 1), ("dies", 2), ("dies-once", 3), ("good", 4)]
-    results, begun = outcomes(keys, tmp_path)
-    assert [outcome for outcome in results if isinstance(outcome, int)] == [1, 9, 16]
-    assert results[1].startswith("its worker died (")
+    values, begun = outcomes(keys, tmp_path)
+    assert [value for value in values if isinstance(value, int)] == [1, 9, 16]
+    assert values[1].startswith("its worker died (")
     assert begun == {"good-1": 1, "dies-2": 3, "dies-once-3": 2, "good-4": 1}
 
 
@@ -87,9 +73,9 @@ def test_no_worker_is_sent_what_cannot_fit(cluster, tmp_path):
     assert outcomes([("good", 1)], tmp_path, memory_bytes=2**30)[0] == [1]
     cells = [Task("toy", ("good", 5), memory_bytes=2**60), Task("toy", ("good", 6), memory_bytes=2**20)]
     with RAY.pool(Toy(str(tmp_path)), cells) as pool:
-        (_, large), (_, small) = ordered_results(pool, cells, quiet())
-    assert "it needs about 1073741824.0 GiB, the roomiest worker has" in large.lost
-    assert small.value == 36
+        large, small = results(pool, cells)
+    assert "it needs about 1073741824.0 GiB, the roomiest worker has" in large
+    assert small == 36
 
 
 def test_workers_that_die_as_they_load_end_the_run(cluster, tmp_path):

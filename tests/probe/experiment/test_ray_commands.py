@@ -1,6 +1,5 @@
 """Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -10,17 +9,14 @@ import numpy as np
 import pytest
 import tiny
 import yaml
+from drawn import NEEDS_RAY
 from elsewhere import journal, table
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
 from probe.experiment.ray_pool import Member, RayPool, RayWorker
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
-]
+pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 
 COMMANDS = {
     "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",

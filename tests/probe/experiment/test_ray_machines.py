@@ -14,19 +14,12 @@ from pathlib import Path
 
 import drawn
 import pytest
-from drawn import NOTHING, NoSource
-from tqdm import tqdm
+from drawn import NEEDS_RAY, NOTHING, NoSource, results
 
-from probe.experiment.pool import ordered_results
-from probe.experiment.progress import Progress
 from probe.experiment.runner import Runner
 from probe.experiment.task import Task
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
-]
+pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 
 
 @pytest.fixture(autouse=True)
@@ -58,31 +51,21 @@ def machines(ray, monkeypatch):
 
 
 @dataclass(frozen=True)
-class Toy:
-    """Cells (what, number), whose work says where it began."""
+class Squares:
+    """Squares; the doomed machine begins one and never ends it, the others wait for that. Notes which were begun."""
 
     folder: str
-    doomed: str = ""
+    doomed: str
     source: NoSource = NOTHING
 
     def start(self, memory_bytes=None):
-        return getattr(self, f"_{self.kind}")
-
-    def _note(self, number):
-        with (Path(self.folder) / str(number)).open("a") as file:
-            file.write(".")
-            return file.tell()
-
-
-class Squares(Toy):
-    """Squares; the doomed machine begins one and never ends it, the others wait for that."""
-
-    kind = "square"
+        return self._square
 
     def _square(self, cell):
         import ray
 
-        self._note(cell.key[0])
+        with (Path(self.folder) / str(cell.key[0])).open("a") as file:
+            file.write(".")
         begun = Path(self.folder) / "begun"
         if ray.get_runtime_context().get_node_id() == self.doomed:
             begun.touch()
@@ -92,10 +75,13 @@ class Squares(Toy):
         return cell.key[0] ** 2
 
 
-class Devices(Toy):
+class Devices:
     """The GPUs that a worker sees."""
 
-    kind = "device"
+    source = NoSource(on_gpu=True)
+
+    def start(self, memory_bytes=None):
+        return self._device
 
     def _device(self, cell):
         time.sleep(0.5)
@@ -105,12 +91,7 @@ class Devices(Toy):
 def outcomes(runner, work, count=6):
     cells = [Task("toy", (number,)) for number in range(count)]
     with runner.pool(work, cells) as pool:
-        watch = Progress(tqdm(disable=True))
-        return [outcome.value for _, outcome in ordered_results(pool, cells, watch)], len(pool.members)
-
-
-def begun(folder):
-    return [(folder / str(number)).stat().st_size for number in range(6)]
+        return results(pool, cells), len(pool.members)
 
 
 def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_path, capsys):
@@ -123,18 +104,15 @@ def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_p
 
     thread = threading.Thread(target=lose, daemon=True)
     thread.start()
-    work = Squares(str(tmp_path), doomed=lost._node_id)
-    results, _ = outcomes(Runner("ray", machines.address, workers=4), work)
+    values, _ = outcomes(Runner("ray", machines.address, workers=4), Squares(str(tmp_path), lost._node_id))
     thread.join()
-    assert results == [number**2 for number in range(6)]
-    assert 1 <= sum(begun(tmp_path)) - 6 <= 2  # what its two workers were at
-    error = capsys.readouterr().err
-    assert re.search(r"worker \d: its worker died \(.*\); begun again: ", error)
+    assert values == [number**2 for number in range(6)]
+    assert 1 <= sum((tmp_path / str(number)).stat().st_size for number in range(6)) - 6 <= 2  # its two workers'
+    assert re.search(r"worker \d: its worker died \(.*\); begun again: ", capsys.readouterr().err)
 
 
-def test_in_a_mixed_pool_workers_of_two_gpus_go_where_gpus_are_and_see_their_own_alone(machines, tmp_path):
+def test_in_a_mixed_pool_workers_of_two_gpus_go_where_gpus_are_and_see_their_own_alone(machines):
     machines.add(num_cpus=4, num_gpus=4)  # as Ray counts them
-    runner = Runner("ray", machines.address, workers=3, gpus=2)
-    results, workers = outcomes(runner, Devices(str(tmp_path), source=NoSource(on_gpu=True)))
+    values, workers = outcomes(Runner("ray", machines.address, workers=3, gpus=2), Devices())
     assert workers == 2
-    assert {*results} == {"0,1", "2,3"}
+    assert {*values} == {"0,1", "2,3"}

@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tqdm import tqdm
+from drawn import results
 
-from probe.experiment.pool import ordered_results
-from probe.experiment.progress import Progress
 from probe.experiment.ray_cluster import Share
 from probe.experiment.ray_pool import RayPool, RayWorker
 from probe.experiment.task import Task
@@ -88,14 +86,10 @@ def pool(dying):
     return RayPool(Here(dying), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
 
 
-def outcomes(workers):
-    return [outcome.value for _, outcome in ordered_results(workers, TASKS, Progress(tqdm(disable=True)))]
-
-
 def test_a_worker_that_dies_thrice_as_it_loads_is_named_and_the_others_go_on(capsys):
     workers = pool({0, 2, 3})
     workers.wait()
-    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert results(workers, TASKS) == [0, 1, 4, 9, 16]
     assert [member.number for member in workers.members] == [2]
     assert "worker 1 died 3 times as it loaded the model (its process is gone); the other" in capsys.readouterr().err
 
@@ -103,7 +97,7 @@ def test_a_worker_that_dies_thrice_as_it_loads_is_named_and_the_others_go_on(cap
 def test_one_that_loads_at_its_third_try_is_kept():
     workers = pool({0, 2})
     workers.wait()
-    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert results(workers, TASKS) == [0, 1, 4, 9, 16]
     assert [member.number for member in workers.members] == [1, 2]
 
 
@@ -114,5 +108,5 @@ def test_a_task_whose_worker_dies_is_begun_again_and_ray_says_why(capsys):
     )
     workers = RayPool(ray, Squares(), Share(1, 0, 0), [100, 100], verbose=False)
     workers.wait()
-    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert results(workers, TASKS) == [0, 1, 4, 9, 16]
     assert "its worker died (NODE_OUT_OF_MEMORY); begun again: " in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Threads: as many as torch has, never more than a container gives; or those stated."""
 
-import os
 import re
 
 import pytest
@@ -46,17 +45,6 @@ def test_one_a_cpu_at_most_as_many_as_torch_has(count, quota, expected, machine)
     with threads.computing() as chosen:
         assert chosen == torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4
-
-
-@pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("active", None)])
-def test_threads_sleep_soon_unless_it_is_stated(policy, expected, monkeypatch):
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    if policy:
-        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    assert main(["methods"]) == 0
-    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 COMPUTING = ("probe", "check", "verify")

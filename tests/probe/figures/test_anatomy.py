@@ -1,12 +1,8 @@
 """Figures of anatomy: what stands in the maps, the tables, and the export."""
 
-import csv
-import io
-
 import anatomized
 import pytest
 
-from mesa_lens.cli import main
 from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.mechanism_export import anatomy_export, head_figures
 from probe.store.results import having, read_anatomy
@@ -57,21 +53,3 @@ def test_what_was_not_run_is_no_figure(attention):
     assert "beyond" not in head_figures(attention, "rerope", 256)  # no key is M away
     with pytest.raises(ValueError, match="nothing is there for method origin, rerope, mesa; length 256, 1024"):
         anatomy_export(nothing)
-
-
-@pytest.mark.slow
-def test_the_command_writes_figures_and_tables(tmp_path):
-    folder = anatomized.write(tmp_path / "run")
-    options = ["--methods", "rerope", "--lengths", "1024", "--format", "svg,csv"]
-    assert main(["export", "anatomy", str(folder), *options]) == 0
-    names = {path.name for path in (folder / "exports").iterdir()}
-    drawn = {name for name in names if name.endswith("svg")}
-    assert drawn == {f"anatomy-{name}-rerope-1024.svg" for name in STATISTICS}
-
-    def rows(name):
-        return list(csv.DictReader(io.StringIO((folder / "exports" / f"{name}.csv").read_text())))
-
-    assert len(rows("heads")) == 2 * 4 * 8  # spans, layers, heads
-    (score,) = having(rows("retrieval"), layer=str(LAYER), head=str(HEAD))
-    assert [score[name] for name in ("best", "best_low", "best_high")] == ["0.75", "0.65", "0.85"]
-    assert rows("retrieval_heads")[0]["restored"] == "True"

@@ -149,18 +149,6 @@ def test_heatmap_csv_has_a_row_for_each_value(folder, tmp_path, one):
     assert row["resid_post"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_pooled_numbers_are_what_the_figure_shows(one):
-    export = heatmap_export(regions(one, [(0, 192)]), M, cells=500)
-    ((_, content),) = export.files("csv")
-    rows = table(content)
-    assert len(rows) <= 500
-    assert rows["resid_post"].abs().max() == pytest.approx(np.abs(one).max().item(), rel=1e-6)
-    (grid,) = export.figures.values()
-    cell = grid.cells[1][0]
-    drawn = rows[(rows["method"] == "origin") & (rows["layer"] == 1)]["resid_post"]
-    np.testing.assert_allclose(drawn, cell.values.ravel(), rtol=1e-6)
-
-
 def test_differences_and_native_pictures(folder, tmp_path, one):
     chosen = ["--minus", "rerope", "--methods", "mesa,origin", "--positions", "40-99", "--native"]
     assert run(folder, tmp_path, "heatmap", *chosen, "--format", "png,npz") == 0
@@ -251,18 +239,6 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
     errors = capsys.readouterr().err.splitlines()
     assert message in errors[-1]
     assert not (tmp_path / "none").exists()
-
-
-def test_what_cannot_be_exported_from_a_folder_is_named(tmp_path, hidden, capsys):
-    plain = write_run(tmp_path / "plain", hidden)
-    (tmp_path / "file").touch()
-    for arguments, message in (
-        (["heatmap", str(tmp_path / "none")], "no run at"),
-        (["curves", str(plain)], "holds no scores by length; probe with --samples"),
-        (["heatmap", str(plain), "--out", str(tmp_path / "file")], "is a file; name a folder"),
-    ):
-        assert main(["export", *arguments]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_files_are_replaced_whole_or_stay(tmp_path, monkeypatch):

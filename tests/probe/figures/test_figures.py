@@ -1,7 +1,5 @@
 """Figures: their data, texts and colours; both renderers draw the same"""
 
-import re
-
 import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states
@@ -97,18 +95,6 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
     assert [
         trace.opacity for trace in interactive.draw(chart).data if trace.name.replace("<br>", " ") == out[0].label
     ] == [0.35] * 2
-
-
-def test_hovering_names_method_layer_dim_and_unit(hidden, crossings):
-    hover = interactive.draw(threshold_chart(hidden, crossings, 1, 3)).data[0].hovertemplate
-    assert all(part in hover for part in ("layer 0, dim 3", "origin", "position (tokens)", "resid_post (activation)"))
-    panel = regions(hidden, [(32, 96)])
-    hover = interactive.draw(heatmap_grid(panel, M)).data[1].hovertemplate
-    assert hover.startswith("rerope<br>layer 0<br>dim %{y}<br>position %{x}<br>value %{z:.4g} activation")
-    large = regions(hidden.isel(dim=np.arange(3200) % 32).assign_coords(dim=np.arange(3200)), [(0, 320)])
-    pooled = interactive.draw(heatmap_grid(pool(large), M))
-    assert sum(trace.z.size for trace in pooled.data) <= 300_000
-    assert re.search(r">\d+ dims from %\{y\}<br>\d+ positions from %\{x\}<", pooled.data[0].hovertemplate)
 
 
 def test_heatmap_traces(hidden):

@@ -10,17 +10,8 @@ from synthetic import hidden_states
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from probe.figures import heatmap
 from probe.figures.export import heatmap_export
-from probe.figures.heatmap import (
-    default_regions,
-    describe,
-    difference,
-    layer_limits,
-    pool,
-    regions,
-    survey,
-    upper_quantile,
-)
 from probe.figures.raster import LEFT, TOP, write_png
 
 
@@ -28,7 +19,7 @@ def panel(values, positions, bounds, first_dim=0):
     values = np.asarray(values, dtype=np.float32)
     coords = {"layer": range(len(values)), "dim": first_dim + np.arange(values.shape[1]), "position": positions}
     hidden = xr.DataArray(values, dims=("layer", "dim", "position"), coords=coords, name="resid_post")
-    return regions(hidden, bounds)
+    return heatmap.regions(hidden, bounds)
 
 
 def test_regions_are_half_open_and_numbered():
@@ -40,10 +31,10 @@ def test_regions_are_half_open_and_numbered():
 
 
 def test_default_regions_lie_around_m_and_at_the_end():
-    assert default_regions(np.arange(1024), 256) == [(128, 384), (768, 1024)]
-    assert default_regions(np.arange(400), 256) == [(128, 384), (384, 400)]
-    assert default_regions(np.arange(300), 256) == [(128, 300)]
-    assert default_regions(np.r_[4000:5001, 7000:8001], 4096) == [(4000, 5001), (7000, 8001)]
+    assert heatmap.default_regions(np.arange(1024), 256) == [(128, 384), (768, 1024)]
+    assert heatmap.default_regions(np.arange(400), 256) == [(128, 384), (384, 400)]
+    assert heatmap.default_regions(np.arange(300), 256) == [(128, 300)]
+    assert heatmap.default_regions(np.r_[4000:5001, 7000:8001], 4096) == [(4000, 5001), (7000, 8001)]
 
 
 @settings(max_examples=50, deadline=None)
@@ -53,7 +44,7 @@ def test_default_regions_lie_around_m_and_at_the_end():
 def test_pooling_agrees_with_a_plain_loop(dims, first, second, layers, cells, seed):
     values = np.random.default_rng(seed).normal(size=(layers, dims, first + second))
     both = panel(values, [*range(first), *range(100, 100 + second)], [(0, 100), (100, 200)])
-    pooled = pool(both, cells)
+    pooled = heatmap.pool(both, cells)
     assert pooled.size <= max(cells, 2 * layers)
     dim, position = both["dim"].values, both["position"].values
     for row, (top, bottom) in enumerate(zip(pooled["dim"].values, pooled["dim_last"].values, strict=True)):
@@ -68,7 +59,7 @@ def test_pooling_agrees_with_a_plain_loop(dims, first, second, layers, cells, se
 def test_layer_limits_are_robust_and_do_not_mix_layers():
     values = np.stack([np.full((10, 100), -2.0), np.full((10, 100), 6.0), np.zeros((10, 100))])
     values[0, 0, 0] = 500
-    limits = layer_limits(panel(values, range(100), [(0, 100)]))
+    limits = heatmap.layer_limits(panel(values, range(100), [(0, 100)]))
     assert limits.values.tolist() == [2, 6, 1]
 
 
@@ -90,13 +81,13 @@ def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
 
 def test_differences_are_labelled():
     hidden = hidden_states(windows=2).sel(prompt="repeated")
-    less = difference(regions(hidden, [(0, 128)]), "rerope")
+    less = heatmap.difference(heatmap.regions(hidden, [(0, 128)]), "rerope")
     assert less["method"].values.tolist() == ["origin", "dynamic-ntk", "mesa"]
     expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "rerope"})
     np.testing.assert_array_equal(less.sel({"method": "mesa"}), expected)
-    assert describe(less).startswith("resid_post minus rerope, repeated, layers 0-2")
+    assert heatmap.describe(less).startswith("resid_post minus rerope, repeated, layers 0-2")
     with pytest.raises(ValueError, match="'origin' is the only method; a difference takes a second one"):
-        difference(regions(hidden.isel({"method": [0]}), [(0, 9)]), "origin")
+        heatmap.difference(heatmap.regions(hidden.isel({"method": [0]}), [(0, 9)]), "origin")
 
 
 class Disk(BackendArray):
@@ -124,12 +115,12 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
     hidden = hidden_states(windows=4).sel(prompt="repeated")
     bounds, methods = [(8, 40), (100, 128)], hidden["method"].values.tolist()
     disk, lazy = on_disk(hidden)
-    *pooled, limits = survey(regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
+    *pooled, limits = heatmap.survey(heatmap.regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
     assert disk.reads == [(60, 32)] * 4 * 3
-    plain = regions(hidden, bounds)
-    xr.testing.assert_identical(pooled[0], pool(plain, 500))
-    xr.testing.assert_identical(pooled[1], pool(plain.sel({"method": ["mesa", "origin"]}), 500))
-    xr.testing.assert_identical(limits, layer_limits(plain))
+    plain = heatmap.regions(hidden, bounds)
+    xr.testing.assert_identical(pooled[0], heatmap.pool(plain, 500))
+    xr.testing.assert_identical(pooled[1], heatmap.pool(plain.sel({"method": ["mesa", "origin"]}), 500))
+    xr.testing.assert_identical(limits, heatmap.layer_limits(plain))
     assert limits.values.tolist() == [
         np.quantile(np.abs(layer), 0.99) for layer in plain.transpose("layer", ...).values
     ]
@@ -138,9 +129,13 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
 def test_pictures_and_pools_hold_one_layer_of_one_method(tmp_path):
     hidden = hidden_states(windows=4).sel(prompt="repeated")
     disk, lazy = on_disk(hidden)
-    selected = regions(lazy, [(0, 64)])
-    xr.testing.assert_identical(pool(selected, 500), pool(regions(hidden, [(0, 64)]), 500))
-    write_png(selected.sel({"method": "mesa"}), tmp_path / "lazy.png", layer_limits(regions(hidden, [(0, 64)])))
+    selected = heatmap.regions(lazy, [(0, 64)])
+    xr.testing.assert_identical(heatmap.pool(selected, 500), heatmap.pool(heatmap.regions(hidden, [(0, 64)]), 500))
+    write_png(
+        selected.sel({"method": "mesa"}),
+        tmp_path / "lazy.png",
+        heatmap.layer_limits(heatmap.regions(hidden, [(0, 64)])),
+    )
     assert disk.reads == [(64, 32)] * (4 * 3 + 3)
 
 
@@ -151,34 +146,34 @@ def test_an_upper_quantile_is_the_quantile(dtype, size):
     for array in (values, np.sort(values), np.zeros_like(values), values.round()):
         for quantile in (0, 0.5, 0.99, 1):
             expected = np.quantile(array.astype(np.result_type(dtype, np.float32)), quantile)
-            assert upper_quantile(array, quantile) == pytest.approx(expected)
+            assert heatmap.upper_quantile(array, quantile) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_survey_of_a_difference_is_the_pooled_difference(dtype):
     hidden = hidden_states(layers=2, prompts=("repeated",)).isel(prompt=0).astype(dtype)
-    selected = regions(hidden, [(10, 60), (200, 320)])
-    pooled, limits = survey(selected, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
-    less = difference(selected, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
-    expected = pool(less, 900)
+    selected = heatmap.regions(hidden, [(10, 60), (200, 320)])
+    pooled, limits = heatmap.survey(selected, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
+    less = heatmap.difference(selected, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
+    expected = heatmap.pool(less, 900)
     xr.testing.assert_identical(pooled, expected.transpose(*pooled.dims))
-    assert limits.equals(layer_limits(less, 0.9))
+    assert limits.equals(heatmap.layer_limits(less, 0.9))
     assert pooled.size < less.size
 
 
 @pytest.fixture
 def small():
     hidden = hidden_states(layers=2, dims=16)
-    return regions(hidden.isel(prompt=0) if "prompt" in hidden.dims else hidden, [(60, 100)]).load()
+    return heatmap.regions(hidden.isel(prompt=0) if "prompt" in hidden.dims else hidden, [(60, 100)]).load()
 
 
 def test_a_difference_of_halves_is_not_infinite(small):
     signs = np.where(np.arange(small.sizes["method"]) % 2, 1, -1)[:, None, None, None]
     halves = small.copy(data=np.broadcast_to(60000 * signs, small.shape).astype(np.float16))
-    result = difference(halves, "origin")
+    result = heatmap.difference(halves, "origin")
     assert np.abs(result.values).max() == 2 * np.abs(halves.values[0].astype(float)).max()
     others = [name for name in halves["method"].values.tolist() if name != "origin"]
-    pooled, limits = survey(halves, [others], minus="origin")
+    pooled, limits = heatmap.survey(halves, [others], minus="origin")
     assert pooled.values.max() == result.values.max()
     assert np.isfinite(limits).all()
 

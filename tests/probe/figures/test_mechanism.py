@@ -11,7 +11,7 @@ import pytest
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
-from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
+from probe.figures.locate import layer_chart, restoration_map
 from probe.figures.mechanism_export import method_figures
 from probe.figures.render import rendered
 from probe.store.results import having
@@ -55,27 +55,6 @@ def test_what_was_not_run_is_no_figure(summary):
     assert method_figures(nothing, *AT) == {}
     assert restoration_map(summary, "dynamic-ntk", 512, "nll") is None
     assert layer_chart(nothing, 1024, "nll", located.METHODS) is None
-
-
-def test_the_smallest_set_stands_beside_random_ones(summary):
-    rerope, mesa, _ = smallest_chart(summary, 1024, "nll", located.METHODS).panels
-    chosen, random = rerope.lines
-    assert [point.x for point in rerope.points] == [3]
-    assert mesa.points == ()
-    assert "2.3, 2.5, 2.0" in rerope.points[0].text
-    assert np.isnan(chosen.interval[0][-1])
-    np.testing.assert_allclose(random.y, 0.02 * np.arange(1, 8))
-    assert 0.9 in [rule.at for rule in rerope.rules]
-
-
-def test_random_dims_are_the_range_of_their_sets(summary):
-    at_m, within = clamp_chart(summary, *AT, rule="drift").panels
-    assert (at_m.x_labels, within.title) == (("1", "2", "3", "all"), "held within their range")
-    observable, random = at_m.lines
-    rows = effects(summary, kind="clamp", way="at-M", rule="drift", layer=None)
-    shares = [row["share"] for row in rows if row["which"] != "observable"]
-    assert (random.interval[0][-1], random.interval[1][-1]) == (min(shares), max(shares))
-    assert observable.y[-1] == next(row["share"] for row in rows if row["which"] == "observable")
 
 
 def test_both_renderers_draw_the_cells(summary):

@@ -23,7 +23,8 @@ def checkpoint(tmp_path_factory):
 
 
 def planned(folder, *kinds, **options):
-    return plan(LocateRequest(model=str(folder), lengths=(320,), samples=4, kinds=kinds, **options))
+    chosen = {"kinds": kinds} if kinds else {}
+    return plan(LocateRequest(**{"model": str(folder), "lengths": (320,), "samples": 4} | chosen | options))
 
 
 def located(folder, out, *options):
@@ -125,8 +126,8 @@ def weightless(tmp_path_factory):
     ],
 )
 def test_bad_requests_are_refused_before_any_weights(weightless, options, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        plan(LocateRequest(**{"model": str(weightless), "lengths": (320,), "samples": 4} | options))
+    with pytest.raises(ValueError, match=message):
+        planned(weightless, **options)
 
 
 def test_the_estimate_counts_passes_from_the_changed_layer_on(weightless):

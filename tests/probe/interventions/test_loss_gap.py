@@ -6,14 +6,15 @@ import pytest
 from probe.interventions.loss_gap import PairedLosses
 
 
-def test_one_number_has_no_interval():
-    losses = PairedLosses([[2.0]], [[1.0]])
-    assert np.isnan(losses.gap.low)
-    assert not losses.gap.judged
-    share = losses.share([[1.5]])
-    assert share.value == 0.5
-    assert np.isnan(share.low)
-    assert np.isnan(share.high)
+def test_one_number_and_an_insignificant_gap_have_no_interval():
+    assert np.isnan(PairedLosses([[2.0]], [[1.0]]).gap.low)
+    for losses, patched in (
+        (PairedLosses([[2.0]], [[1.0]]), [[1.5]]),
+        (PairedLosses([[1.0], [2.0]], [[0.0]] * 2), [[0.5], [1.0]]),
+    ):
+        share = losses.share(patched)
+        assert (losses.gap.judged, share.value) == (False, 0.5)
+        assert np.isnan([share.low, share.high]).all()
 
 
 @pytest.mark.parametrize("items", [2, 4])
@@ -35,12 +36,6 @@ def test_intervals_of_shares_of_few_items_cover_the_truth(items):
             share = losses.share(gap * (1 - part) + 0.4 * noise + rng.normal(0, 0.3, (items, 8)))
             covered.append(share.low <= 0.6 <= share.high)
     assert sum(covered) >= 184  # 190 of 200; of resampled items alone 150, 172 and 181
-
-
-def test_a_share_of_an_insignificant_gap_has_no_interval():
-    share = PairedLosses([[1.0], [2.0]], [[0.0], [0.0]]).share([[0.5], [1.0]])
-    assert share.value == 0.5
-    assert np.isnan(share.low)
 
 
 def test_a_share_of_no_gap_is_undefined():

@@ -37,23 +37,20 @@ def add(journal, locate_plan, key, **row):
     journal.add(key, {"config": config_of(locate_plan.methods[key[2]]), **row})
 
 
-def test_plain_runs_come_first_and_what_follows_is_foreseen(folder):
+def test_plain_runs_come_first_and_what_follows_is_foreseen(folder, tmp_path):
     locate_plan = planned(folder, "weave", "clamp", "smallest")
-    assert {task.kind for task in tasks(locate_plan, {})} == {"run"}
-    assert len(tasks(locate_plan, {})) == 2 * 4
+    assert [task.kind for task in tasks(locate_plan, {})] == ["run"] * 2 * 4
     weaves, first_round = 2 * (3 + 12) * 4, 12 * 2
     assert remaining(locate_plan, {}) == 2 * 4 + weaves + 2 + first_round + 1  # 2: dims and what follows
+    no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
+    assert tasks(locate_plan, no_gap.rows) == []
+    assert needed_bytes(planned(folder, "smallest")) > needed_bytes(planned(folder, "weave"))  # states of every item
 
 
 @pytest.mark.parametrize(("kind", "count"), [("clamp", 2), ("smallest", 12 * 2 + 1)])
 def test_what_was_not_run_remains(folder, tmp_path, kind, count):
     locate_plan = planned(folder, kind)
     assert remaining(locate_plan, with_plain_runs(locate_plan, tmp_path).rows) == count
-
-
-def test_a_method_without_a_gap_is_not_tried(folder, tmp_path):
-    locate_plan = planned(folder, "weave", "clamp", "smallest")
-    assert tasks(locate_plan, with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4).rows) == []
 
 
 def test_clamps_remain_until_they_are_run(folder, tmp_path):
@@ -145,16 +142,3 @@ def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):
     assert summary["loss_gaps"][0]["judged"]
     assert summary["smallest"][0]["heads"] == []
     assert remaining(locate_plan, journal.rows) == 0
-
-
-def test_one_text_has_a_summary(folder, tmp_path):
-    locate_plan = planned(folder, "weave", samples=1)
-    journal = with_plain_runs(locate_plan, tmp_path)
-    add(journal, locate_plan, (*GROUP, "rerope", 0, "weave", "only", 1, -1), nll=[2.5] * 8)
-    summary = summarize(locate_plan, journal)
-    assert summary["loss_gaps"][0]["judged"]
-    assert [row["share"] for row in summary["effects"]] == [0.5]
-
-
-def test_a_search_needs_memory_for_the_states_of_every_item(folder):
-    assert needed_bytes(planned(folder, "smallest")) > needed_bytes(planned(folder, "weave"))

@@ -8,7 +8,6 @@ import numpy as np
 import objects
 import pytest
 import synthetic
-import tiny
 from commands import main
 from zarr.storage import FsspecStore
 
@@ -59,15 +58,13 @@ def written(url, **more):
 
 
 def objects_of(url):
-    """Reads and writes the content of an object of the run's store."""
+    """Reads an object of the run's store, or writes it."""
     fs = location.client(url)
     key = fs._strip_protocol(url)
 
     def change(name, content=None):
-        if content is None:
-            return fs.cat_file(f"{key}/store.zarr/{name}")
-        fs.pipe_file(f"{key}/store.zarr/{name}", content)
-        return content
+        at = f"{key}/store.zarr/{name}"
+        return fs.cat_file(at) if content is None else fs.pipe_file(at, content)
 
     return change
 
@@ -132,42 +129,39 @@ def test_figures_are_exported_and_runs_are_listed_from_a_url(url, tmp_path, caps
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys, monkeypatch):
+def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("mesa_lens.probe._check_store", lambda url: None)
     fsspec.filesystem("memory").store.clear()
-    model, out, url = tiny.folder(tmp_path / "model"), tmp_path / "out", "memory://bucket/far"
-    arguments = ["probe", "--model", str(model), "--methods", "origin,rerope", "--length", "400", "--texts", "0"]
-    arguments += ["--samples", "0", "--out", str(out)]
-    assert main([*arguments, "--store", url]) == 0
+    out, url = tmp_path / "out", "memory://bucket/far"
+    words = f"--model {model} --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --out {out} --store"
+    arguments = ["probe", *words.split()]
+    assert main([*arguments, url]) == 0
     assert not (out / "store.zarr").exists()
     assert (out / POINTER).read_text().split()[0] == url
     near, far = open_run(out), open_run(url)
-    assert near.path == far.path
-    assert near.folder == out
+    assert (near.path, near.folder) == (far.path, out)
     assert near.summary["trained_length"] == 160
     assert status_of(out).state == "finished"
-    (entry,) = entries(tmp_path)
-    assert entry.finished
+    assert [entry.finished for entry in entries(tmp_path)] == [True]
     capsys.readouterr()
-    assert main([*arguments, "--store", url]) == 0
-    assert f"finished already: {out}" in capsys.readouterr().err
-    assert main([*arguments, "--store", "memory://bucket/other"]) == 2
-    assert f"{out} has its store at {url}; choose another --out" in capsys.readouterr().err
+    for place, code, says in (
+        (url, 0, f"finished already: {out}"),
+        ("memory://bucket/other", 2, f"{out} has its store at {url}; choose another --out"),
+    ):
+        assert main([*arguments, place]) == code
+        assert says in capsys.readouterr().err
     store.remove(near.path)
-    capsys.readouterr()
     assert main(["report", str(out)]) == 2
     assert "no run at memory://bucket/far/store.zarr" in capsys.readouterr().err
 
 
-def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(url, tmp_path):
-    with location.url_recorded(tmp_path, "store.zarr", url):
-        assert (tmp_path / POINTER).exists()
-    assert not (tmp_path / POINTER).exists()
-
-
 def test_a_folder_names_the_url_of_a_store_that_was_begun(url, tmp_path):
-    with location.url_recorded(tmp_path, "store.zarr", url):
-        Remote(f"{url}/store.zarr/zarr.json").write_bytes(b"{}")
+    for begun in (False, True):
+        with location.url_recorded(tmp_path, "store.zarr", url):
+            assert (tmp_path / POINTER).exists()
+            if begun:
+                Remote(f"{url}/store.zarr/zarr.json").write_bytes(b"{}")
+        assert (tmp_path / POINTER).exists() == begun
     assert store_in(tmp_path, "store.zarr") == store_in(as_path(url), "store.zarr")
 
 
@@ -229,7 +223,7 @@ def test_a_wrong_key_and_an_unreachable_address_are_one_line(server, monkeypatch
 def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeypatch):
     fsspec.filesystem("memory").store.clear()
     url = written("memory://bucket/run")
-    store_path, fs = location.store_in(as_path(url), "store.zarr"), type(fsspec.filesystem("memory"))
+    path, fs = location.store_in(as_path(url), "store.zarr"), type(fsspec.filesystem("memory"))
     real = fs.cat_file
 
     def cat_file(self, path, *args, **more):
@@ -238,12 +232,10 @@ def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeyp
         return real(self, path, *args, **more)
 
     monkeypatch.setattr(fs, "cat_file", cat_file)
-    with pytest.raises(OSError, match=r"connection reset.*(try again|credentials)") as error:
-        open_run(url)
-    assert "--overwrite" not in str(error.value)
-    with pytest.raises(OSError, match="connection reset") as error:
-        store.find_store(store_path, **LABELS)
-    assert "--overwrite" not in str(error.value)
+    for read in (lambda: open_run(url), lambda: store.find_store(path, **LABELS)):
+        with pytest.raises(OSError, match=r"connection reset.*(try again|credentials)") as error:
+            read()
+        assert "--overwrite" not in str(error.value)
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):

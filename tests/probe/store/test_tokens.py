@@ -25,24 +25,14 @@ def hidden(folder):
     return hook_values(open_run(folder))
 
 
-def test_the_store_gives_back_the_token_at_each_position(hidden):
-    at = hidden["token"].sel(prompt="text-0", position=[0, 1, 70])
-    assert at.values.tolist() == [" hello", " w1", " w70"]
-
-
-def test_hovering_a_text_prompt_shows_the_token(hidden):
-    text = one_prompt(hidden, "text-0")
-    figure = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3))
-    trace = figure.data[0]
-    assert trace.hovertemplate.endswith("<br>%{customdata}<extra></extra>")
-    assert trace.customdata[70] == "token ' w70'"
-
-
-def test_a_token_in_a_store_is_no_markup(hidden):
+def test_hovering_a_text_prompt_shows_the_token_which_is_no_markup(hidden):
     text = one_prompt(hidden, "text-0").copy()
-    text["token"][70] = "<b>%{x}</b>"
-    trace = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3)).data[0]
-    assert trace.customdata[70] == "token '&lt;b&gt;%{x}&lt;/b&gt;'"
+    assert text["token"].sel(position=[0, 1, 70]).values.tolist() == [" hello", " w1", " w70"]
+    for token, shown in ((" w70", " w70"), ("<b>%{x}</b>", "&lt;b&gt;%{x}&lt;/b&gt;")):
+        text["token"][70] = token
+        trace = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3)).data[0]
+        assert trace.hovertemplate.endswith("<br>%{customdata}<extra></extra>")
+        assert trace.customdata[70] == f"token '{shown}'"
 
 
 def test_exports_carry_the_token(hidden):

@@ -1,6 +1,5 @@
 """LongPPL's key tokens are those that were planted, chosen once and never by the method under test."""
 
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from mesa.engine.plug import attachment_of
-from mesa.models import load, tokenizer_of
+from mesa.models import load
 from probe.evaluation import worker
-from probe.evaluation.plan import estimate, evaluator_passes, plan
+from probe.evaluation.plan import plan
 from probe.evaluation.run import run
 from probe.evaluation.summary import longppl_table, pooled_longppl
 from probe.evaluation.text import sentences
@@ -141,22 +140,3 @@ def test_the_method_that_chooses_is_not_tested(eval_request, capsys):
 def test_evaluators_that_cannot_choose_are_refused(eval_request, changes, message):
     with pytest.raises(ValueError, match=message):
         plan(replace(eval_request, **changes))
-
-
-def test_the_estimate_counts_the_evaluators_passes(eval_request, monkeypatch):
-    planned = plan(eval_request)
-    counted = []
-
-    def counting(model, ids, last, reduction="none"):
-        counted.append(len(ids))
-        return torch.zeros(last)
-
-    monkeypatch.setattr(likelihood, "nll", counting)
-    for length in LENGTHS:
-        for ids in LongPPL().prepare(tokenizer_of(eval_request.model), length, planned.setting, eval_request.samples):
-            key_tokens(LOADED, ids, M)
-    other_request = {length: many for (_, length), many in evaluator_passes(planned).items()}
-    assert other_request == Counter(counted)
-    assert f", and {sum(counted):,} by which rerope chooses key tokens" in estimate(planned)
-    assert evaluator_passes(plan(replace(eval_request, tasks=("nll",)))) == {}
-    assert "chooses key tokens" not in estimate(plan(replace(eval_request, tasks=("nll",))))

@@ -33,28 +33,17 @@ def test_where_the_tokenizer_puts_nothing_first_a_special_token_is_put(special, 
     check_distinct(ids, "it")
 
 
-def test_the_shipped_tokenizers_first_token_stays():
+def test_a_words_tokens_are_repeated_whole_and_cut_after_the_tokenizers_own_first_token():
     ids, added = repeated_word(tokenizer_of("default"), "hello", 6)
-    assert added == ""
-    assert ids[0] == 0
-    assert len(set(ids[1:])) == 1
-
-
-def test_a_word_of_several_tokens_is_repeated_whole_and_cut():
+    assert (added, ids[0], len(set(ids[1:]))) == ("", 0, 1)
     ids, _ = repeated_word(tokenizer(bos_token="<|start|>"), "big world", 6)
     assert ids == [1, 4, 5, 4, 5, 4]
+    assert first_token(tokenizer(), range(5)) == 5  # none of the words
 
 
-def test_the_first_token_is_none_of_the_words():
-    assert first_token(tokenizer(), range(5)) == 5
-
-
-def test_an_empty_word_is_refused():
+def test_an_empty_word_and_identical_tokens_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="is empty; give a word to repeat"):
         repeated_word(tokenizer(), "  ", 4)
-
-
-def test_identical_tokens_are_refused_with_the_reason():
     with pytest.raises(ValueError, match=r"all 300 tokens of prompt text-0 are the same \(id 5\).*cannot depend on"):
         check_distinct([5] * 300, "prompt text-0")
     check_distinct([5], "one token")

@@ -79,12 +79,10 @@ def test_no_token_is_scored_twice_of_a_short_or_repeated_text():
 
 
 def test_tail_nll_is_of_the_same_tokens_at_every_length(loaded, setting):
-    tails = {
-        length: [tuple(ids[-M // 4 :]) for ids in TASKS["nll"].prepare(loaded.tokenizer, length, setting, 3)]
-        for length in setting.lengths
-    }
-    assert len(set(map(tuple, tails.values()))) == 1
-    assert len(set(tails[100])) == 3
+    prompts = [TASKS["nll"].prepare(loaded.tokenizer, length, setting, 3) for length in setting.lengths]
+    tails = {tuple(tuple(ids[-M // 4 :]) for ids in each) for each in prompts}
+    assert len(tails) == 1
+    assert len(set(*tails)) == 3
 
 
 def test_nll_by_position_averages_to_the_whole(loaded, setting):
@@ -122,24 +120,16 @@ def test_lengths_without_a_summary_prompt_are_refused(loaded, summary_setting):
 
 
 def test_a_perfect_summary_scores_all_and_an_empty_one_nothing(loaded, summary_setting, monkeypatch):
-    tokenizer = loaded.tokenizer
-    end = tokenizer.eos_token_id
-    answers = [[*tokenizer.encode("A text of a few words.", add_special_tokens=False), end, 5, 6], [end, 5, 6]]
-    left = iter(answers)
-    monkeypatch.setattr(summaries, "greedy", lambda model, prompts, count: torch.tensor([next(left)]))
-    result = scores(loaded, "summary", 100, summary_setting)
-    values = [{score.metric: score.value for score in result if score.sample == sample} for sample in (0, 1)]
-    assert values[0] == pytest.approx({"rouge1": 1, "rouge2": 1, "rougeL": 1, "bleu": 100})
-    assert values[1] == {"rouge1": 0, "rouge2": 0, "rougeL": 0, "bleu": 0}
-
-
-def test_a_summary_ends_at_any_of_the_models_end_tokens(loaded, summary_setting, monkeypatch):
-    answer = loaded.tokenizer.encode("A text of a few words.", add_special_tokens=False)
-    more = loaded.tokenizer.encode(" And more of it.", add_special_tokens=False)
+    """Summaries end at any of the model's end tokens."""
     monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [1, 2])
+    perfect = loaded.tokenizer.encode("A text of a few words.", add_special_tokens=False)
     for end in (1, 2):
-        monkeypatch.setattr(summaries, "greedy", lambda *_, end=end: torch.tensor([[*answer, end, *more]]))
-        assert scores(loaded, "summary", 100, summary_setting)[0].value == 1
+        left = iter([[*perfect, end, 5, 6], [end, 5, 6]])
+        monkeypatch.setattr(summaries, "greedy", lambda model, prompts, count, left=left: torch.tensor([next(left)]))
+        result = scores(loaded, "summary", 100, summary_setting)
+        values = [{score.metric: score.value for score in result if score.sample == sample} for sample in (0, 1)]
+        assert values[0] == pytest.approx({"rouge1": 1, "rouge2": 1, "rougeL": 1, "bleu": 100})
+        assert set(values[1].values()) == {0}
 
 
 def test_missing_scorers_name_the_extra(monkeypatch):
@@ -156,58 +146,52 @@ def lines(path, *rows):
     return str(path)
 
 
-def test_texts_come_from_files_lines_and_dataset_folders(tmp_path):
+def test_texts_and_pairs_come_from_files_lines_and_dataset_folders(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntext")
     assert sources.texts(str(tmp_path / "a.txt")) == ["one\ntext"]
-    listed = lines(tmp_path / "a.jsonl", {"text": "one"}, {"text": " "}, {"text": "two"})
-    assert sources.texts(listed) == ["one", "two"]
+    assert sources.texts(lines(tmp_path / "a.jsonl", {"text": "one"}, {"text": " "}, {"text": "two"})) == ["one", "two"]
     assert len(sources.texts(None)) == 8
     folder = tmp_path / "set"
     folder.mkdir()
-    lines(folder / "train.jsonl", {"text": "of train"})
-    assert sources.texts(str(folder)) == ["of train"]
-    lines(folder / "test.jsonl", {"text": "of test"}, {"text": "again"})
-    assert sources.texts(str(folder)) == ["of test", "again"]
-
-
-def test_pairs_take_govreports_fields_too(tmp_path):
-    listed = lines(tmp_path / "a.jsonl", {"document": "d", "summary": "s"}, {"report": "r", "summary": "t", "id": 3})
-    assert sources.pairs(listed) == [("d", "s"), ("r", "t")]
-    (tmp_path / "set").mkdir()
-    lines(tmp_path / "set" / "test.jsonl", {"report": "r", "summary": "t"})
-    assert sources.pairs(str(tmp_path / "set")) == [("r", "t")]
+    for name, rows in {"train": ["of train"], "test": ["of test", "again"]}.items():
+        lines(folder / f"{name}.jsonl", *({"text": row} for row in rows))
+        assert sources.texts(str(folder)) == rows
+    report = {"report": "r", "summary": "t"}  # GovReport's fields
+    assert sources.pairs(lines(tmp_path / "b.jsonl", {"document": "d", "summary": "s"}, report)) == [
+        ("d", "s"),
+        ("r", "t"),
+    ]
+    (tmp_path / "reports").mkdir()
+    lines(tmp_path / "reports" / "test.jsonl", report)
+    assert sources.pairs(str(tmp_path / "reports")) == [("r", "t")]
 
 
 def test_bad_sources_name_the_file_and_line(tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"text": "one"}\n\n{"text": "two\n')
     (tmp_path / "list.jsonl").write_text("[1]\n")
     (tmp_path / "folder").mkdir()
-    wrong = lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
-    with pytest.raises(ValueError, match=r"broken\.jsonl, line 3 is not JSON"):
-        sources.texts(str(tmp_path / "broken.jsonl"))
-    with pytest.raises(ValueError, match=r"list\.jsonl, line 1 is no object with fields"):
-        sources.pairs(str(tmp_path / "list.jsonl"))
-    with pytest.raises(ValueError, match=r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"):
-        sources.texts(wrong)
-    with pytest.raises(ValueError, match=r"row 1 has no field 'document'; it has title, body"):
-        sources.pairs(wrong)
-    with pytest.raises(FileNotFoundError, match="folder is no file, folder, or dataset that can be loaded"):
-        sources.texts(str(tmp_path / "folder"))
+    lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
+    for read, name, message in (
+        (sources.texts, "broken.jsonl", r"broken\.jsonl, line 3 is not JSON"),
+        (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is no object with fields"),
+        (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
+        (sources.pairs, "wrong.jsonl", "row 1 has no field 'document'; it has title, body"),
+        (sources.texts, "folder", "folder is no file, folder, or dataset that can be loaded"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            read(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("source", ["./notes", "notes.md"])
-def test_a_missing_path_is_not_looked_for_on_the_hub(source, monkeypatch):
-    monkeypatch.setattr(sources, "_dataset", None)
-    with pytest.raises(FileNotFoundError, match="is not a file or folder"):
-        sources.texts(source)
-
-
-@pytest.mark.parametrize("source", ["wikitext", "someone/set-2.1"])
-def test_other_names_are_datasets_of_the_hub(source, monkeypatch):
+def test_a_missing_path_is_not_looked_for_on_the_hub_and_other_names_are_datasets(monkeypatch):
     names = []
     monkeypatch.setattr("datasets.load_dataset", lambda name: names.append(name) or {"train": [{"text": "one"}]})
-    assert sources.texts(source) == ["one"]
-    assert names == [source]
+    for source in ("./notes", "notes.md"):
+        with pytest.raises(FileNotFoundError, match="is not a file or folder"):
+            sources.texts(source)
+    assert names == []
+    for source in ("wikitext", "someone/set-2.1"):
+        assert sources.texts(source) == ["one"]
+    assert names == ["wikitext", "someone/set-2.1"]
 
 
 def test_latency_has_three_positive_metrics_a_run(loaded, setting):

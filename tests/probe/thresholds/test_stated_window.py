@@ -142,25 +142,16 @@ def test_noise_inside_the_window_does_not_alarm():
     assert outcomes.count(TOO_LARGE) <= 1  # 3%
 
 
-def test_committed_results_of_smollm2_are_not_doubted():
+@pytest.mark.parametrize("name", ["nll", "real"])
+def test_committed_results_of_smollm2_are_not_doubted(name):
     rows = {}
-    for name in ("nll", "real"):
-        for path in (ROOT / "research/real_model/results" / name).glob("*.jsonl"):
-            cells = [json.loads(line) for line in path.read_text().splitlines()]
-            for cell in cells:
-                if cell.get("cell", [""])[0] == "nll":
-                    _, method, length = cell["cell"]
-                    rows[name, method, length] = [one["value"] for one in cell["scores"]]
-    for name in ("nll", "real"):
-        of_name = {key[1:]: value for key, value in rows.items() if key[0] == name}
-        methods, lengths = sorted({key[0] for key in of_name}), sorted({key[1] for key in of_name})
-        count = len(of_name["origin", 8192])
-        nll = np.array(
-            [[of_name.get((method, length), [math.nan] * count) for length in lengths] for method in methods]
-        )
-        evaluation = xr.Dataset(
-            {"tail_nll": (("method", "length", "window"), nll)}, {"method": methods, "length": lengths}
-        )
-        decision = stated_window(evaluation, 8192, "origin")
-        assert decision.outcome in (FITS, CANNOT_TELL)
-        assert not decision.is_doubtful
+    for path in (ROOT / "research/real_model/results" / name).glob("*.jsonl"):
+        for cell in map(json.loads, path.read_text().splitlines()):
+            if cell.get("cell", [""])[0] == "nll":
+                rows[tuple(cell["cell"][1:])] = [one["value"] for one in cell["scores"]]
+    methods, lengths = (sorted({key[at] for key in rows}) for at in (0, 1))
+    missing = [math.nan] * len(rows["origin", 8192])
+    nll = [[rows.get((method, length), missing) for length in lengths] for method in methods]
+    labels = {"method": methods, "length": lengths}
+    decision = stated_window(xr.Dataset({"tail_nll": ((*labels, "window"), nll)}, labels), 8192, "origin")
+    assert (decision.outcome in (FITS, CANNOT_TELL), decision.is_doubtful) == (True, False)
