@@ -153,21 +153,15 @@ class Calibration:
 
         Intervals are Student's, over the quarters of what is scored of each text.
         """
-        end, last, trained = self.longest - 1, self.trained_length // 4, self.trained_length
-        origin, reference = (self.losses[name, self.longest] for name in (ORIGIN, REFERENCE))
-        inside = [part.mean(1) for part in np.array_split(origin[:, : trained - 1], 4, axis=1)]
-        best = min(inside, key=np.mean)
-        for text, level in (
-            (f"{ORIGIN} at M = {trained}", inside[-1]),
-            (f"{REFERENCE} at {self.longest} tokens", reference[:, end - last : end].mean(1)),
-        ):
-            low = student((level - best).tolist())[0]
-            if (level - best).mean() >= NATS_ABOVE and low is not None and low > NATS_ABOVE / 2:
-                return (
-                    f"{text} is already broken: it loses {_shown(level - best)} over {ORIGIN} earlier inside M, so "
-                    "there is no level to measure failure from; check --trained-length"
-                )
-        excess = _quarters((origin - reference)[:, end - last : end])
+        end, last = self.longest - 1, self.trained_length // 4
+        half = self.tokens // 2
+        broken = _quarters(self.losses[gap_name(), self.tokens] - self.losses[gap_name(half), self.tokens])
+        if broken.mean() >= NATS_ABOVE / 2 and _is_above_zero(broken):
+            return (
+                f"{ORIGIN} is already broken inside M = {self.trained_length}: without the first {half} of "
+                f"{self.tokens} tokens it does better ({_shown(broken)}; {self.texts} texts); check --trained-length"
+            )
+        excess = _quarters(self.differences()[:, end - last : end])
         if not _is_above_zero(excess):
             return (
                 f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({_shown(excess)}; "
@@ -183,7 +177,7 @@ class Calibration:
             more = "; longer --lengths or more --samples may show one" if high is None or high > 0 else ""
             return (
                 f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({_shown(harm)}; "
-                f"{self.texts} texts): no effect of distance on its loss is seen{more}"
+                f"{self.texts} texts): no effect of distances beyond M is seen{more}"
             )
         return ""
 
