@@ -11,6 +11,7 @@ import tiny
 import mesa
 from probe.statistics import rank_correlation
 from research.mechanism import positional_vectors
+from research.mechanism.head_sets import pairs, sharpest
 from research.mechanism.positional_vectors import Moments, measure
 from research.mechanism.rankings import rankings
 from research.mechanism.run import write_rankings
@@ -85,3 +86,17 @@ def test_a_tiny_models_table_adds_up():
         assert row[f"share_{band}"] <= 1
         assert 0 <= row[f"reliability_{band}"] <= 1
         assert 0 <= row["by_chance"] <= 32
+
+
+def test_the_sharpest_heads_are_local_and_of_least_entropy():
+    table = [(0, 0, 0.79, 0.1), (0, 1, 0.8, 3.0), (1, 0, 0.9, 1.0), (1, 1, 0.9, 2.0)]
+    names = ("layer", "head", "mass_near", "entropy")
+    rows = [
+        {"method": "origin", "span": "inside M", "length": "96"} | dict(zip(names, row, strict=True)) for row in table
+    ]
+    assert sharpest(rows, 96) == [(1, 0), (1, 1)]
+    assert sharpest(rows, 97) == []
+    drawn = pairs(HEADS, 4)
+    assert drawn == pairs(HEADS, 4)
+    assert [sum(map(len, heads.values())) for heads in drawn] == [2] * 4
+    assert len(pairs(HEADS[:3], 99)) == 3
