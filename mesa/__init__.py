@@ -48,35 +48,13 @@ _LAZY = {
     "load": "mesa.models",
 }
 
+# fmt: off
 __all__ = [
-    "DCA",
-    "METHODS",
-    "PI",
-    "STRING",
-    "CoPE",
-    "Crop",
-    "DynamicNTK",
-    "LMInfinite",
-    "LaMPE",
-    "LeakyReRoPE",
-    "MesaExtrapolation",
-    "Method",
-    "NTKMixed",
-    "NoPE",
-    "Origin",
-    "Plan",
-    "ReRoPE",
-    "SelfExtend",
-    "StairPE",
-    "StreamingLLM",
-    "YaRN",
-    "applied",
-    "bridge",
-    "check",
-    "distances",
-    "load",
-    "make",
+    "DCA", "METHODS", "PI", "STRING", "CoPE", "Crop", "DynamicNTK", "LMInfinite", "LaMPE", "LeakyReRoPE",
+    "MesaExtrapolation", "Method", "NTKMixed", "NoPE", "Origin", "Plan", "ReRoPE", "SelfExtend", "StairPE",
+    "StreamingLLM", "YaRN", "applied", "bridge", "check", "distances", "load", "make",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

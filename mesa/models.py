@@ -19,9 +19,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from mesa.checkpoints.config_file import check_stated
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
-from mesa.checkpoints.place import DEFAULT, Place, place_of
+from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of
 from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
 from mesa.finite import check_finite
 

@@ -117,13 +117,6 @@ def _scalings(config: Any) -> list[str]:
     return [str(part["rope_type"]) for part in parts if part.get("rope_type") is not None]
 
 
-def no_phases(kind: str) -> str:
-    """Why a model type has no rotary phases that go for all its layers; empty where it has."""
-    if kind in BY_LAYER:
-        return "has other rotary frequencies in other layers"
-    return "" if is_rotary(kind) else "has no rotary embeddings (it has ALiBi)"
-
-
 def trained_length(config: Any) -> int:
     """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
     rope = getattr(config, "rope_parameters", None) or {}

@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from mesa_lens.arguments import (
-    JsonOptions,
-    MinutesOptions,
-    OutputOptions,
-    WorkerOptions,
-    add_command,
-    print_estimate,
-    runner_of,
-)
-from mesa_lens.locate import run_in_folder
+from mesa_lens.arguments import Results, RunOptions, run_experiment
 from probe.request import AnatomyRequest
 
-
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "anatomy",
-        run,
-        example="mesa-lens anatomy --out runs/demo",
-        help="measure what every head attends to under each method",
-        description=__doc__,
-        out="runs/anatomy",
-    )
+HELP = "measure what every head attends to under each method"
+EXAMPLE = "mesa-lens anatomy --out runs/demo"
+OUT = "runs/anatomy"
 
 
-def run(
-    request: AnatomyRequest,
-    output: OutputOptions,
-    printing: JsonOptions,
-    time_limit: MinutesOptions,
-    workers: WorkerOptions,
-) -> int:
-    """Checks everything that can be checked, then runs."""
-    from probe.attention.request import estimate, plan, work
-    from probe.experiment.progress import deadline
+def run(request: AnatomyRequest, options: RunOptions) -> int:
+    """Measures what is missing and writes its report."""
+    from probe.attention import request as planning
 
-    runner, until = runner_of(workers, request.load), deadline(time_limit.minutes)
-    planned = plan(request)
-    if output.estimate:
-        print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
-        return 0
+    return run_experiment(request, options, planning, _measured)
+
+
+def _measured(plan: Any, out: Path, **how: Any) -> Results:
     from probe.attention.results import write
-    from probe.attention.run import anatomy
+    from probe.attention.run import AnatomyExperiment
     from probe.attention.sentences import anatomy_findings, head_table
+    from probe.experiment.run import run as run_plan
     from probe.mechanism_report import write_anatomy_report
 
-    def text(summary: Any) -> str:
-        return "\n".join(part for part in (head_table(summary), *anatomy_findings(summary)) if part)
-
-    return run_in_folder(
-        lambda: anatomy(planned, output.out, overwrite=output.overwrite, until=until, runner=runner),
-        lambda journal: write(planned, journal, output.out),
-        write_anatomy_report,
-        text,
-        output,
-        printing,
-        time_limit,
-    )
+    journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
+    summary = write(plan, journal, out)
+    paragraphs = [head_table(summary), *anatomy_findings(summary)]
+    if journal.rows:
+        paragraphs.append(f"wrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables")
+    return Results(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary["tasks_left"] or ""))

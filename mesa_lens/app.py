@@ -9,11 +9,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from mesa_lens.arguments import add_command
 from probe.options import Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
@@ -32,16 +31,8 @@ class AppOptions:
     no_browser: bool = option(False, "do not open a browser")
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "app",
-        run,
-        example="mesa-lens app --store runs",
-        help="open the dashboard over a folder of runs",
-        description=__doc__,
-    )
+HELP = "open the dashboard over a folder of runs"
+EXAMPLE = "mesa-lens app --store runs"
 
 
 def run(options: AppOptions) -> int:

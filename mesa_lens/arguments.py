@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
@@ -65,7 +65,7 @@ class ThreadOptions:
         None,
         "CPU threads, of a worker with --runner ray",
         group=_WORKERS,
-        unset="OMP_NUM_THREADS, else one a core; one a CPU of Ray",
+        unset="OMP_NUM_THREADS, else one an idle core; one a CPU of Ray",
     )
 
 
@@ -84,6 +84,20 @@ class WorkerOptions(ThreadOptions):
         None, "e.g. 2 with --device-map auto", group=_WORKERS, unset="1 with --device cuda, else 0"
     )
     verbose: bool = option(False, "a line a worker and a finished task, and what Ray says", group=_WORKERS)
+
+
+@dataclass(frozen=True)
+class RunOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
+    """All of an experiment."""
+
+
+class Results(NamedTuple):
+    """What an experiment gave: its summary, the same as text, tasks that no worker could finish, and tasks left."""
+
+    summary: Mapping[str, Any]
+    text: str
+    failed: int
+    left: str
 
 
 def add_command(
@@ -168,15 +182,46 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
     return runner
 
 
-def print_remaining(output: OutputOptions, time_limit: MinutesOptions, remaining: str) -> None:
-    """Prints on stderr what remains of a run, because --minutes are over, and how it continues."""
-    over = f"{time_limit.minutes:g} minutes are over, " if time_limit.minutes else ""
-    print(f"mesa-lens: {over}{remaining}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
+def run_experiment(
+    request: Any, options: RunOptions, planning: Any, measured: Callable[..., Results], *, reported: bool = True
+) -> int:
+    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
+
+    planning: the module with `plan` of the request, `estimate` and `pass_counts` of the plan. measured: of the plan,
+    the folder, and how it is run. reported: whether a probe's report in the folder tells of it.
+    """
+    from probe.experiment.lock import owned
+    from probe.experiment.progress import deadline
+    from probe.files import json_text
+
+    runner, until = runner_of(options, request.load), deadline(options.minutes)
+    planned = planning.plan(request)
+    if options.estimate:
+        print_estimate(options, planning.estimate(planned), [(planned.config, planning.pass_counts(planned))], request)
+        return 0
+    with owned(options.out), resumable(options):
+        results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
+        if reported and results.text:
+            from probe.report import write_report
+            from probe.store.reader import store_of
+
+            if store_of(options.out).exists():
+                write_report(options.out)
+    if results.failed:
+        print_continues(options, f"{results.failed} cells failed")
+    elif results.left:
+        over = f"{options.minutes:g} minutes are over, " if options.minutes else ""
+        print_continues(options, f"{over}{results.left} tasks are left")
+    if options.json:
+        print(json_text(results.summary))
+    elif results.text:
+        print(results.text)
+    return 1 if results.failed else 0
 
 
-def print_failed(output: OutputOptions, failed: str) -> None:
-    """Prints on stderr what no worker could finish, and how the run continues."""
-    print(f"mesa-lens: {failed} failed; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
+def print_continues(output: OutputOptions, reason: str) -> None:
+    """Prints on stderr why a run is not whole, and how it continues."""
+    print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 
 def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any) -> None:

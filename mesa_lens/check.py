@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions, add_command
+from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions
 from probe.options import JoinedNames, Whole, option
 from probe.request import ModelOptions
 
@@ -23,16 +23,8 @@ class CheckRequest(ModelOptions):
     )
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "check",
-        run,
-        example="mesa-lens check --model default",
-        help="whether the methods are computed rightly on your own checkpoint",
-        description=__doc__,
-    )
+HELP = "whether the methods are computed rightly on your own checkpoint"
+EXAMPLE = "mesa-lens check --model default"
 
 
 def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from mesa_lens import __version__
+from mesa_lens.arguments import add_command
 
 
 class _Once(argparse._StoreAction):
@@ -42,26 +44,14 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{option}{colon}{text}; see `{self.prog} --help`")
 
 
+COMMANDS = """
+    check estimate_window probe predict report locate anatomy eval paper.command status app export methods verify fetch
+""".split()
+"""The modules of the subcommands: each has `run`, HELP and EXAMPLE, and OUT where --out has a default of its own."""
+
+
 def parser() -> Parser:
     """The whole command's parser; every subcommand sets `run`."""
-    from mesa_lens import (
-        anatomy,
-        app,
-        check,
-        estimate_window,
-        eval,
-        export,
-        fetch,
-        locate,
-        methods,
-        predict,
-        probe,
-        report,
-        status,
-        verify,
-    )
-    from mesa_lens.paper import command as paper
-
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",
@@ -69,11 +59,21 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (
-        check, estimate_window, probe, predict, report, locate, anatomy, eval, paper, status, app, export, methods,
-        verify, fetch,
-    ):  # fmt: skip
-        command.add(commands)
+    for name in COMMANDS:
+        module = importlib.import_module(f"mesa_lens.{name}")
+        if hasattr(module, "add"):  # those with subcommands
+            module.add(commands)
+            continue
+        defaults = {"out": module.OUT} if hasattr(module, "OUT") else {}
+        add_command(
+            commands,
+            name.partition(".")[0].replace("_", "-"),
+            module.run,
+            example=module.EXAMPLE,
+            help=module.HELP,
+            description=module.__doc__,
+            **defaults,
+        )
     return top
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command
+from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
 from probe.request import ModelOptions
 
@@ -28,16 +28,8 @@ class WindowRequest(ModelOptions):
     text: InputPath | None = option(None, "a text file", unset="the shipped held-out text")
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "estimate-window",
-        run,
-        example="mesa-lens estimate-window --model default",
-        help="estimate the trained length M: up to which length a longer context does not make the model worse",
-        description=__doc__,
-    )
+HELP = "estimate the trained length M: up to which length a longer context does not make the model worse"
+EXAMPLE = "mesa-lens estimate-window --model default"
 
 
 def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> int:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from mesa.checkpoints.fetched import CACHE, CHECKPOINTS, PROVENANCE, Checkpoint, folder_of, is_fetched
-from mesa_lens.arguments import add_command
 from probe.experiment.lock import owned
 from probe.options import Folder, InputPath, Text, option
 
@@ -36,16 +34,8 @@ class FetchOptions:
     overwrite: bool = option(False, "fetch it anew")
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "fetch",
-        run,
-        example="mesa-lens fetch smollm2",
-        help="fetch a real model once, for --model",
-        description=__doc__,
-    )
+HELP = "fetch a real model once, for --model"
+EXAMPLE = "mesa-lens fetch smollm2"
 
 
 def run(options: FetchOptions) -> int:

@@ -102,7 +102,7 @@ def run_explain(options: ExplainOptions, printing: JsonOptions) -> int:
 
 
 def _drawn(matrix: np.ndarray) -> str:
-    cells = [[_cell(value) for value in row] for row in matrix]
+    cells = [["." if value < 0 else f"{value:.4g}" for value in row] for row in matrix]
     width = max(len(cell) for row in cells for cell in row)
     label = len(str(len(cells) - 1))
     head = " " * (label + 3) + " ".join(f"{key:>{width}}" for key in range(len(cells)))
@@ -111,10 +111,6 @@ def _drawn(matrix: np.ndarray) -> str:
         for query, row in enumerate(cells)
     ]
     return "\n".join([head, *rows])
-
-
-def _cell(value: float) -> str:
-    return "." if value < 0 else f"{value:.4g}"
 
 
 def _record(method: Method) -> dict[str, Any]:

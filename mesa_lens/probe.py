@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
     WorkerOptions,
-    add_command,
     print_estimate,
     resumable,
     runner_of,
@@ -17,18 +15,9 @@ from mesa_lens.arguments import (
 from mesa_lens.report import RuleOptions
 from probe.request import ProbeRequest
 
-
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "probe",
-        run,
-        example="mesa-lens probe --length 2048 --out runs/demo",
-        help="capture hidden states under each method, find thresholds, measure the real failure",
-        description=__doc__,
-        out="runs/probe",
-    )
+HELP = "capture hidden states under each method, find thresholds, measure the real failure"
+EXAMPLE = "mesa-lens probe --length 2048 --out runs/demo"
+OUT = "runs/probe"
 
 
 def run(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from mesa_lens.arguments import JsonOptions, add_command
+from mesa_lens.arguments import JsonOptions
 from probe.options import REQUIRED, Place, option
 
 
@@ -26,16 +26,8 @@ class RunOptions:
     )
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "report",
-        run,
-        example="mesa-lens report runs/demo",
-        help="write a captured run's report, summary and figures anew",
-        description=__doc__,
-    )
+HELP = "write a captured run's report, summary and figures anew"
+EXAMPLE = "mesa-lens report runs/demo"
 
 
 def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:

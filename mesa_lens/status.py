@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
-from mesa_lens.arguments import JsonOptions, add_command
+from mesa_lens.arguments import JsonOptions
 from probe.options import REQUIRED, InputPath, option
 
 
@@ -19,16 +18,8 @@ class StatusOptions:
     )
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "status",
-        run,
-        example="mesa-lens status runs/demo",
-        help="tell how far a run is: done, failed, left",
-        description=__doc__,
-    )
+HELP = "tell how far a run is: done, failed, left"
+EXAMPLE = "mesa-lens status runs/demo"
 
 
 def run(options: StatusOptions, printing: JsonOptions) -> int:

@@ -6,11 +6,11 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
-from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command
+from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.options import Number, Seed, Text, Whole, option
 
 
@@ -32,16 +32,8 @@ class ClaimOptions:
     )
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "verify",
-        run,
-        example="mesa-lens verify --claim 3.3 --M 64 --N 4",
-        help="check the theorems on constructed models",
-        description=__doc__,
-    )
+HELP = "check the theorems on constructed models"
+EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 
 
 def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probe.capture.bridge import bridge_to
+    from mesa.engine.bridge import bridge as bridge_to
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
     from probe.evaluation.plan import plan as plan_evaluation
@@ -37,7 +37,7 @@ _LAZY = {
     "ProbeRequest": "probe.request",
     "Run": "probe.opened",
     "analyse": "probe.thresholds.analysis",
-    "bridge_to": "probe.capture.bridge",
+    "bridge_to": "mesa.engine.bridge:bridge",
     "capture_states": "probe.capture.capture",
     "curves_export": "probe.figures.export",
     "default_regions": "probe.figures.heatmap",
@@ -60,36 +60,14 @@ _LAZY = {
     "write_report": "probe.report",
 }
 
+# fmt: off
 __all__ = [
-    "CaptureSpec",
-    "CrossingRule",
-    "DriftRule",
-    "EvalRequest",
-    "ProbeRequest",
-    "Run",
-    "analyse",
-    "bridge_to",
-    "capture_states",
-    "curves_export",
-    "default_regions",
-    "drift_calls",
-    "drift_export",
-    "find_drift",
-    "heatmap_export",
-    "hook_values",
-    "measured_failure",
-    "negative_control",
-    "open_run",
-    "plan_evaluation",
-    "predict",
-    "regions",
-    "run_evaluation",
-    "run_probe",
-    "search",
-    "summarize",
-    "threshold_export",
-    "write_report",
+    "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "ProbeRequest", "Run", "analyse", "bridge_to",
+    "capture_states", "curves_export", "default_regions", "drift_calls", "drift_export", "find_drift",
+    "heatmap_export", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation", "predict",
+    "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export", "write_report",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ WEAVE = (
     "the distances that the model was trained on."
 )
 DIM = "A dim is one coordinate of the hidden state after a layer."
-OBSERVABLE = (
-    "A dim of a layer is observable if its value stays on one side of its value at M inside the window, and moves "
+THRESHOLD_DIM = (
+    "A dim of a layer is a threshold dim if its value stays on one side of its value at M inside the window, and moves "
     "clearly and lastingly to the other side beyond M; the value at M is its threshold."
 )

@@ -157,7 +157,7 @@ class Run(reader.Run):
         search = analysis.crossings.sel(prompt=name)
         pairs = best(search, top) if pairs is None else list(pairs)
         if not pairs:
-            text = f"no observable dim among {search.attrs['searched']} on prompt {name}"
+            text = f"no threshold dim among {search.attrs['searched']} on prompt {name}"
             return Result(search, text, Export({}, {}))
         names = search["method"].values.tolist() if methods is None else list(methods)
         check_labels(hidden, "method", names)

@@ -102,18 +102,6 @@ def parse_lengths(value: Any) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
-def _length(value: Any) -> int:
-    return _tokens(str(value), str(value))
-
-
-def _counts(value: Any) -> tuple[int, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    try:
-        return tuple(map(_whole, parts))
-    except (TypeError, ValueError):
-        raise ValueError(f"{_SHORT.repr(value)} is no list of numbers; write e.g. 1,3,10") from None
-
-
 def _tokens(text: str, whole: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not match or int(match[1]) == 0:
@@ -198,9 +186,8 @@ JoinedNames = Annotated[str, BeforeValidator(_joined)]
 Repeated = Annotated[tuple[str, ...], BeforeValidator(_strings)]
 """Texts, one an occurrence of the flag."""
 Lengths = Annotated[tuple[Tokens, ...], BeforeValidator(parse_lengths)]
-Length = Annotated[int, BeforeValidator(_length)]
+Length = Annotated[int, BeforeValidator(lambda value: _tokens(str(value), str(value)))]
 """A length in tokens, e.g. 512 or 16k."""
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_counts)]
 RangeText = Annotated[str, BeforeValidator(_range_text)]
 """Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]

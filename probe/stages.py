@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from probe.capture.bridge import bridge_to
+import mesa
+from mesa.engine.bridge import bridge as bridge_to
 from probe.capture.capture import capture
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
@@ -27,6 +29,7 @@ from probe.store.regions import whole_passes
 from probe.store.select import reference_method
 from probe.thresholds.failure import measured_failure
 
+_TRIED = 64  # tokens
 _FINEST = 16
 """No length is measured between two that are at most M / 16 apart."""
 
@@ -34,7 +37,7 @@ _FINEST = 16
 class FailureByLength(Evaluation):
     """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails."""
 
-    title = "measuring failure"
+    title, journal, written = "measuring failure", by_length.JOURNAL, ()
 
     def __init__(self, plan: EvalPlan, rounds: int) -> None:
         super().__init__(plan)
@@ -136,11 +139,13 @@ class ProbeWorker:
         return cls(replace(plan, config=None), replace(evaluation, config=None), dict(tokens), source)
 
     def start(self, memory_bytes: int | None = None) -> Measure:
-        """Loads the model; a task gives its journal row, or hidden states by hook.
+        """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
 
-        Capture wraps the model: nothing can be measured after it.
+        Capture wraps the model: nothing can be measured after it. Raises ValueError for values that the store cannot
+        hold.
         """
         loaded = self.source.loaded()
+        self._try_values(loaded.model)
         measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
 
         def result(task: Task) -> Any:
@@ -151,6 +156,19 @@ class ProbeWorker:
             return self._states(bridge, *map(str, task.key))
 
         return result
+
+    @torch.no_grad()
+    def _try_values(self, model: Any) -> None:
+        """Raises ValueError where a short pass under a method has values that the store cannot hold."""
+        plan, request, kept = self.plan, self.plan.request, self.plan.kept
+        dims = [dim for dim in kept.dims if dim < model.config.hidden_size]
+        for name, method in plan.methods.items():
+            ids = torch.tensor([self.tokens[plan.prompts[0]][:_TRIED]], device=model.device)
+            with mesa.applied(model, method, executor=request.executor):
+                states = model(ids, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in kept.layers if "resid_post" in request.spec.hooks else ():
+                values = states[layer + 1][0][:, dims].float().cpu().numpy()
+                store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
 
     def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
         request, plan = self.plan.request, self.plan

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from probe.experiment.journal import JournalFile, read_journal
-from probe.experiment.lock import LOCK, journal_lines, lock_state
+from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.store.location import zarr_store
 from probe.store.reader import is_half, partial_path, store_of
@@ -101,11 +101,10 @@ class Status:
         return "\n".join([*lines, *([f"  {self.lacking}"] if self.lacking else [])])
 
     def _holder(self) -> str:
-        by = self.holder
-        if not by:
-            return ", another process holds it" if self.state == "running" else ""
-        who = f"process {by.get('pid')} on {by.get('host')} since {by.get('since')} ({by.get('command')})"
-        return f", {who}" if self.state == "running" else f"; {who} ended and left its {LOCK}"
+        who = holder_text(self.holder)
+        if self.state == "running":
+            return f", {who}{'' if self.holder else ' holds it'}"
+        return f"; {who} ended and left its {LOCK}" if self.holder else ""
 
 
 def status_of(folder: Path) -> Status:

@@ -26,7 +26,7 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base
-from mesa.support import ROTARY, check_method, no_phases
+from mesa.support import BY_LAYER, ROTARY, check_method, is_rotary
 from probe.attention.heads import common_length, labelled, recorded_attention, sampled_queries
 
 _CIRCLE = 2 * math.pi
@@ -124,6 +124,13 @@ def _by_block(method: Method, config: Any, length: int) -> Iterator[tuple[int, n
         at, values = pd.factorize(relative.ravel())  # each relative position is looked up once
         new = sum((phases.unmet(np.asarray(values), pair) for pair in phases.open_pairs), np.zeros(len(values)))
         yield begin, new[at].reshape(relative.shape).sum(1) / ((relative >= 0).sum(1) * len(phases.arc))
+
+
+def no_phases(kind: str) -> str:
+    """Why a model type has no rotary phases that go for all its layers; empty where it has."""
+    if kind in BY_LAYER:
+        return "has other rotary frequencies in other layers"
+    return "" if is_rotary(kind) else "has no rotary embeddings (it has ALiBi)"
 
 
 def check_rotary(config: Any, method: Method) -> None:

@@ -12,7 +12,7 @@ from commands import parsers
 from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
-from probe.glossary import DIM, OBSERVABLE, WEAVE
+from probe.glossary import DIM, THRESHOLD_DIM, WEAVE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,7 +79,7 @@ def test_a_packages_docstring_says_what_goes_in_and_out_and_where_to_begin(file)
     assert [name for name in re.findall(r"[\w/]+\.py\b", text) if not (file.parent / name).exists()] == []
 
 
-WORDS = {"weave": r"\b[Ww]eav|\b[Ww]oven", "dim": r"\bdims?\b", "observable": r"\b[Oo]bservable"}
+WORDS = {"weave": r"\b[Ww]eav|\b[Ww]oven", "dim": r"\bdims?\b", "threshold dim": r"\b[Tt]hreshold dim"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
@@ -87,7 +87,7 @@ def test_words_are_explained_or_linked_before_they_are_used(page):
     text = page.read_text(encoding="utf-8")
     used = {word: match.start() for word, pattern in WORDS.items() if (match := re.search(pattern, text))}
     if page.name == "index.md":
-        for sentence in (WEAVE, DIM, OBSERVABLE):
+        for sentence in (WEAVE, DIM, THRESHOLD_DIM):
             assert sentence in " ".join(text.split())
     elif used:
         line = next(line for line in text.splitlines() if "index.md#words" in line)

@@ -37,10 +37,9 @@ LAYERS = """
     probe.mechanism_report <- probe.files probe.store probe.figures probe.interventions probe.attention
     probe.glossary        <-
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
-    probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
     probe.verdict         <- probe.statistics probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
-    probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
+    probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe

@@ -51,9 +51,9 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
                 fused = run(subject.model, ids).logits
             comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
         if setting == last:
-            mistake = max_difference(
-                fused if not method.as_trained else _without_positions(subject, setting), stock.logits
-            )
+            nope = NoPE(trained_length=subject.pretended)
+            other = _logits(subject, nope, setting, "fused") if method.as_trained else fused
+            mistake = max_difference(other, stock.logits)
         results = {
             "fused against dense": _logits(subject, method, setting, "dense"),
             "decoding against one pass": _decoded(subject, method, setting),
@@ -78,10 +78,6 @@ def _allowed_under(subject: Subject, method: Method, setting: Setting, fused: Te
     """What rounding may make of the logits under the method."""
     with rounding_perturbed(subject.model):
         return ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused)
-
-
-def _without_positions(subject: Subject, setting: Setting) -> Tensor:
-    return _logits(subject, NoPE(trained_length=subject.pretended), setting, "fused")
 
 
 def _logits(subject: Subject, method: Method, setting: Setting, executor: str) -> Tensor:

@@ -87,27 +87,23 @@ def hooks(subject: Subject, method: Method) -> Row:
 @contextmanager
 def rebuilt(model: Any) -> Iterator[None]:
     """Puts every module and the config of a model back, as they were before it was wrapped."""
-    modules = [
-        (module, {name: (value, _copied(value)) for name, value in vars(module).items()}) for module in model.modules()
-    ]
+    modules = []
+    for module in model.modules():  # the content of dicts and sets is put back in place: handles of hooks refer to them
+        attributes = vars(module).items()
+        contents = {name: value.copy() for name, value in attributes if isinstance(value, dict | set)}
+        modules.append((module, dict(attributes), contents))
     config, settings = model.config, copy.deepcopy(vars(model.config))
     try:
         yield
     finally:
-        for module, attributes in modules:
+        for module, attributes, contents in modules:
             vars(module).clear()
-            for name, (value, content) in attributes.items():
-                if content is not None:  # in place: handles of hooks refer to it
-                    value.clear()
-                    value.update(content)
-                vars(module)[name] = value
+            vars(module).update(attributes)
+            for name, content in contents.items():
+                attributes[name].clear()
+                attributes[name].update(content)
         vars(config).clear()
         vars(config).update(settings)
-
-
-def _copied(value: Any) -> Any:
-    """The content of what modules keep others in; None of anything else."""
-    return value.copy() if isinstance(value, dict | set) else None
 
 
 def weights(subject: Subject) -> Row:

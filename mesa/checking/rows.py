@@ -121,11 +121,10 @@ def _grouped(rows: Sequence[Row]) -> list[tuple[Row, int]]:
         reason = row.detail if row.difference is None else "insensitive"
         alike = {PASSED: "", NOT_RUN: reason}.get(row.result, row)
         groups.setdefault((row.check, row.result, alike), []).append(row)
-    return [(max(group, key=_share), len(group)) for group in groups.values()]
-
-
-def _share(row: Row) -> float:
-    return (row.difference or 0.0) / (row.allowed or 1.0)
+    return [
+        (max(group, key=lambda row: (row.difference or 0.0) / (row.allowed or 1.0)), len(group))
+        for group in groups.values()
+    ]
 
 
 def _line(row: Row, count: int) -> str:

@@ -1,7 +1,9 @@
-"""Where a model lies that was asked for by name, and what is known of its weights' origin before they are loaded."""
+"""Where a model lies that was asked for by name; what is known of its weights' origin, and what configs may state."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,6 +15,15 @@ from mesa.checkpoints.gguf_file import Header, read_header
 DEFAULT = "default"
 SHIPPED = (DEFAULT, "nope", "alibi")
 """The models in this package: a small Llama, one without positions, and an MPT."""
+_MOST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), 10_000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_heads", "n_head"), 2**16),
+    **dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok"), 2**16),
+    **dict.fromkeys(("hidden_size", "d_model", "intermediate_size", "moe_intermediate_size", "head_dim"), 2**22),
+    "vocab_size": 2**28,
+}
+"""The largest sizes by key, far beyond every model there is."""
+_POSITIVE = ("rope_theta", "rotary_emb_base", "factor")
 
 
 @dataclass(frozen=True)
@@ -55,3 +66,32 @@ def place_of(name: str) -> Place:
     origin = provenance_of(folder)
     revision = f"{origin['package']} {origin['version']}" if origin else None
     return Place(str(folder) if looks_local else place, revision=revision, quantization=origin.get("quantization"))
+
+
+def check_stated(stated: Any) -> None:
+    """Raises ValueError, naming key and value, for sizes and rotary bases that no model can have.
+
+    stated: a config.json, read. Sizes that are left out, or null, take transformers' own defaults.
+    """
+    if not isinstance(stated, Mapping):
+        raise ValueError("its config.json holds no keys and values; copy the model's own there")
+    for key, value in _all_keys(stated):
+        if key in _MOST and isinstance(value, int | float) and not 1 <= value <= _MOST[key]:
+            raise ValueError(f"{key} is {value}, not within 1 to {_MOST[key]}; mend its config.json")
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        wrong = key in _POSITIVE and value is not None and (number is None or number <= 0)
+        if wrong or (number is not None and not math.isfinite(number)):
+            raise ValueError(f"{key} is {value}, no finite number above 0; mend its config.json")
+    heads, shared = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise ValueError(
+            f"num_attention_heads is {heads}, no multiple of num_key_value_heads, {shared}; mend its config.json"
+        )
+
+
+def _all_keys(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, also of mappings in it."""
+    for key, value in stated.items():
+        yield key, value
+        if isinstance(value, Mapping):
+            yield from _all_keys(value)

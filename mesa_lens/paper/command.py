@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +9,11 @@ from mesa_lens.arguments import (
     MinutesOptions,
     OutputOptions,
     WorkerOptions,
-    add_command,
+    print_continues,
     print_estimate,
-    print_remaining,
     resumable,
     runner_of,
 )
-from probe.experiment.lock import how_to_resume
 from probe.options import Names, Text, option
 
 
@@ -28,17 +25,9 @@ class PaperOptions:
     sections: Names | None = option(None, "only these, separated by commas", unset="all of the config")
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand."""
-    add_command(
-        commands,
-        "paper",
-        run,
-        example="mesa-lens paper --minutes 10",
-        help="run the paper's experiments from a config, into one report",
-        description=__doc__,
-        out="runs/paper",
-    )
+HELP = "run the paper's experiments from a config, into one report"
+EXAMPLE = "mesa-lens paper --minutes 10"
+OUT = "runs/paper"
 
 
 def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions, workers: WorkerOptions) -> int:
@@ -70,10 +59,11 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
     if remaining := left(results):
-        print_remaining(output, time_limit, f"left: {', '.join(remaining)}")
+        over = f"{time_limit.minutes:g} minutes are over, " if time_limit.minutes else ""
+        print_continues(output, f"{over}left: {', '.join(remaining)}")
     failed = [f"{name} ({len(cells)} cells)" for name, result in results.items() if (cells := result.get("failed"))]
     if failed:
-        print(f"mesa-lens: failed: {', '.join(failed)}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
+        print_continues(output, f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from mesa_lens.paper.config import PaperConfig, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
-from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
-from probe.evaluation.harness import Harness, checked_tasks, remove_results, run_harness
-from probe.evaluation.run import JOURNAL, Evaluation
+from probe.evaluation.harness import Harness, checked_tasks, run_harness
+from probe.evaluation.run import Evaluation
 from probe.evaluation.run import run as run_cells
 from probe.evaluation.worker import EvalWorker
 from probe.experiment.model_spec import ModelSpec
@@ -51,7 +50,7 @@ def run_sections(
     if overwrite:
         _check_before_removal(config, plans, out, runner)
     for name, plan in plans.items():
-        (_remove if overwrite else _check_folder)(config, name, plan, out / name)
+        _prepare_folder(config, name, plan, out / name, overwrite)
     if overwrite:
         for name in REPORTED:
             (out / name).unlink(missing_ok=True)
@@ -72,24 +71,14 @@ def _check_before_removal(config: PaperConfig, plans: Mapping[str, Any], out: Pa
                 return
 
 
-def _check_folder(config: PaperConfig, name: str, plan: Any, folder: Path) -> None:
-    """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
+def _prepare_folder(config: PaperConfig, name: str, plan: Any, folder: Path, overwrite: bool) -> None:
+    """Removes what a section's folder holds, or raises FileExistsError, naming what differs, for another run's."""
     if name == "probe":
-        is_whole(plan, folder)
-    elif name == "longbench" and (folder / HARNESS_JOURNAL).exists():
-        Harness(plan, **_harness_options(config)).open_journal(folder)
-    elif name != "longbench" and (folder / JOURNAL).exists():
-        Evaluation(plan).open_journal(folder)
-
-
-def _remove(config: PaperConfig, name: str, plan: Any, folder: Path) -> None:
-    """Removes what a section's folder holds."""
-    if name == "probe":
-        remove_run(folder)
-    elif name == "longbench":
-        remove_results(folder)
-    else:
-        Evaluation(plan).open_journal(folder, overwrite=True)
+        remove_run(folder) if overwrite else is_whole(plan, folder)
+        return
+    experiment = Harness(plan, **_harness_options(config)) if name == "longbench" else Evaluation(plan)
+    if overwrite or (folder / experiment.journal).exists():
+        experiment.open_journal(folder, overwrite=overwrite)
 
 
 def _cells(config: PaperConfig, name: str, plan: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,18 +125,14 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
     return peak_bytes(plan.config, length, number_bytes, cache)
 
 
-def work(plan: AnatomyPlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: AnatomyPlan) -> Counter[tuple[Method, int]]:
     """Passes of a run by method and length."""
-    counts: dict[tuple[Method, int], float] = {}
-    for _, name, length, _ in plan.keys:
-        key = plan.methods[name], length
-        counts[key] = counts.get(key, 0.0) + 1
-    return counts
+    return Counter((plan.methods[name], length) for _, name, length, _ in plan.keys)
 
 
 def estimate(plan: AnatomyPlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    counts = work(plan)
+    counts = pass_counts(plan)
     tokens = sum(count * length for (_, length), count in counts.items())
     return (
         f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}: {sum(counts.values()):,.0f} "

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +15,16 @@ from probe.attention.heads import by_span, head_statistics, retrieval_scores
 from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
-from probe.experiment.model_spec import ModelSpec
-from probe.experiment.run import Experiment, run
-from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
 from probe.store.results import ANATOMY
 
-FOLDER, JOURNAL = "anatomy", "journal.jsonl"
-"""The folder of the results below --out, and the journal in it."""
 _DIGITS = 7
 
 
-@dataclass(frozen=True)
-class AnatomyWorker:
+class AnatomyWorker(PlanWorker):
     """A plan and its model, as plain data."""
-
-    plan: AnatomyPlan
-    source: ModelSpec
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives its journal row."""
@@ -63,13 +55,12 @@ class AnatomyExperiment(Experiment):
 
     plan: AnatomyPlan
     title, unit = "anatomy", "token"
+    worker_class = AnatomyWorker
+    folder, written, needed = ANATOMY.parent.name, (ANATOMY.name, "report.html", "*.csv"), ("spans", "score")
 
-    @property
-    def worker(self) -> AnatomyWorker:
-        """What measures the tasks."""
-        plan = self.plan
-        source = ModelSpec.of(plan.request.model, plan.request.load, plan.config)
-        return AnatomyWorker(replace(plan, config=None), source)
+    def check_memory(self) -> None:
+        """As for Experiment."""
+        check_beside(needed_bytes(self.plan), self.plan.request.load, "shorten --lengths")
 
     def tasks(self, rows: Rows) -> list[Task]:
         """The parts of prompts that the journal lacks."""
@@ -78,31 +69,5 @@ class AnatomyExperiment(Experiment):
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a row."""
-        journal.add(task.key, {"config": _config(self.plan, str(task.key[1])), **value})
-
-    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """The folder's journal; FileExistsError for one of other settings, or with other parameters of a method."""
-        plan, folder = self.plan, out / FOLDER
-        path = folder / JOURNAL
-        if overwrite:
-            for old in (path, out / ANATOMY, folder / "report.html", *folder.glob("*.csv")):
-                old.unlink(missing_ok=True)
-        return Journal(path, plan.settings, plan.methods, ("spans", "score"))
-
-
-def anatomy(
-    plan: AnatomyPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
-) -> tuple[Journal, list[Task]]:
-    """The journal of the folder `out` with every row of the plan, unless `until` came before; and the lost tasks.
-
-    Raises MemoryError before any pass for what does not fit, and what `run` and `Runner.check` raise.
-    """
-    runner.check(plan.request.load)
-    if runner.is_local:
-        check_beside(needed_bytes(plan), plan.request.load, "shorten --lengths")
-    return run(AnatomyExperiment(plan), out, overwrite=overwrite, until=until, runner=runner)
-
-
-def _config(plan: AnatomyPlan, name: str) -> Any:
-    """A method's description, as a journal gives it back."""
-    return json.loads(json.dumps(plan.methods[name].describe()))
+        config = json.loads(json.dumps(self.plan.methods[str(task.key[1])].describe()))  # as a journal gives it back
+        journal.add(task.key, {"config": config, **value})

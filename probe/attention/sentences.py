@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from probe.store.results import Row, having, number, ranged
+from probe.store.results import Row, having, head_name, number, ranged
 
 RETRIEVES = 0.3
 """Least score inside M of a retrieval head."""
@@ -63,7 +63,7 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
     text = f"Retrieval: {len(heads)} of {_heads(inside)} {score}"
     if not heads:
         best = max(inside, key=lambda row: row["best"][0])
-        yield f"{text}; highest: {_place(best)}, {ranged(*best['best'])}."
+        yield f"{text}; highest: {head_name(best)}, {ranged(*best['best'])}."
         return
     after = sum(row["best_offset"] for row in heads)
     yield f"{text}{f', {after} of them on the token after the one emitted' if after else ''}."
@@ -84,7 +84,7 @@ def _lost(rows: Sequence[Row], reference: str, prompts: str) -> str:
         outcomes["lost" if row["lost"] else "kept" if row["kept"] else "cannot tell"].append(row)
     parts = []
     for outcome, members in outcomes.items():
-        named = [f"{_place(row)} ({row['inside'][0]:z.2f} to {row['beyond'][reference][0]:z.2f})" for row in members]
+        named = [f"{head_name(row)} ({row['inside'][0]:z.2f} to {row['beyond'][reference][0]:z.2f})" for row in members]
         more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
         parts += [f"{outcome} {len(members)}: {', '.join(named[:_NAMED])}{more}"] if members else []
     return f"At {rows[0]['length']} tokens ({prompts}; layer.head, score inside to beyond): {'; '.join(parts)}."
@@ -109,7 +109,7 @@ def _previous(summary: Mapping[str, Any]) -> Iterator[str]:
         heads = [row for row in ranked if row["previous"][0] >= _PREVIOUS]
         parts = [_beyond(summary, row) for row in heads[:_NAMED]]
         parts += [f"and {len(heads) - _NAMED} more"] if len(heads) > _NAMED else []
-        text = "; ".join(parts) or f"highest: {_place(ranked[0])}, {ranged(*ranked[0]['previous'])}"
+        text = "; ".join(parts) or f"highest: {head_name(ranked[0])}, {ranged(*ranked[0]['previous'])}"
         of = f"of {_heads(inside)} (attention on the token before at least {_PREVIOUS} inside M, {_prompts(inside)})"
         yield f"Previous-token heads under {reference} at {length} tokens: {len(heads)} {of}; {text}."
 
@@ -118,11 +118,7 @@ def _beyond(summary: Mapping[str, Any], row: Row) -> str:
     place = {name: row[name] for name in ("layer", "head", "length")}
     beyond = having(summary["heads"], **place, span="beyond M")
     scores = ", ".join(f"{other['previous'][0]:z.2f} {other['method']}" for other in beyond)
-    return f"{_place(row)} {row['previous'][0]:z.2f}{f' (beyond M {scores})' if scores else ''}"
-
-
-def _place(row: Row) -> str:
-    return f"{row['layer']}.{row['head']}"
+    return f"{head_name(row)} {row['previous'][0]:z.2f}{f' (beyond M {scores})' if scores else ''}"
 
 
 def _heads(rows: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,6 @@ from transformer_lens.model_bridge.exceptions import StopAtLayerException
 import mesa
 from mesa.methods import Method
 from probe.capture.spec import HOOKS, CaptureSpec, Selection
-
-Hooked = tuple[str, Callable[..., Any]]
-"""TransformerLens' name of a hook, and what is called there with the tensor and the hook."""
 
 
 def capture_states(
@@ -48,6 +45,7 @@ def capture_states(
     )
 
 
+@torch.no_grad()
 def capture(
     bridge: TransformerBridge,
     token_ids: Sequence[int],
@@ -71,36 +69,17 @@ def capture(
         flat = tensor[0].flatten(1)  # heads, where there are any, side by side
         torch.from_numpy(values[name][row]).copy_(flat[index])
 
-    hooked: list[Hooked] = [
+    def stop(tensor: Tensor, hook: Any) -> None:
+        raise StopAtLayerException(tensor)
+
+    check_distinct(token_ids, "the prompt")
+    depth = max(selection.layers) + 1
+    forward_hooks: list[Any] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
         for hook in hooks
         for row, layer in enumerate(selection.layers)
     ]
-    run_hooked(bridge, token_ids, method, hooked, max(selection.layers) + 1, executor=executor)
-    return values
-
-
-@torch.no_grad()
-def run_hooked(
-    bridge: TransformerBridge,
-    token_ids: Sequence[int],
-    method: Method,
-    hooked: Sequence[Hooked],
-    depth: int,
-    *,
-    executor: str = "fused",
-) -> None:
-    """One pass over `token_ids` under `method` through the first `depth` layers; `hooked` are called on the way.
-
-    No layers above, no logits, and no key-value cache. Raises what `capture` raises.
-    """
-    check_distinct(token_ids, "the prompt")
-
-    def stop(tensor: Tensor, hook: Any) -> None:
-        raise StopAtLayerException(tensor)
-
-    last = HOOKS["resid_post"].format(layer=depth - 1)
-    forward_hooks: list[Any] = [*hooked, (last, stop)]  # those that keep come first
+    forward_hooks.append((HOOKS["resid_post"].format(layer=depth - 1), stop))  # those that keep come first
     model: Any = bridge.original_model
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
@@ -109,6 +88,7 @@ def run_hooked(
         raise RuntimeError(
             f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected"
         )
+    return values
 
 
 def check_distinct(ids: Sequence[int], what: str) -> None:

@@ -17,8 +17,8 @@ from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import EvalPlan
-from probe.experiment.journal import Journal, Rows
-from probe.experiment.model_spec import ModelSpec
+from probe.experiment.journal import Rows
+from probe.experiment.model_spec import ModelSpec, PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
@@ -43,7 +43,6 @@ def run_harness(
     A batch is one prompt, because methods whose structure follows the length would take padding for prompt. What no
     worker could finish is in `failed`. Raises what `checked_tasks` and `probe.evaluation.run.run` raise.
     """
-    runner.check(plan.request.load)
     experiment = Harness(plan, names, include_path, limit)
     journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)
     results: dict[str, dict[str, Any]] = {name: {} for name in plan.methods}
@@ -61,16 +60,10 @@ def run_harness(
     return summary
 
 
-def remove_results(out: Path) -> None:
-    """Removes what `run_harness` writes into the folder `out`."""
-    for name in (JOURNAL, RESULTS):
-        (out / name).unlink(missing_ok=True)
-
-
 class Harness(Experiment):
     """Every (lm-eval task, method, longest length). include_path: folder of further tasks; limit: documents a task."""
 
-    title = "running lm-eval"
+    title, journal, written, needed = "running lm-eval", JOURNAL, (RESULTS,), ("results",)
 
     def __init__(self, plan: EvalPlan, names: Sequence[str], include_path: Path | None, limit: int | None) -> None:
         self.plan, self.names, self.include_path, self.limit = plan, names, include_path, limit
@@ -83,18 +76,16 @@ class Harness(Experiment):
         request = self.plan.request
         checked_tasks(self.plan, self.names, self.include_path)
         source = ModelSpec.of(request.model, request.load, self.plan.config)
-        return HarnessWorker(replace(self.plan, config=None), self.include_path, self.limit, source)
+        return HarnessWorker(replace(self.plan, config=None), source, self.include_path, self.limit)
 
-    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """The folder's journal. Raises FileExistsError for other settings, or other parameters of a method."""
-        if overwrite:
-            remove_results(out)
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As for Experiment."""
         plan = self.plan
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings["lengths"] = plan.setting.lengths
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-        settings |= {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
-        return Journal(out / JOURNAL, settings, plan.methods, ("results",))
+        return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, with the memory of one prompt and the logits of all its tokens."""
@@ -105,13 +96,11 @@ class Harness(Experiment):
 
 
 @dataclass(frozen=True)
-class HarnessWorker:
-    """A plan, the folder of further tasks, documents a task, and the model."""
+class HarnessWorker(PlanWorker):
+    """A plan, the model, the folder of further tasks, and documents a task."""
 
-    plan: EvalPlan
     include_path: Path | None
     limit: int | None
-    source: ModelSpec
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives its journal row."""

@@ -24,7 +24,6 @@ from probe.files import write_json
 from probe.tasks.retrieval_tasks import RetrievalTask
 from probe.tasks.ruler import RULER, RulerTask
 
-JOURNAL = "journal.jsonl"
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ["task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib"]
 _PACKAGES = ("mesa-lens", "torch", "transformers")
@@ -34,21 +33,18 @@ class Evaluation(Experiment):
     """Every (task, method, length) of a plan. too_large: those that do not fit in memory, and longer ones like them."""
 
     title, unit = "evaluating", "token"
+    worker_class = EvalWorker
+    written = (*TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
+    needed = ("scores",)
 
     def __init__(self, plan: EvalPlan) -> None:
         self.plan, self.too_large = plan, list[EvalKey]()
 
-    @property
-    def worker(self) -> EvalWorker:
-        """What measures the tasks."""
-        return EvalWorker.of(self.plan)
-
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """The folder's journal; `overwrite` removes what an evaluation writes and nothing else."""
-        if overwrite:
-            for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
-                (out / name).unlink(missing_ok=True)
-        return checked_journal(out / JOURNAL, self.plan)
+        """As for Experiment, and ValueError for scores that are not those of their task."""
+        journal = super().open_journal(out, overwrite=overwrite)
+        check_scores(journal, self.plan)
+        return journal
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
@@ -88,10 +84,9 @@ def _eval_key(task: Task) -> EvalKey:
     return str(name), str(method), int(length)
 
 
-def checked_journal(path: Path, plan: EvalPlan) -> Journal:
-    """The journal at `path`. As for `Journal`, and ValueError for scores that are not those of their task."""
-    journal = Journal(path, plan.settings, plan.methods, ("scores",))
-    counts: dict[Any, int] = {}
+def check_scores(journal: Journal, plan: EvalPlan) -> None:
+    """Raises ValueError for rows whose scores are not those of their task."""
+    path, counts = journal.path, dict[Any, int]()
     for key, row in journal.rows.items():
         task = TASKS.get(str(key[0]))
         if task is None or len(key) != 3:
@@ -108,7 +103,6 @@ def checked_journal(path: Path, plan: EvalPlan) -> Journal:
         is_drawn = isinstance(TASKS[key[0]], RetrievalTask | RulerTask)  # else texts or documents may be fewer
         if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
             raise bad_row(path, key, f"holds {count} of {most} samples")
-    return journal
 
 
 def _is_score(score: Any, metrics: Collection[str]) -> bool:

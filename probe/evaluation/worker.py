@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from mesa.methods import Method
 from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
-from probe.experiment.model_spec import ModelSpec
+from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import Measure, Task
 from probe.tasks.latency import Peak, devices
 from probe.tasks.likelihood import Keyed, key_tokens
@@ -38,17 +38,8 @@ def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
     return tasks
 
 
-@dataclass(frozen=True)
-class EvalWorker:
-    """A plan, and the model that it is for."""
-
-    plan: EvalPlan
-    source: ModelSpec
-
-    @classmethod
-    def of(cls, plan: EvalPlan) -> EvalWorker:
-        """The worker of a plan."""
-        return cls(replace(plan, config=None), ModelSpec.of(plan.request.model, plan.request.load, plan.config))
+class EvalWorker(PlanWorker):
+    """An `EvalPlan`, and the model that it is for."""
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives its journal row, None where it does not fit in memory."""

@@ -61,7 +61,7 @@ def read_journal(path: Path) -> JournalFile:
         checksum = row.pop(_CHECKSUM, None) if isinstance(row, dict) else None
         if checksum is None or checksum != _checksum(row):
             journal.damaged.append(number)
-        elif _is_key(row.get("cell")):
+        elif isinstance(key := row.get("cell"), list) and key and all(isinstance(part, int | str) for part in key):
             journal.rows[tuple(row.pop("cell"))] = row
         elif isinstance(row.get(_EXPECTED), int):
             journal.expected = row[_EXPECTED]
@@ -162,10 +162,6 @@ class Journal:
     def _write(self, mode: str, row: Row) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(part, int | str) for part in value)
 
 
 def _problem(row: Row, needed: Sequence[str]) -> str:

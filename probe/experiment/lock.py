@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -60,8 +60,9 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
+            holder = holder_text(lock_state(folder)[1])
             raise FileExistsError(
-                f"{folder} is being written to by {_holder(path)}; wait for it, end it, or choose another {option}"
+                f"{folder} is being written to by {holder}; wait for it, end it, or choose another {option}"
             ) from None
         try:
             if outermost:
@@ -152,13 +153,11 @@ def _this_process(folder: Path) -> dict[str, Any]:
     }
 
 
-def _holder(path: Path) -> str:
-    """Who wrote the lock's file, in words."""
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']} ({holder['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
+def holder_text(holder: Mapping[str, Any]) -> str:
+    """Who `lock_state` says writes to a folder, in words."""
+    if not holder:
         return "another process"
+    return "process {} on {} since {} ({})".format(*map(holder.get, ("pid", "host", "since", "command")))
 
 
 def tell_finished(out: Path) -> None:

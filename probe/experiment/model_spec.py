@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -57,3 +57,21 @@ class ModelSpec:
     @property
     def _config(self) -> Any:
         return config_of(self.name, **{key: self.options.get(key) for key in ("revision", "trust_remote_code")})
+
+
+@dataclass(frozen=True)
+class PlanWorker:
+    """What measures the tasks of a plan: the plan without its config, and the model that it is for, as plain data."""
+
+    plan: Any
+    source: ModelSpec
+
+    @classmethod
+    def of(cls, plan: Any) -> Self:
+        """The worker of a plan."""
+        request = plan.request
+        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config))
+
+    def start(self, memory_bytes: int | None = None) -> Callable[[Any], Any]:
+        """As for `Worker`."""
+        raise NotImplementedError

@@ -134,7 +134,5 @@ class Queue:
         """Whether a task has to wait; the one whose turn it is never does."""
         ahead = [*self._running, *(other for other, outcome in self._ended.items() if outcome)]
         size = sum(other.result_bytes for other in ahead) + task.result_bytes
-        return bool(ahead) and (len(ahead) >= self._max_ahead or size > self._ahead_bytes) and task != self._first()
-
-    def _first(self) -> Task:
-        return next(task for task in self._tasks[self._turn :] if task not in self._ended)
+        first = next(task for task in self._tasks[self._turn :] if task not in self._ended)
+        return bool(ahead) and (len(ahead) >= self._max_ahead or size > self._ahead_bytes) and task != first

@@ -10,6 +10,7 @@ from typing import Any
 
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.lock import owned, tell_finished
+from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.runner import LOCAL, Runner
@@ -17,23 +18,46 @@ from probe.experiment.task import Task, Worker
 
 
 class Experiment:
-    """What is run. title: of its progress bar; unit: of its tasks' weights."""
+    """What is run of a plan. title: of its progress bar; unit: of its tasks' weights.
 
+    folder: below --out, with the journal and all else that is `written` (patterns). needed: values of a journal's row,
+    one of which it holds.
+    """
+
+    plan: Any
     title = "measuring"
     unit = "cell"
+    worker_class: type[PlanWorker]
+    folder, journal = ".", "journal.jsonl"
+    written: Sequence[str] = ()
+    needed: Sequence[str] = ()
 
     @property
     def worker(self) -> Worker:
         """What measures the tasks."""
-        raise NotImplementedError
+        return self.worker_class.of(self.plan)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run must have the same, ready for JSON."""
+        return self.plan.settings
+
+    def check_memory(self) -> None:
+        """Raises MemoryError for what does not fit beside the model in this process."""
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
         raise NotImplementedError
 
-    def open_journal(self, out: Path, *, overwrite: bool) -> Journal:
-        """The journal of the folder `out`; overwrite: removes what a former run wrote."""
-        raise NotImplementedError
+    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
+        """The journal of the folder `out`; overwrite: removes what a former run wrote, and nothing else.
+
+        Raises FileExistsError for one of other settings, or with other parameters of a method.
+        """
+        folder = out / self.folder
+        for old in [path for name in (self.journal, *self.written) for path in folder.glob(name)] if overwrite else ():
+            old.unlink()
+        return Journal(folder / self.journal, self.settings, self.plan.methods, self.needed)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
         """Tasks that need as much memory as any that is to come, for the size of the workers."""
@@ -129,6 +153,12 @@ def run(
     until: float | None = None,
     runner: Runner = LOCAL,
 ) -> tuple[Journal, list[Task]]:
-    """The journal of the folder `out` after `run_tasks`, and the tasks that were lost. Raises what `opened` raises."""
+    """The journal of the folder `out` after `run_tasks`, and the tasks that were lost.
+
+    Raises MemoryError before any pass for what does not fit, and what `opened` and `Runner.check` raise.
+    """
+    runner.check(experiment.plan.request.load)
+    if runner.is_local:
+        experiment.check_memory()
     with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
         return journal, run_tasks(experiment, journal, pool, until=until)

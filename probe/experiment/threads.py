@@ -1,4 +1,4 @@
-"""How many threads torch computes with: at most one a CPU of this process, unless the user sets them."""
+"""How many threads torch computes with: one an idle CPU of this process, unless the user sets them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
+_SECONDS = 0.2  # over which it is seen which CPUs are idle
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 """The quota of a container: microseconds of CPU in a period, and the period; or `max`."""
 
@@ -14,6 +17,12 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 def cpus() -> int:
     """CPUs that this process may use, by its affinity and its container's quota; at least 1."""
     return max(1, int(min(len(_affinity()), _quota())))
+
+
+def idle_cpus() -> int:
+    """Those of them that no process uses now; at least 1."""
+    used = psutil.cpu_percent(_SECONDS, percpu=True)
+    return max(1, cpus() - round(sum(used[cpu] for cpu in _affinity() if cpu < len(used)) / 100))
 
 
 def worker_threads(workers: int, share_of: int, threads: int | None = None) -> int:
@@ -32,14 +41,17 @@ def check_threads(threads: int | None) -> None:
 def computing(threads: int | None = None) -> Iterator[int]:
     """Torch has so many threads inside; gives their number.
 
-    None: as many as torch has, which reads OMP_NUM_THREADS and MKL_NUM_THREADS, and at most one a CPU. Raises
-    ValueError for more threads than CPUs.
+    None: as many as torch has, which reads OMP_NUM_THREADS and MKL_NUM_THREADS, and at most one a CPU; without these
+    variables one an idle CPU. Raises ValueError for more threads than CPUs.
     """
     import torch
 
     check_threads(threads)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or min(before, cpus()))
+    most = min(before, cpus())
+    if threads is None and most > 1 and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))):
+        threads = min(most, idle_cpus())
+    torch.set_num_threads(threads or most)
     try:
         yield torch.get_num_threads()
     finally:

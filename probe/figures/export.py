@@ -30,7 +30,7 @@ SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 
 _NUMBERS = {"npz": npz_bytes, "csv": csv_bytes}
-_JUDGED = ("threshold", "limit", "side", "spread", "score", "observable", "rank", "crossing", "inside")
+_JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
 @dataclass(frozen=True)

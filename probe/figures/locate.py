@@ -31,7 +31,7 @@ _CLAMPS = {
     "at-M": "held at their values at M",
     "range": "held within their range",
 }
-_CLAMPED_LOOKS: dict[str, Look] = {"observable": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
+_CLAMPED_LOOKS: dict[str, Look] = {"threshold": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
 _SHARE_ENDS = 2.0  # of what intervals of shares are drawn
 _ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
 
@@ -104,9 +104,9 @@ def smallest_chart(summary: Located, length: int, measure: str, methods: Sequenc
 
 
 def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> Chart | None:
-    """What clamping the observable dims restores, beside as many random ones: by layer, and in all layers at once.
+    """What clamping the threshold dims restores, beside as many random ones: by layer, and in all layers at once.
 
-    rule: by which the dims are observable, of those in the summary.
+    rule: by which the dims are threshold dims, of those in the summary.
     """
     labels = {"method": method, "length": length, "measure": measure, "rule": rule}
     rows = having(summary["effects"], kind="clamp", **labels)
@@ -202,4 +202,4 @@ def _clamped(rows: Sequence[Row], places: Sequence[int | None], kind: str, shift
         texts.append(f"{kind} dims, {where}: {', '.join(percent(*share) for share in shares)}")
     x = [places.index(place) + shift for place in by_place]
     label = f"{kind} dims: mean and range of {sets} sets" if sets > 1 else f"{kind} dims, 95% interval"
-    return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["observable"]), texts)
+    return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["threshold"]), texts)

@@ -53,9 +53,9 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
         )
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
     passed = "" if limit == threshold else f", passed beyond {limit:.3g}"
-    not_observable = "" if bool(at["observable"]) else ", not observable"
+    no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
-    return Chart(f"{where}: threshold {threshold:.3g}{passed}{not_observable}", tuple(panels))
+    return Chart(f"{where}: threshold {threshold:.3g}{passed}{no_threshold}", tuple(panels))
 
 
 def central_ranges(values: xr.DataArray, warm_up: int, tail: float) -> list[tuple[float, float]]:

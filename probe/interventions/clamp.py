@@ -34,7 +34,7 @@ def threshold_dims(
     """By rule, then layer: up to `top` dims that leave their range beyond M in a pass over `ids`, and control sets.
 
     methods: the reference, whose dims these are, and the method. drift: of the drifting layers, the dims with the
-    largest shares. paper: the observable dims of `search`, those of highest rank. Control dims are others of the layer,
+    largest shares. paper: the threshold dims of `search`, those of highest rank. Control dims are others of the layer,
     drawn from those nearest in variance between M/4 and M. A layer without threshold dims is left out.
     """
     passes = [capture_states(bridge, ids, method, executor=executor)["resid_post"] for method in methods]
@@ -84,7 +84,7 @@ def control_dims(variance: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Clamp:
-    """The baseline with some dims clamped. layer: None is all of `dims`. which: 'observable' or 'random N'.
+    """The baseline with some dims clamped. layer: None is all of `dims`. which: 'threshold' or 'random N'.
 
     inside: the control inside the window: items of M tokens, clamped from M/2 on as if that were M.
     """
@@ -134,7 +134,7 @@ def _clamping(begin: int, dims: list[int], low: torch.Tensor, high: torch.Tensor
 def clamps(rules: Mapping[str, Sequence[LayerDims]], layers: Sequence[int]) -> Iterator[Clamp]:
     """Every clamp of each rule's dims and of their controls: in all layers that have any, also inside, and by layer."""
     for rule, by_layer in rules.items():
-        sets = {"observable": {layer: tuple(dims) for layer, dims, _ in by_layer}}
+        sets = {"threshold": {layer: tuple(dims) for layer, dims, _ in by_layer}}
         for number in range(CONTROLS):
             sets[f"random {number}"] = {layer: tuple(controls[number]) for layer, _, controls in by_layer}
         for way in WAYS if by_layer else ():

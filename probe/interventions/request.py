@@ -150,7 +150,7 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
     return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes)
 
 
-def work(plan: LocatePlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: LocatePlan) -> dict[tuple[Method, int], float]:
     """Passes of both runs and of weaves by method and length; a pass from a layer on is a part of one."""
     depth, wanted = plan.config.num_hidden_layers, "weave" in plan.request.kinds
     woven = weaves(plan.layers, plan.heads, plan.request.ways) if wanted else ()
@@ -165,7 +165,7 @@ def work(plan: LocatePlan) -> dict[tuple[Method, int], float]:
 
 def estimate(plan: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    prompts, counts = sum(map(len, plan.items.values())), work(plan)
+    prompts, counts = sum(map(len, plan.items.values())), pass_counts(plan)
     beside = ", ".join(kind for kind in ("clamp", "smallest") if kind in plan.request.kinds)
     return (
         f"{len(plan.layers)} layers, {len(plan.heads)} heads, {len(plan.compared)} methods, {prompts} prompts: "

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
-from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
-from probe.experiment.model_spec import ModelSpec
+from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Measure, Task
@@ -29,16 +29,9 @@ from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, judged_method
 from probe.store.results import LOCATED
 from probe.tasks.retrieval import repeated_word
 
-FOLDER, JOURNAL = "locate", "journal.jsonl"
-"""The folder of the results below --out, and the journal in it."""
 
-
-@dataclass(frozen=True)
-class LocateWorker:
+class LocateWorker(PlanWorker):
     """A plan (without its config) and its model, as plain data."""
-
-    plan: LocatePlan
-    source: ModelSpec
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives rows of the journal with their keys."""
@@ -114,13 +107,13 @@ class Locate(Experiment):
     plan: LocatePlan
     batch: int = 1
     title, unit = "locating", "token"
+    worker_class = LocateWorker
+    folder, written, needed = LOCATED.parent.name, (LOCATED.name, "report.html"), ("nll", "rules", "heads")
 
-    @property
-    def worker(self) -> LocateWorker:
-        """What measures the tasks."""
-        request = self.plan.request
-        source = ModelSpec.of(request.model, request.load, self.plan.config)
-        return LocateWorker(replace(self.plan, config=None), source)
+    def check_memory(self) -> None:
+        """As for Experiment."""
+        remedy = "shorten --lengths or leave clamp out of --try"
+        check_beside(needed_bytes(self.plan), self.plan.request.load, remedy)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now."""
@@ -134,14 +127,6 @@ class Locate(Experiment):
         """The rows that the journal lacks, as far as can be foreseen."""
         return remaining(self.plan, rows)
 
-    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """The folder's journal. FileExistsError for one of other settings, or with other parameters of a method."""
-        plan, path = self.plan, out / FOLDER / JOURNAL
-        if overwrite:
-            for old in (path, out / LOCATED, (out / LOCATED).with_name("report.html")):
-                old.unlink(missing_ok=True)
-        return Journal(path, plan.settings, plan.methods, ("nll", "rules", "heads"))
-
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a task's rows."""
         for key, row in value:
@@ -153,12 +138,8 @@ def locate(
 ) -> tuple[Journal, list[Task]]:
     """The journal of the folder `out` with every row of the plan, unless `until` came before; and the lost tasks.
 
-    Raises MemoryError before any pass for what does not fit, RuntimeError where no method differs from Origin, and what
-    `run` and `Runner.check` raise.
+    Raises RuntimeError where no method differs from Origin, and what `run` raises.
     """
-    runner.check(plan.request.load)
-    if runner.is_local:
-        check_beside(needed_bytes(plan), plan.request.load, "shorten --lengths or leave clamp out of --try")
     experiment = Locate(plan, 1 if runner.is_local else BATCH)
     journal, lost = run(experiment, out, overwrite=overwrite, until=until, runner=runner)
     rows = journal.rows

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from probe.store.results import Located, Row, having, is_clear, number, percent
+from probe.store.results import Located, Row, having, head_name, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _ENOUGH = 0.9  # of the gap
@@ -72,11 +72,11 @@ def _best(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     rows = _ranked(rows)
-    text = f"The best of {len(rows)} single heads restores {_share(rows[0])} ({_place(rows[0])})"
+    text = f"The best of {len(rows)} single heads restores {_share(rows[0])} ({head_name(rows[0])})"
     if is_clear(rows[0]):
         return f"{text}."
     clear = next((row for row in rows if is_clear(row) and row["share"] > 0), None)
-    other = f"the best significant one {_share(clear)} ({_place(clear)})" if clear else "none is"
+    other = f"the best significant one {_share(clear)} ({head_name(clear)})" if clear else "none is"
     return f"{text}, which is not significant; {other}."
 
 
@@ -111,14 +111,14 @@ _ENDS, _RANDOM = ("share", "low", "high"), ("random", "random_low", "random_high
 def _clamps(effects: Sequence[Row], inside: Sequence[Row]) -> str:
     """The range of shares over all ways of clamping all layers, and the largest cost inside the window."""
     everywhere = having(effects, kind="clamp", layer=None)
-    clamped = _ranked(having(everywhere, which="observable"))
+    clamped = _ranked(having(everywhere, which="threshold"))
     if not clamped:
         return ""
     shares = _share(clamped[0]) if len(clamped) == 1 else f"{_share(clamped[-1])} to {_share(clamped[0])}"
     random = sorted(round(100 * number(row["share"])) for row in everywhere if row not in clamped)
     beside = f" (random dims {random[0]}% to {random[-1]}%)" if random else ""
     text = f"Clamping the threshold dims of all layers beyond M restores {shares}{beside}."
-    costs = sorted(having(inside, which="observable"), key=lambda row: number(row["cost"]))
+    costs = sorted(having(inside, which="threshold"), key=lambda row: number(row["cost"]))
     if costs:
         text += f" Inside the window it costs up to {costs[-1]['cost']:z.2f} {_interval(costs[-1])} nats/token."
     return text
@@ -135,10 +135,6 @@ def _share(row: Row) -> str:
 def _numbers(rows: Sequence[Row]) -> str:
     layers = sorted(row["layer"] for row in rows)
     return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
-
-
-def _place(row: Row) -> str:
-    return f"{row['layer']}.{row['head']}"
 
 
 def _interval(row: Row) -> str:

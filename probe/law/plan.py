@@ -183,7 +183,7 @@ def needed_bytes(plan: PredictPlan) -> int:
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
 
 
-def work(plan: PredictPlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: PredictPlan) -> dict[tuple[Method, int], float]:
     """Passes by method and length."""
     counts: dict[tuple[Method, int], float] = {}
     for part in plan.passes.values():

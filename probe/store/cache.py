@@ -59,7 +59,7 @@ def save(run: Run, name: str, derived: Derived) -> None:
     else:
         header["datasets"] = {label: dataset.to_dict(data=False) for label, dataset in derived.items()}
         for label, dataset in derived.items():
-            arrays |= {f"{label}/{name}": _without_objects(array.values) for name, array in dataset.variables.items()}
+            arrays |= {f"{label}/{name}": _plain(array.values) for name, array in dataset.variables.items()}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, header=json.dumps(header), **arrays)
     path = _path(run, name)
@@ -81,7 +81,8 @@ def load(run: Run, name: str) -> Derived | None:
                 return header["reason"]
             for label, dataset in header["datasets"].items():
                 for name, array in {**dataset["coords"], **dataset["data_vars"]}.items():
-                    array["data"] = _with_objects(file[f"{label}/{name}"])
+                    values = file[f"{label}/{name}"]
+                    array["data"] = values.astype(object) if values.dtype.kind == "U" else values  # texts as in a store
             return {label: xr.Dataset.from_dict(dataset) for label, dataset in header["datasets"].items()}
     except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile):
         return None
@@ -105,11 +106,6 @@ def _path(run: Run, name: str) -> Path:
     return run.folder / DERIVED / f"{quote(name, safe='')}.npz"
 
 
-def _without_objects(values: np.ndarray) -> np.ndarray:
+def _plain(values: np.ndarray) -> np.ndarray:
     """Texts as numpy's strings, which need no pickle."""
     return values.astype(str) if values.dtype.kind in "OT" else values
-
-
-def _with_objects(values: np.ndarray) -> np.ndarray:
-    """Texts as Python's strings, as in a store."""
-    return values.astype(object) if values.dtype.kind == "U" else values

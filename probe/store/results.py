@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,6 @@ ANATOMY = Path("anatomy", "summary.json")
 Row = Mapping[str, Any]
 Located = Mapping[str, Any]
 Anatomy = Mapping[str, Any]
-
-_LOCATED_KEYS = ("model", "trained_length", "layers", "methods", "loss_gaps", "effects", "smallest")
-_ANATOMY_KEYS = (
-    "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads".split()
-)
 
 
 def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
@@ -62,33 +58,26 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
     return summary
 
 
-def find_located(folder: Path) -> Located | None:
-    """The summary in the folder, None where `mesa-lens locate` was not run; ValueError for one that is damaged."""
-    return find_summary(folder, LOCATED, _LOCATED_KEYS, "locate")
+_KEYS = {
+    LOCATED: "model trained_length layers methods loss_gaps effects smallest",
+    PREDICTION: "model trained_length lengths refusal methods",
+    ANATOMY: "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads",
+}
+find_located, find_prediction, find_anatomy = (
+    partial(find_summary, name=name, keys=keys.split(), command=name.parent.name) for name, keys in _KEYS.items()
+)
+"""What a command wrote into a folder, None where it was not run; ValueError where it is damaged."""
 
 
-def find_prediction(folder: Path) -> Mapping[str, Any] | None:
-    """The prediction in the folder, None where `mesa-lens predict` was not run; ValueError for one that is damaged."""
-    return find_summary(folder, PREDICTION, ("model", "trained_length", "lengths", "refusal", "methods"), "predict")
-
-
-def read_located(folder: Path) -> Located:
-    """The summary in the folder; FileNotFoundError where there is none."""
-    if (summary := find_located(folder)) is None:
-        raise FileNotFoundError(f"{folder / LOCATED} is not there; write it: `mesa-lens locate --out {folder}`")
+def _read(name: Path, folder: Path) -> Mapping[str, Any]:
+    """What a command wrote into the folder; FileNotFoundError where there is none."""
+    command = name.parent.name
+    if (summary := find_summary(folder, name, _KEYS[name].split(), command)) is None:
+        raise FileNotFoundError(f"{folder / name} is not there; write it: `mesa-lens {command} --out {folder}`")
     return summary
 
 
-def find_anatomy(folder: Path) -> Anatomy | None:
-    """The results in the folder, None where `mesa-lens anatomy` was not run; ValueError for damaged ones."""
-    return find_summary(folder, ANATOMY, _ANATOMY_KEYS, "anatomy")
-
-
-def read_anatomy(folder: Path) -> Anatomy:
-    """The results in the folder; FileNotFoundError where there are none."""
-    if (anatomy := find_anatomy(folder)) is None:
-        raise FileNotFoundError(f"{folder / ANATOMY} is not there; write it: `mesa-lens anatomy --out {folder}`")
-    return anatomy
+read_located, read_anatomy = partial(_read, LOCATED), partial(_read, ANATOMY)
 
 
 def having(rows: Sequence[Row], **labels: Any) -> list[Row]:
@@ -99,6 +88,11 @@ def having(rows: Sequence[Row], **labels: Any) -> list[Row]:
 def number(value: float | None) -> float:
     """The value, NaN for None."""
     return math.nan if value is None else float(value)
+
+
+def head_name(row: Row) -> str:
+    """Layer and head of a row, such as '3.1'."""
+    return f"{row['layer']}.{row['head']}"
 
 
 def is_clear(row: Row) -> bool:

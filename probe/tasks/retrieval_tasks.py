@@ -70,10 +70,6 @@ def _niah(haystack: str) -> Build:
     return build
 
 
-def _lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
-    return retrieval.lines(tokenizer, length, rng)
-
-
 _QUESTION = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
 
 RETRIEVAL = (
@@ -83,7 +79,7 @@ RETRIEVAL = (
     RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
     RetrievalTask("niah-essay", "RULER's single needle in running text", _niah("essay")),
     RetrievalTask("niah-noise", "RULER's single needle in random words", _niah("noise")),
-    RetrievalTask("lines", "LongEval's lines", _lines),
+    RetrievalTask("lines", "LongEval's lines", lambda *args: retrieval.lines(*args[:-1])),
 )
 PASSKEY = RETRIEVAL[0]
 """The task of every measured failure."""

@@ -52,9 +52,9 @@ class Prediction:
     def __str__(self) -> str:
         """The prediction in words."""
         if not self.chosen:
-            return "no observable dim"
+            return "no threshold dim"
         if self.chosen < self.least:
-            return f"too few observable dims: {self.chosen}, {self.least} are needed"
+            return f"too few threshold dims: {self.chosen}, {self.least} are needed"
         if not self.judged:
             return "beyond the thresholds already inside the window"
         if not self.known:
@@ -65,7 +65,7 @@ class Prediction:
 
 
 def best(crossings: xr.Dataset, top: int) -> list[tuple[int, int]]:
-    """Up to `top` observable (layer, dim) of one prompt's `search`, best first; of each dim its best layer only.
+    """Up to `top` threshold dims, (layer, dim), of one prompt's `search`, best first; of each dim its best layer only.
 
     The residual stream carries a dim's value from layer to layer: two layers of one dim are no two witnesses.
     """
@@ -146,7 +146,7 @@ def negative_control(
     both no less than the search needs. By `place`, and by prompt if there are several:
 
     - `first`, `last`, `matched_first`, `matched_last`: positions seen
-    - `qualified`, `matched`: observable (layer, dim) pairs at the place, and at M; of the attribute `searched`
+    - `qualified`, `matched`: threshold dims, (layer, dim) pairs, at the place, and at M; of the attribute `searched`
     - `called` (method): the failure length that `predict` gives there, by `top` and `least` dims; NaN: none. Every one
       is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
       on it
@@ -155,7 +155,7 @@ def negative_control(
     """
     pairs = _pairs(hidden["position"].values, trained_length, rule, count)
     windows, partners = zip(*pairs, strict=True)
-    searched = searches(hidden, [*windows, *partners], rule, reference, observable_only=True)
+    searched = searches(hidden, [*windows, *partners], rule, reference, threshold_dims_only=True)
     several = ["prompt"] if "prompt" in hidden.dims else []
     variables: dict[str, Any] = {}
     for name, part in (("qualified", searched[: len(pairs)]), ("matched", searched[len(pairs) :])):

@@ -36,8 +36,8 @@ class CrossingRule:
     warm_up: positions below it (few tokens of context, the first token's huge values) are not part of the reference.
     margin: a value is beyond the threshold when it passes it by `margin` in-window spreads; 0 is the paper's rule,
         which calls the noise about a level a crossing.
-    minimum_score: the least score of an observable dim; see `search`.
-    share: of the positions of an observable dim, inside (safe side) and after the crossing (beyond).
+    minimum_score: the least score of a threshold dim; see `search`.
+    share: of the positions of a threshold dim, inside (safe side) and after the crossing (beyond).
     floor: the least in-window spread, as a share of the layer's typical magnitude (median over dims of the median
         absolute in-window value): smaller motions are not taken for signals.
     """
@@ -105,9 +105,9 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
     - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
       positions; NaN if there is none
     - `inside` (method): share of I where that method is beyond `limit` already; its crossing then says little
-    - `observable`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond it on
+    - `threshold_dim`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond it on
       `share` of the positions from there on
-    - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
+    - `rank`: 1 for the threshold dim with the highest score, 0 for others; `qualified`: how many are
 
     Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
@@ -120,11 +120,11 @@ def searches(
     rule: CrossingRule,
     reference: str = "origin",
     *,
-    observable_only: bool = False,
+    threshold_dims_only: bool = False,
 ) -> list[xr.Dataset]:
     """`search` in each of the `windows`, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
-    observable_only: crossings and `inside` are read at observable pairs alone, and are NaN elsewhere.
+    threshold_dims_only: crossings and `inside` are read at threshold dims alone, and are NaN elsewhere.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
@@ -142,12 +142,12 @@ def searches(
         by_window: list[dict[str, Any]] = [{} for _ in windows]
         for row in order:
             stored = layer.isel({"method": row}).transpose("dim", "position")
-            x = _smooth(_widened(stored.values), layouts[0].start, rule.smoothing)
+            x = _smooth(stored.values, layouts[0].start, rule.smoothing)
             for values, layout in zip(by_window, layouts, strict=True):
                 if not values:
                     values |= _score(x, layout, rule)
                     values |= {name: np.full((len(methods), len(x)), np.nan) for name in _CROSSED}
-                dims = np.flatnonzero(values["observable"]) if observable_only else slice(None)
+                dims = np.flatnonzero(values["threshold_dim"]) if threshold_dims_only else slice(None)
                 crossings = _cross(x[dims], values["side"][dims], values["limit"][dims], layout, rule)
                 for name in _CROSSED:
                     values[name][row, dims] = crossings[name]
@@ -185,11 +185,6 @@ def _whole(position: Sequence[int] | np.ndarray, trained_length: int, rule: Cros
     return SearchWindow(trained_length, rule.warm_up, int(position[-1]))
 
 
-def _widened(values: np.ndarray) -> np.ndarray:
-    """`values` as float32 or wider, in C order."""
-    return np.ascontiguousarray(values, np.promote_types(values.dtype, np.float32))
-
-
 def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
     """What was read, by prompt and layer, as a Dataset with ranks."""
     sizes = [hidden.sizes[name] for name in (*several, "layer")]
@@ -201,11 +196,11 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
     for name, values in stacked.items():
         dims = [*several, "layer", *(["method"] if name in _CROSSED else []), "dim"]
         variables[name] = (dims, values, {"units": units[name]} if name in units else {})
-    observable = stacked["observable"]
-    scores = pd.DataFrame(np.where(observable, stacked["score"], np.nan).reshape(math.prod(sizes[:-1]), -1))
-    rank = scores.rank(axis=1, method="first", ascending=False).fillna(0).to_numpy(int).reshape(observable.shape)
+    threshold_dim = stacked["threshold_dim"]
+    scores = pd.DataFrame(np.where(threshold_dim, stacked["score"], np.nan).reshape(math.prod(sizes[:-1]), -1))
+    rank = scores.rank(axis=1, method="first", ascending=False).fillna(0).to_numpy(int).reshape(threshold_dim.shape)
     variables["rank"] = ([*several, "layer", "dim"], rank)
-    variables["qualified"] = (several, observable.sum((-2, -1)))
+    variables["qualified"] = (several, threshold_dim.sum((-2, -1)))
     labels = ("method", "layer", "dim", *(name for name in ("prompt",) if name in hidden.coords))
     return xr.Dataset(variables, {name: hidden[name] for name in labels})
 
@@ -226,15 +221,15 @@ def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.n
     score, limit = (side * motion - trend) / spread, threshold + side * rule.margin * spread
     likely = np.flatnonzero(score >= rule.minimum_score)
     crossings = _cross(x[likely], side[likely], limit[likely], layout, rule)
-    observable = np.zeros(len(score), bool)
-    observable[likely] = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
+    threshold_dim = np.zeros(len(score), bool)
+    threshold_dim[likely] = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
     return {
         "threshold": threshold,
         "limit": limit,
         "side": side.astype(np.int8),
         "spread": spread,
         "score": score,
-        "observable": observable,
+        "threshold_dim": threshold_dim,
     }
 
 
@@ -278,6 +273,7 @@ def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
     """Mean over the last `smoothing` of `values` (dim, position), fewer at a run's start; float32."""
+    values = np.ascontiguousarray(values, np.promote_types(values.dtype, np.float32))
     index, mean = np.arange(values.shape[1]), np.empty(values.shape, np.float32)
     begin = np.maximum(start, index - smoothing + 1)
     total = np.zeros((_BLOCK, len(index) + 1))

@@ -22,8 +22,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
-from probe.capture.bridge import bridge_to
 from probe.interventions.clamp import Clamp, threshold_dims
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
@@ -129,8 +129,8 @@ def measure(journal: Journal, planned: Any) -> None:
     mean = drifts.mean(1)
     ids, _ = repeated_word(loaded.tokenizer, planned.request.word, len(prompts[0].ids))
     width, methods = mean.shape[1], [*planned.methods.values()]
-    observable = threshold_dims(bridge, ids, methods, width // 2)["paper"]
-    word = {layer: dims for layer, dims, _ in observable}
+    crossing = threshold_dims(bridge, ids, methods, width // 2)["paper"]
+    word = {layer: dims for layer, dims, _ in crossing}
     moved = (mean / inside.std(1)).numpy()
     journal.add(("dims",), {"word": [[*row] for row in word.items()], "moved": moved.round(4).tolist()})
     every = tuple((layer, tuple(range(width))) for layer in layers)

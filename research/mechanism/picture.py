@@ -114,7 +114,7 @@ def injected(panel: Axes) -> None:
     kinds = {
         "whole drift": ("all of it", ORANGE, "o"),
         "mean drift": ("its mean over texts", BLUE, "s"),
-        "word": ("in observable dims", "#009E73", "^"),
+        "word": ("in threshold dims", "#009E73", "^"),
         "rerope's states": ("ReRoPE's states", GREY, "D"),
     }
     for shift, (kind, (label, color, marker)) in zip((-0.24, -0.08, 0.08, 0.24), kinds.items(), strict=True):

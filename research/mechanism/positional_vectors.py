@@ -23,8 +23,8 @@ import xarray as xr
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method, Origin
-from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture_states
 from probe.tasks import sources
 from probe.tasks.retrieval import first_ids
@@ -125,16 +125,16 @@ def sliding_texts(ids: np.ndarray, tokens: int, count: int, stride: int) -> list
 
 
 def table(moments: Moments) -> list[dict[str, Any]]:
-    """A row a layer: shares and reliabilities inside and beyond M, and observable dims beside those in noise alone."""
+    """A row a layer: shares and reliabilities inside and beyond M, and threshold dims beside those in noise alone."""
     rule = CrossingRule.scaled(moments.trained_length)
-    observable, by_chance = (
-        search(moments.vectors(chance=chance), moments.trained_length, rule, "origin")["observable"].sum("dim")
+    threshold_dim, by_chance = (
+        search(moments.vectors(chance=chance), moments.trained_length, rule, "origin")["threshold_dim"].sum("dim")
         for chance in (False, True)
     )
     columns = {
         **{f"share_{band}": moments.shares()[:, at] for at, band in enumerate(BANDS)},
         **{f"reliability_{band}": moments.reliabilities()[:, at] for at, band in enumerate(BANDS)},
-        "observable": observable.values,
+        "threshold_dim": threshold_dim.values,
         "by_chance": by_chance.values,
     }
     layers = range(len(moments.means[0]))

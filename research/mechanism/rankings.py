@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probe.statistics import LEAST_RANKED, rank_correlation
+from research.correlation import LEAST_RANKED, rank_correlation
 
 _BY_HEAD = (
     ("unmet", "norms", "beyond M", "unmet phases, by norms"),

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from probe.figures.figure_data import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import RED, style
-from probe.statistics import rank_correlation, shown, student, wilson
+from probe.statistics import shown, student, wilson
+from research.correlation import rank_correlation
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -13,9 +13,9 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
 from mesa.models import bytes_a_number, load
-from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture
 from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import Selection

@@ -61,7 +61,7 @@ def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Map
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
     `drift`; `measured` (criterion, config, seed), 'either' and the tasks, NaN where these are at chance inside M, and
     `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance.
-    Of the negative control `inside` and `matched` (prompt, rule, seed, place): shares of the dims that are observable
+    Of the negative control `inside` and `matched` (prompt, rule, seed, place): shares of dims that are threshold dims
     inside the window, and at M with as many positions; `false` (prompt, rule, config, seed): share of the places with
     a false prediction, of drift's pretended windows with a false alarm. NaN: not tried.
     """
@@ -110,7 +110,7 @@ def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Map
 
 
 def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
-    """Of the control's places, the share of the dims that are observable; NaN where there is no control."""
+    """Of the control's places, the share of the dims that are threshold dims; NaN where there is no control."""
     control = row.get("control")
     shares = [count / control["searched"] for count in control[name]] if control else []
     return [*shares, *[np.nan] * (PLACES - len(shares))]

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from probe.statistics import correlations
+from research.correlation import correlations
 
 LEVEL = 0.95
 

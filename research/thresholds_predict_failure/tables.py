@@ -227,10 +227,10 @@ def _ratio_rows(results: xr.Dataset) -> list[Row]:
 
 def _control_rows(results: xr.Dataset) -> list[Row]:
     """Dims found inside the window and at M, the share of places with false predictions, and of calls at M."""
-    head = (
-        "prompt, rule, observable inside (least to most), at M with as many positions, places with no fewer than at M"
+    head = "prompt, rule, threshold dims inside (least to most), at M with as many positions"
+    head += (
+        ", places with no fewer than at M; false predictions, Origin; others: mean (most); predicted to fail beyond M"
     )
-    head += "; false predictions, Origin; others: mean (most); predicted to fail beyond M"
     inside, *others = head.split("; ")
     rows: list[Row] = [[*inside.split(", "), *others]]
     length = settings(results)["length"]

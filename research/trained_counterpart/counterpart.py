@@ -14,11 +14,11 @@ import xarray as xr
 from torch import Tensor
 from tqdm import tqdm
 
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, check_placement, config_of, load, tokenizer_of
 from mesa.support import check_config, check_method, trained_length
-from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory, peak_bytes
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.passes import Edit, Item
@@ -184,7 +184,7 @@ def _losses(plan: Counterpart, bridge: Any, sets: Mapping[str, list[Edit]], item
 def _crossings(
     plan: Counterpart, bridge: Any, tokenizer: Any, sets: Mapping[str, list[Edit]]
 ) -> dict[str, dict[str, int]]:
-    """How many dims are observable on a repeated word, and how many of these still cross with each set held."""
+    """How many dims are threshold dims on a repeated word, and how many of these still cross with each set held."""
     ids, _ = repeated_word(tokenizer, plan.word, plan.longest)
     item, depth = Item(tuple(ids), 1), plan.config.num_hidden_layers
     keep = [(hook, layer) for hook in CROSSED for layer in range(depth)]
@@ -198,7 +198,7 @@ def _crossings(
         coords = {"method": list(states), "layer": range(depth), "position": range(plan.longest)}
         hidden = xr.DataArray(np.array(values, np.float32), coords, (*coords, "dim"), hook)
         read = search(hidden, plan.trained_length, CrossingRule.scaled(plan.trained_length), plan.origin.name)
-        crosses = read["crossing"].notnull() & read["observable"]
+        crosses = read["crossing"].notnull() & read["threshold_dim"]
         collected[hook] = {name: int(crosses.sel({"method": name}).sum()) for name in states}
     return collected
 

@@ -83,7 +83,7 @@ def _weaves(rng, shares, headed):
 def _clamps(rng, layers):
     for way in ("at-M", "range"):
         for rule in ("drift", "paper"):
-            for which, level in (("observable", 0.03), ("random 0", 0.0), ("random 1", 0.0)):
+            for which, level in (("threshold", 0.03), ("random 0", 0.0), ("random 1", 0.0)):
                 for layer in (*range(1, layers), None):
                     share = level + rng.normal(0, 0.01) - 0.02 * (layer is None)
                     yield _row("clamp", way, layer, None, share, 0.03, rule=rule, which=which)

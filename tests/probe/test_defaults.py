@@ -8,9 +8,9 @@ import pytest
 from mesa.settings import fitting_methods
 from probe.attention import request as anatomy
 from probe.evaluation import plan as evaluation
-from probe.inputs import prepare
 from probe.interventions import request as locating
 from probe.plan import ProbeRequest, plan, provenance
+from probe.run import prepare
 
 PLANS = {
     "probe": (plan, ProbeRequest),

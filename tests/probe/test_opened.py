@@ -98,7 +98,7 @@ def test_what_was_not_run_names_its_command(run, part, folder):
 
 
 def test_where_nothing_breaks_no_break_is_reported(still):
-    assert "no observable dim among 32 on prompt repeated" in repr(still.thresholds())
+    assert "no threshold dim among 32 on prompt repeated" in repr(still.thresholds())
     assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
     with pytest.raises(ValueError, match="there is no figure"):
         still.thresholds().figure()

@@ -130,10 +130,10 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     analysis = analyse(run)
     summary = whole_summary(analysis)
     text = render(analysis, summary)
-    assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
+    assert summary["methods"][0]["predicted"]["text"] == "no threshold dim"
     assert "no negative control (position 24" in threshold_doubt(summary)
     assert "Not measured in this run" in text
-    assert score_table(summary).rows[0] == ("origin", "no observable dim")
+    assert score_table(summary).rows[0] == ("origin", "no threshold dim")
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")

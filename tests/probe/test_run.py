@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tiny
 import torch
 import xarray as xr
 from commands import main
@@ -126,3 +127,17 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     monkeypatch.setattr("probe.report.html_embed", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
+
+
+def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    folder = tiny.folder(tmp_path / "model")
+    large = tiny.model(vocabulary=900, trained=160)
+    large.model.layers[1].mlp.down_proj.weight.data *= 1e8
+    large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
+    large.save_pretrained(folder)
+    monkeypatch.setattr("probe.experiment.run.ordered_results", lambda *_, **__: pytest.fail("measured"))
+    command = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
+    assert main([*command, "--store-dtype", "float16"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"layer 1 under origin has the value .*, beyond float16's range; store it", error)
+    assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 import mesa
-from probe.statistics import rank_correlation
+from research.correlation import rank_correlation
 from research.mechanism import positional_vectors
 from research.mechanism.head_sets import pairs, sharpest
 from research.mechanism.positional_vectors import Moments, measure

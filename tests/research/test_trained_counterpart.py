@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 import mesa
 import theory
-from probe.capture.bridge import bridge_to
+from mesa.engine.bridge import bridge as bridge_to
 from research.script import Journal
 from research.trained_counterpart import counterpart
 from research.trained_counterpart.first_key import first_key

@@ -36,8 +36,8 @@ def crossings(request):
     return search(hidden, M, RULES[rule]).assign_attrs(late=LATE[rule])
 
 
-def test_only_the_third_dimension_is_observable(crossings):
-    assert np.flatnonzero(crossings["observable"].sel(layer=1)).tolist() == [2]
+def test_only_the_third_dimension_is_a_threshold_dim(crossings):
+    assert np.flatnonzero(crossings["threshold_dim"].sel(layer=1)).tolist() == [2]
 
 
 def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(crossings):

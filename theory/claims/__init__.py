@@ -6,22 +6,13 @@ Open first: theorem1.py, the shortest.
 
 from __future__ import annotations
 
+import importlib
+
 from theory.claim import Check, Claim, Verdict, claims_of
-from theory.claims import (
-    beyond,
-    corollary,
-    mesa,
-    paper,
-    rotary,
-    rotary_mesa,
-    rotary_reach,
-    theorem1,
-    theorem2,
-    theorem3,
-)
 from theory.claims.settings import Settings
 
-CLAIMS = claims_of(theorem1, theorem2, theorem3, corollary, mesa, rotary, rotary_reach, rotary_mesa, beyond, paper)
+_MODULES = "theorem1 theorem2 theorem3 corollary mesa rotary rotary_reach rotary_mesa beyond paper".split()
+CLAIMS = claims_of(*(importlib.import_module(f"{__name__}.{module}") for module in _MODULES))
 """Every check by the name of its claim."""
 
 

@@ -12,7 +12,7 @@ from mesa_lens.dashboard.runs import Context
 from mesa_lens.dashboard.state import choose_states, control, opened, reference_of, searched, states
 from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
-from probe.glossary import DIM, OBSERVABLE
+from probe.glossary import DIM, THRESHOLD_DIM
 from probe.store.reader import Run
 from probe.thresholds.predict import as_many, best, crossing_texts, false_predictions
 from probe.thresholds.search import CrossingRule
@@ -42,11 +42,11 @@ def page(context: Context) -> None:
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
     st.markdown(
-        f"**{int(crossings['qualified'])}** of {crossings.attrs['searched']} (layer, dim) pairs show an observable "
+        f"**{int(crossings['qualified'])}** of {crossings.attrs['searched']} (layer, dim) pairs show a "
         f"threshold at position {trained} under {plain(reference_of(run))}; the smoothed value at that position is the "
         "threshold."
     )
-    st.caption(plain(f"{DIM} {OBSERVABLE}"))
+    st.caption(plain(f"{DIM} {THRESHOLD_DIM}"))
     pairs = _pairs(crossings)
     for layer, dim in pairs:
         alt = f"Layer {layer}, dim {dim} over position. {_crossing_text(crossings, layer, dim)}"
@@ -71,7 +71,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("sustained", 1, 4096, scaled.sustained, 1, "A crossing lasts for so many positions"),
         ("warm_up", 0, last, scaled.warm_up, 1, "Positions before it are left out"),
         ("margin", 0.0, 50.0, scaled.margin, 0.5, "In-window spreads beyond the threshold; 0 is the paper's rule"),
-        ("minimum_score", 0.0, 1000.0, scaled.minimum_score, 1.0, "Motion beyond M, in spreads, of an observable dim"),
+        ("minimum_score", 0.0, 1000.0, scaled.minimum_score, 1.0, "Motion beyond M, in spreads, of a threshold dim"),
         ("share", 0.0, 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 0.0, 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
@@ -98,7 +98,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
 def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
     """The (layer, dim) pairs to draw: those typed, else the clearest."""
     clearest = best(crossings, 1)
-    default = f"the clearest ({clearest[0][0]}:{clearest[0][1]})" if clearest else "none is observable; write e.g. 1:17"
+    default = f"the clearest ({clearest[0][0]}:{clearest[0][1]})" if clearest else "there is none; write e.g. 1:17"
     typed = st.text_input(
         "Layer and dim to draw, as layer:dim, several with commas",
         key="pairs",
@@ -130,10 +130,10 @@ def _crossing_text(crossings: xr.Dataset, layer: int, dim: int) -> str:
 
 
 def _ranking(crossings: xr.Dataset) -> None:
-    """The observable pairs, sortable and searchable; a ticked row is drawn above."""
+    """The threshold dims, sortable and searchable; a ticked row is drawn above."""
     names = ["rank", "score", "threshold", "limit", "spread"]
-    table = crossings[[*names, "observable"]].to_dataframe().reset_index()
-    table = table.query("observable").sort_values("rank").head(_ROWS)
+    table = crossings[[*names, "threshold_dim"]].to_dataframe().reset_index()
+    table = table.query("threshold_dim").sort_values("rank").head(_ROWS)
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
     texts = crossing_texts(crossings.sel(at))
@@ -175,6 +175,6 @@ def _negative_control(places: xr.Dataset | str) -> None:
     st.markdown(
         plain(
             f"False predictions, by {places.attrs['least']} dims or more, as a share of the positions: {shares}. At "
-            f"{float(as_many(places)):.0%} of them as many dims are observable as at M, or more."
+            f"{float(as_many(places)):.0%} of them as many dims are threshold dims as at M, or more."
         )
     )

@@ -10,7 +10,8 @@ from elsewhere import Elsewhere
 
 from probe.attention.request import AnatomyRequest, estimate, plan
 from probe.attention.results import intervals, retrieval_heads
-from probe.attention.run import anatomy
+from probe.attention.run import AnatomyExperiment
+from probe.experiment.run import run as run_plan
 from probe.status import status_of
 
 M, LENGTH = 160, 320
@@ -79,11 +80,11 @@ def test_other_runners_write_the_same_bytes_and_resume_what_was_lost(folder, who
         text=str(folder / "text.txt"), load=LOAD,
     )  # fmt: skip
     planned, lost = plan(request), ("heads", "rerope", M, 1)
-    journal, failed = anatomy(planned, tmp_path, runner=Elsewhere(seed=1, lost=(lost,)))
+    journal, failed = run_plan(AnatomyExperiment(planned), tmp_path, runner=Elsewhere(seed=1, lost=(lost,)))
     assert [task.key for task in failed] == [lost]
     assert len(journal.rows) == 2 * 2 * 2 * 2 - 1
     assert [part.left for part in status_of(tmp_path).parts] == [1]
-    assert anatomy(planned, tmp_path, runner=Elsewhere(seed=2))[1] == []
+    assert run_plan(AnatomyExperiment(planned), tmp_path, runner=Elsewhere(seed=2))[1] == []
     one, other = (sorted((out / "anatomy" / "journal.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
     assert one == other
 

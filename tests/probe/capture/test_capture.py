@@ -7,8 +7,8 @@ import tiny
 import torch
 
 import mesa
+from mesa.engine.bridge import bridge as bridge_to
 from mesa.models import load
-from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture, capture_states
 from probe.capture.spec import CaptureSpec, Selection
 

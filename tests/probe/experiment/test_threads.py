@@ -25,9 +25,10 @@ def stated(monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Pretends a machine: how many CPUs this process may use, and the container's quota."""
+    """Pretends a machine: how many CPUs this process may use, the container's quota, and how many CPUs are busy."""
 
-    def pretend(count, quota=None):
+    def pretend(count, quota=None, busy=0):
+        monkeypatch.setattr(threads.psutil, "cpu_percent", lambda seconds, percpu: [100.0] * busy + [4.0] * 8)
         if quota:
             (tmp_path / "cpu.max").write_text(quota)
         monkeypatch.setattr(threads, "_CPU_MAX", tmp_path / "cpu.max")
@@ -37,11 +38,19 @@ def machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("count", "quota", "expected"),
-    [(8, None, 4), (2, None, 2), (8, "250000 100000\n", 2), (8, "max 100000\n", 4), (8, "50000 100000\n", 1)],
+    ("count", "quota", "busy", "expected"),
+    [
+        (8, None, 0, 4),
+        (2, None, 0, 2),
+        (8, "250000 100000\n", 0, 2),
+        (8, "max 100000\n", 0, 4),
+        (8, "50000 100000\n", 0, 1),
+        (8, None, 6, 2),
+        (4, None, 4, 1),
+    ],
 )
-def test_one_a_cpu_at_most_as_many_as_torch_has(count, quota, expected, machine):
-    machine(count, quota)
+def test_one_an_idle_cpu_at_most_as_many_as_torch_has(count, quota, busy, expected, machine):
+    machine(count, quota, busy)
     with threads.computing() as chosen:
         assert chosen == torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4

@@ -8,7 +8,7 @@ import torch
 from headed import HEAD, planted
 
 import mesa
-from probe.capture.bridge import bridge_to
+from mesa.engine.bridge import bridge as bridge_to
 from probe.interventions.clamp import Clamp, control_dims
 from probe.interventions.interventions import weaves
 from probe.interventions.loss_gap import PairedLosses
@@ -70,7 +70,7 @@ def test_clamped_dims_stay_in_their_range(way, monkeypatch):
         return run(pair.bridge, pair.item, METHODS[BASELINE], edits, record=[point], start=start)
 
     monkeypatch.setattr(pair, "run", recording)
-    clamped = Clamp(way, "drift", "observable", 1, ((1, (3, 7)),)).run(pair).activations[point]
+    clamped = Clamp(way, "drift", "threshold", 1, ((1, (3, 7)),)).run(pair).activations[point]
     free = [dim for dim in range(32) if dim not in (3, 7)]
     assert torch.equal(clamped[:M], before[:M])
     assert torch.equal(clamped[:, free], before[:, free])

@@ -43,7 +43,7 @@ def test_the_sentences_hold_the_numbers():
 EVERY, NEGATIVE = {"low": -0.5, "high": 1.5}, {"share": -0.3, "low": -0.4, "high": -0.2}
 CLAMP = {"length": 1024, "measure": "nll", "way": "at-M", "rule": "drift"}
 INSIDE = [
-    CLAMP | {"which": "observable", "cost": 0.07, "low": 0.0, "high": 0.14},
+    CLAMP | {"which": "threshold", "cost": 0.07, "low": 0.0, "high": 0.14},
     CLAMP | {"which": "random 0", "cost": 0.1, "low": 0.02, "high": 0.19},
 ]
 LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": False}

@@ -69,7 +69,7 @@ def test_fewer_dims_than_the_least_predict_nothing():
     four, five = (negative_control(states(*[82] * count, noise=0), M, RULE) for count in (4, 5))
     assert (four["qualified"].max(), five["qualified"].max()) == (4, 5)
     assert (false_predictions(four).item(), false_predictions(five).item()) == (0, 9 / 16)
-    assert str(predict(search(states(*[140] * 4, noise=0), M, RULE))[0]) == "too few observable dims: 4, 5 are needed"
+    assert str(predict(search(states(*[140] * 4, noise=0), M, RULE))[0]) == "too few threshold dims: 4, 5 are needed"
     assert predict(search(states(*[140] * 4, noise=0), M, RULE), least=4)[0].length == 140
     assert predict(search(states(*[140] * 4, noise=0), M, RULE), top=3)[0].length == 140  # the three that are asked for
     assert (five.attrs["least"], negative_control(states(140), M, RULE, top=3).attrs["least"]) == (5, 3)

@@ -54,7 +54,7 @@ def test_threshold_is_the_value_at_m_and_the_crossing_the_first_position_beyond(
     assert crossings["spread"] == pytest.approx(SPREAD, rel=1e-6)
     assert crossings["limit"] == pytest.approx(sign * (0.05 + 3 * SPREAD))
     assert crossings["crossing"] == 60
-    assert crossings["observable"]
+    assert crossings["threshold_dim"]
     assert crossings["rank"] == 1
     assert crossings["score"] == pytest.approx((10 - 0.05) / SPREAD, rel=0.02)
 
@@ -92,7 +92,7 @@ def test_methods_are_judged_by_origins_threshold():
     assert at(crossings, method="dynamic-ntk")["crossing"] == 90
     assert np.isnan(at(crossings, method="mesa")["crossing"])
     other = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE, "mesa")
-    assert not other["observable"].any()
+    assert not other["threshold_dim"].any()
 
 
 def test_a_trend_that_merely_goes_on_is_no_signal():
@@ -102,16 +102,16 @@ def test_a_trend_that_merely_goes_on_is_no_signal():
     assert abs(scores[0]) < 0.2
     assert abs(scores[2]) < 0.2
     assert scores[1] > 20
-    assert crossings["observable"].values[0].tolist() == [False, True, False]
+    assert crossings["threshold_dim"].values[0].tolist() == [False, True, False]
     assert np.isfinite(crossings["crossing"].sel({"method": "origin", "dim": 0})).all()  # it does pass the limit
 
 
-def test_what_comes_back_or_was_beyond_inside_is_not_observable():
+def test_what_comes_back_or_was_beyond_inside_is_no_threshold():
     returns = changed((50, LENGTH, 10), (60, 70, -10))
     inside = changed((10, 20, 10), (60, LENGTH, 10))
     burnt_in = changed((0, 4, 10), (60, LENGTH, 10))
     crossings = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, warm_up=4))
-    assert crossings["observable"].values[0].tolist() == [False, False, True, True]
+    assert crossings["threshold_dim"].values[0].tolist() == [False, False, True, True]
     assert crossings["rank"].values[0].tolist() == [0, 0, 1, 2]
     assert int(crossings["qualified"]) == 2
     assert crossings.attrs["searched"] == 4
@@ -122,7 +122,7 @@ def test_tiny_motions_of_a_still_dim_are_no_signal():
     large = np.where(np.arange(LENGTH) < 60, 1.0, 1.1)
     crossings = search(series(still, large, np.ones(LENGTH), np.full(LENGTH, 5.0)), M, RULE)
     assert crossings["spread"].values[0].tolist() == pytest.approx([0.01] * 4)  # of the layer's median size
-    assert crossings["observable"].values[0].tolist() == [False, True, False, False]
+    assert crossings["threshold_dim"].values[0].tolist() == [False, True, False, False]
     assert crossings["side"].values[0].tolist() == [1, 1, 0, 0]
 
 
@@ -183,8 +183,8 @@ def test_known_breaks_are_detected_for_each_prompt():
     crossings = search(hidden, 64, CrossingRule.scaled(64))
     calm = crossings.sel(prompt="repeated")
     assert int(calm["qualified"]) >= DRIFTING
-    assert not calm["observable"].sel(layer=0).any()
-    assert not calm["observable"].sel(dim=slice(DRIFTING, None)).any()
+    assert not calm["threshold_dim"].sel(layer=0).any()
+    assert not calm["threshold_dim"].sel(dim=slice(DRIFTING, None)).any()
     assert set(crossings["qualified"].dims) == {"prompt"}
     assert int(crossings["qualified"].sel(prompt="text-0")) < int(calm["qualified"])
     predictions = {one.method: one for one in predict(calm)}
@@ -241,7 +241,7 @@ def test_too_few_judged_dims_predict_nothing():
 def test_prediction_in_words():
     gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
     assert str(predict(search(gap, M, RULE), least=1)[0]) == "100 (descriptive)"
-    assert str(predict(search(series(wobble()), M, RULE))[0]) == "no observable dim"
+    assert str(predict(search(series(wobble()), M, RULE))[0]) == "no threshold dim"
     assert str(leaving(60)) == "60"
 
 
@@ -272,16 +272,16 @@ def test_what_lies_before_the_reference_is_no_part_of_it():
     assert search(series(changed((0, 10, 1e6))), M, rule)["spread"] > 1e5  # reaches into the means at 10, 11, 12
 
 
-def test_a_search_of_observable_pairs_alone_agrees_with_one_of_all():
+def test_a_search_of_threshold_dims_alone_agrees_with_one_of_all():
     hidden = hidden_states(dims=40, prompts=("repeated", "text-0"))
     hidden = hidden.isel(position=np.r_[0:150, 170 : hidden.sizes["position"]]).astype(np.float16)
     rule = CrossingRule.scaled(64)
     every = search(hidden, 64, rule)
     window = SearchWindow(64, rule.warm_up, int(hidden["position"][-1]))
-    (few,) = searches(hidden, [window], rule, observable_only=True)
+    (few,) = searches(hidden, [window], rule, threshold_dims_only=True)
     for name in every.data_vars:
         crossed = name in ("crossing", "inside")
-        expected = every[name].where(every["observable"]).transpose(*few[name].dims) if crossed else every[name]
+        expected = every[name].where(every["threshold_dim"]).transpose(*few[name].dims) if crossed else every[name]
         assert expected.equals(few[name]), name
     assert 0 < int(few["qualified"].sel(prompt="repeated")) < 3 * 40
     for prompt in ("repeated", "text-0"):
@@ -304,18 +304,18 @@ def test_a_trend_away_from_the_jump_adds_nothing():
     assert crossings["score"] * crossings["spread"] == pytest.approx(np.median(values[M + 1 :]) - values[M])
 
 
-def test_what_is_beyond_on_half_of_the_window_is_not_observable():
+def test_what_is_beyond_on_half_of_the_window_is_no_threshold():
     """However high its score: M happens to lie low."""
     saw = np.arange(LENGTH) % 10 / 10
     saw[M] = -0.3
     crossings = at(search(series(changed((50, LENGTH, 10), base=saw)), M, RULE))
     assert crossings["score"] > 6 * RULE.minimum_score
     assert 0.3 < crossings["inside"] < 0.7
-    assert not crossings["observable"]
+    assert not crossings["threshold_dim"]
 
 
 def test_dims_that_do_not_move_say_nothing_of_those_that_do():
     """One way only, where the others that move do not: found, however many lie still."""
     once = 1 / (1 + np.arange(LENGTH) / M)
     crossings = search(series(once, wobble(), -wobble(), *[np.zeros(LENGTH)] * 4), M, RULE)
-    assert crossings["observable"].values[0].tolist() == [True, *[False] * 6]
+    assert crossings["threshold_dim"].values[0].tolist() == [True, *[False] * 6]
