@@ -56,8 +56,8 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
 	$(BIN)/python benchmarks/gpu.py
 
-bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes)
-	$(BIN)/python benchmarks/attention.py
+bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15)
+	$(BIN)/python benchmarks/attention.py $(BENCH)
 
 pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
 	$(BIN)/python research/pictures.py $(dir $(OUT))

@@ -5,6 +5,7 @@ with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how
 in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
     python benchmarks/attention.py                      # 1k to 16k tokens, 70 minutes on 2 cores
+    python benchmarks/attention.py --quick              # all at 1k and 8k, a few methods at 16k: 15 minutes
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
     python benchmarks/attention.py --methods lampe --again  # one method, changed since; the others' numbers stay
     python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
@@ -47,6 +48,9 @@ METHODS = (
 """All but those that only change angles and cost what Origin does: `nope`, `pi`, `ntk-mixed`, `yarn`."""
 
 LINEAR = "mesa at M = 512"
+QUICK = "1024,8192,16384"
+LONGEST = ("rerope", "lm-infinite", "stair", "mesa", LINEAR)
+"""What is measured beyond 8192 tokens where time is short."""
 DECODED = 16
 FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """For glibc: memory that is freed goes back to the kernel, so the peak of a process is the peak of what is in use."""
@@ -200,11 +204,14 @@ def main() -> None:
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="two repeats, 1k and 8k, a few methods at 16k")
     parser.add_argument("--again", action="store_true", help="into the results that are there")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
+    if args.quick:
+        args.lengths, args.repeats = QUICK, 2
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.one:
         what, name = args.one
@@ -214,7 +221,7 @@ def main() -> None:
         return
     names, results = args.methods.split(","), args.out / "attention.json"
     names += [] if args.again else [LINEAR, "stock eager", STOCK]
-    jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
+    jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length, args.quick)]
     known = json.loads(results.read_text()) if args.again else []
     measured_rows, revision = {(row["name"], row["length"]): row for row in known}, _revision()
     for name, length in tqdm(jobs, unit="configuration"):
@@ -256,9 +263,9 @@ def _revision() -> str:
     return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _too_large(name: str, length: int) -> bool:
+def _too_large(name: str, length: int, quick: bool) -> bool:
     """Eager attention at 16k holds 8 heads of 16k x 16k scores several times over: beyond 24 GiB."""
-    return name == "stock eager" and length > 8192
+    return length > 8192 and (name == "stock eager" or (quick and name not in (*LONGEST, STOCK)))
 
 
 def stock_row(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
@@ -312,8 +319,9 @@ def _efficiency_table(by: dict[tuple[str, int], dict[str, Any]], lengths: list[i
     linear = [by[STOCK, length]["linear_prefill"] / by[STOCK, length]["prefill"] for length in lengths]
     lines.append(f"| {LEFT_OUT}, of stock's time | " + " | ".join(f"{share:.2f}" for share in linear) + " |")
     for name in dict.fromkeys(name for name, _ in by if not name.startswith("stock ")):
-        own = [by[name, length] for length in lengths]
-        lines.append(f"| {name} | " + " | ".join(f"{efficiency(row):.2f} ({row['pairs']:.2f})" for row in own) + " |")
+        rows = [by.get((name, length)) for length in lengths]
+        cells = ["-" if row is None else f"{efficiency(row):.2f} ({row['pairs']:.2f})" for row in rows]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +20,8 @@ from torch import Tensor
 
 from mesa.engine.kernels import Mask, Merged, attend
 from mesa.engine.rope import biased, with_bias
-from mesa.engine.schedule import Schedule, calls
-from mesa.engine.stairs import FEW, Stair, stairs
+from mesa.engine.schedule import Schedule, Stack
+from mesa.engine.stairs import Stair
 from mesa.plan import Region
 
 
@@ -110,52 +112,106 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
-    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
-    merged = Merged(query, start)
+    return _Layer(schedule, query, key, value, scale).output(), None
 
-    def keys_of(region: Region, begin: int, end: int) -> Tensor:
-        return schedule.key(key[:, :, begin - first_key : end - first_key], region, begin, end)
 
-    def values_of(begin: int, end: int) -> Tensor:
-        return value[:, :, begin - first_key : end - first_key]
+class _Layer:
+    """The states of one layer and what they give; shapes as in the executors."""
 
-    rotated: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
-    many = [region for region in schedule.plan.regions if region.queries[1] - max(region.queries[0], start) >= FEW]
-    paired = stairs(many) if schedule.slopes is None else {}
-    for region in schedule.plan.regions:
-        region_calls = list(calls(region, start, length, first_key))
-        if not region_calls or region in paired.values():
-            continue
-        first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
-        low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
-        request = (region.query_position, region.query_scale, first, last)
-        if rotated is None or rotated[0] != request:
-            rotated = request, schedule.query(query[:, :, first - start : last - start], region, first, last)
-        part = rotated[1]
-        if region in paired:
-            stair = Stair(region, first, low, part, keys_of, values_of, scale, schedule._masks)
-            for (begin, end), output, log_sum in stair.parts():
-                merged.add(begin, end, output, log_sum)
-            continue
-        keys, values = keys_of(region, low, high), values_of(low, high)
-        offset = None
-        if schedule.slopes is not None:
-            part, keys, values, offset = with_bias(
-                part, keys, values, schedule.slopes, scale, region, (first, last), (low, high)
+    def __init__(self, schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        self.schedule, self.query, self.key, self.value, self.scale = schedule, query, key, value, scale
+        self.merged = Merged(query)
+        self._last: dict[str, tuple[Any, Tensor]] = {}
+
+    def output(self) -> Tensor:
+        """The attention's output."""
+        for region, carried in self.schedule.paired.items():
+            self._add_stair(region, carried)
+        for stack in self.schedule.stacks:
+            self._add(stack)
+        return self.merged.output()
+
+    def queries(self, region: Region, begin: int, end: int) -> Tensor:
+        """The queries begin .. end - 1 as a region has them."""
+        place = "query", region.query_position, region.query_scale
+        return self._turned(self.schedule.query, self.query, self.schedule.start, place, region, begin, end)
+
+    def keys(self, region: Region, begin: int, end: int) -> Tensor:
+        """The keys begin .. end - 1 as a region has them."""
+        place = "key", region.key_position, region.key_scale
+        return self._turned(self.schedule.key, self.key, self.schedule.first_key, place, region, begin, end)
+
+    def values(self, begin: int, end: int) -> Tensor:
+        """The values begin .. end - 1."""
+        return self.value[:, :, begin - self.schedule.first_key : end - self.schedule.first_key]
+
+    def _turned(
+        self, turn: Callable[..., Tensor], states: Tensor, first: int, place: Any, region: Region, begin: int, end: int
+    ) -> Tensor:
+        """States of a span out of those of all stacks at one place, which follow one another and so are turned once."""
+        low, high = self.schedule.spans.get(place, (begin, end))
+        low, high = min(low, begin), max(high, end)
+        if self._last.get(place[0], [None])[0] != (place, low, high):
+            self._last[place[0]] = (place, low, high), turn(states[:, :, low - first : high - first], region, low, high)
+        return self._last[place[0]][1][:, :, begin - low : end - low]
+
+    def _read(self, stack: Stack) -> tuple[Tensor, Tensor]:
+        """The keys and the values of a stack's calls (batch, call, head, token, dim)."""
+        begin, end = stack.keys
+        values = stack.cut(self.values(begin, end), begin, keys=True)
+        if len({region.key_position for region in stack.regions}) > 1:
+            first_key = self.schedule.first_key
+            return self.schedule.keys(self.key[:, :, begin - first_key : end - first_key], stack), values
+        return stack.cut(self.keys(stack.regions[0], begin, end), begin, keys=True), values
+
+    def _add(self, stack: Stack) -> None:
+        """Adds what a stack's calls give."""
+        region, call, lead, offset = stack.regions[0], stack.call, 0, None
+        rows, mask = self.queries(region, *stack.queries), None
+        if self.schedule.slopes is None:
+            keys, values = self._read(stack)
+        else:
+            columns, wide = self.keys(region, *stack.keys), self.values(*stack.keys)
+            rows, columns, wide, offset = with_bias(
+                rows, columns, wide, self.schedule.slopes, self.scale, region, stack.queries, stack.keys
             )
-        for call in region_calls:
-            (q0, q1), (k0, k1) = call.queries, call.keys
-            rows, columns = slice(q0 - first, q1 - first), slice(k0 - low, k1 - low)
-            mask = schedule.mask(region, call, query) if call.masked else None
-            output, log_sum = attend(
-                part[:, :, rows], keys[:, :, columns], values[:, :, columns], scale, call.causal, mask
-            )
+            keys, values = (stack.cut(states, stack.keys[0], keys=True) for states in (columns, wide))
+            offset = stack.cut(offset[None, :, :, None], stack.queries[0])[0, ..., 0]
+        if stack.lead is not None:
+            keys, values = (torch.cat(both, 3) for both in zip(self._read(stack.lead), (keys, values), strict=True))
+            lead = stack.lead.call.keys[1] - stack.lead.call.keys[0]
+        if call.masked:
+            mask = self.schedule.mask(region, call, self.query)
+        queries = stack.cut(rows, stack.queries[0])
+        dim = 0 if len(rows) <= len(stack.regions) else 1  # a kernel has one batch dim: the longer one
+        fresh = self.merged.begins(*(token - self.schedule.start for token in stack.queries))
+        for number in range(queries.shape[dim]):
+            row, column, wide = (states.select(dim, number) for states in (queries, keys, values))
+            output, log_sum = attend(row, column, wide, self.scale, call.causal, mask, lead)
             if offset is not None:
-                output, log_sum = output[..., : query.shape[3]], log_sum + offset[:, rows]
-            merged.add(q0, q1, output, log_sum)
-    return merged.output(), None
+                output, log_sum = output[..., : self.query.shape[3]], log_sum + (offset[number] if dim else offset)
+            place = partial(_place, stack, self.schedule.start, dim, number)
+            self.merged.add(place, output, log_sum, fresh)
+
+    def _add_stair(self, region: Region, carried: Region) -> None:
+        """Adds what a stair gives."""
+        start, low = self.schedule.start, max(region.keys[0], self.schedule.first_key)
+        first, last = (
+            max(region.queries[0], start, low + region.nearest),
+            min(region.queries[1], self.schedule.plan.length),
+        )
+        states = self.queries, self.keys, self.values, self.scale
+        stair = Stair(region, carried, first, last, low, *states, self.schedule._masks)
+        for (begin, end), output, log_sum in stair.parts() if first < last else ():
+            rows, fresh = slice(begin - start, end - start), self.merged.begins(begin - start, end - start)
+            self.merged.add(itemgetter((..., rows, slice(None))), output, log_sum, fresh)
+
+
+def _place(stack: Stack, start: int, dim: int, number: int, whole: Tensor) -> Tensor:
+    """What a stack's calls, of one text or one of them of all texts, are in (batch, head, token, dim)."""
+    return stack.cut(whole, start).select(dim, number)
 
 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

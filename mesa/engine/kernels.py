@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 BLOCK = 128
 """Queries a call (tokens) where a mask has to be built: as many keys more than needed are read by each query."""
 
-_WHOLE = 512
-"""Keys that the CPU's kernel takes at a time (tokens): of triangles up to this size it skips none."""
+_SMALL = 1024
+"""Triangles up to this size (tokens) are done by rows on the CPU: its kernel takes 512 keys at a time or skips them."""
 
 _TOLERANCE = 0.02
 """Largest difference from plain operations in half precision; forgetting one of 70 keys is 0.1 and more."""
@@ -36,16 +37,24 @@ class Mask:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None, lead: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
 
     Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
-    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
+    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left of the keys after the
+    first `lead`, which every query sees.
     """
     device = query.device
-    if device.type == "cpu" and causal and BLOCK < query.shape[2] <= _WHOLE:
-        return _by_rows(query, key, value, scale)
+    if device.type == "cpu" and causal and (lead or query.shape[2] > BLOCK) and query.shape[2] <= _SMALL:
+        return _by_rows(query, key, value, scale, lead)
+    if lead:
+        merged = Merged(query)
+        for columns, triangle in ((slice(lead), False), (slice(lead, None), causal)):
+            part = attend(query, key[:, :, columns], value[:, :, columns], scale, triangle, None)
+            merged.add(lambda whole: whole, *part, False)
+        assert merged.whole is not None
+        return merged.whole[0], merged.whole[1][..., 0]
     if device.type == "cpu":
         output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
@@ -60,13 +69,13 @@ def attend(
     return output, log_sum
 
 
-def _by_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _by_rows(query: Tensor, key: Tensor, value: Tensor, scale: float, lead: int) -> tuple[Tensor, Tensor]:
     """`attend` on a small triangle, a few rows at a time with the keys that some of them see."""
     parts = []
     for begin in range(0, query.shape[2], BLOCK):
         rows = query[:, :, begin : begin + BLOCK]
-        columns = slice(min(begin + rows.shape[2], key.shape[2]))
-        mask = _lower(begin, rows.shape[2], columns.stop, query.dtype)
+        columns = slice(min(lead + begin + rows.shape[2], key.shape[2]))
+        mask = _lower(lead + begin, rows.shape[2], columns.stop, query.dtype)
         parts.append(attend(rows, key[:, :, columns], value[:, :, columns], scale, False, mask))
     outputs, log_sums = zip(*parts, strict=True)
     return torch.cat(outputs, 2), torch.cat(log_sums, 2)
@@ -158,42 +167,43 @@ def attend_plainly(
 
 
 class Merged:
-    """Running merge of attention parts over disjoint keys, in float32 or better."""
+    """Running merge of attention parts over disjoint keys, in float32 or better.
 
-    def __init__(self, query: Tensor, start: int) -> None:
-        self.dtype, self.start, self.shape = query.dtype, start, query.shape
+    total: (batch, head, token, dim), kept as models want the output, token by token; log_sum: (batch, head, token, 1).
+    """
+
+    def __init__(self, query: Tensor) -> None:
+        self.query, self.accurate = query, torch.promote_types(query.dtype, torch.float32)
         self.whole: tuple[Tensor, Tensor] | None = None
-        self.accurate = torch.promote_types(query.dtype, torch.float32)
-        self.device = query.device
         self.begun = 0  # rows from it on have no part yet
 
-    def add(self, begin: int, end: int, output: Tensor, log_sum: Tensor) -> None:
-        """Adds the part of the queries begin .. end - 1."""
-        rows = slice(begin - self.start, end - self.start)
-        fresh, self.begun = rows.start >= self.begun, max(self.begun, rows.stop)
+    def begins(self, begin: int, end: int) -> bool:
+        """Whether parts of the rows begin .. end - 1, which are about to be added, are their first."""
+        begins, self.begun = begin >= self.begun, max(self.begun, end)
+        return begins
+
+    def add(self, rows: Callable[[Tensor], Tensor], output: Tensor, log_sum: Tensor, first: bool) -> None:
+        """Adds a part; rows: cuts the part's rows out of all."""
+        log_sum = log_sum[..., None]
         if self.whole is None:
-            if end - begin == self.shape[2]:
+            if output.shape == self.query.shape:
                 self.whole = output, log_sum
                 return
-            empty = torch.zeros(self.shape, dtype=self.accurate, device=self.device)
-            self.whole = empty, empty.new_full(self.shape[:3], -math.inf)
-        total, total_log = self.whole
-        if total.dtype != self.accurate:
-            total = total.to(self.accurate)
-        if fresh:
-            total[:, :, rows], total_log[:, :, rows] = output, log_sum
-            self.whole = total, total_log
+            batch, heads, tokens, dim = self.query.shape
+            total = self.query.new_zeros(batch, tokens, heads, dim, dtype=self.accurate).transpose(1, 2)
+            self.whole = total, total.new_full((batch, heads, tokens, 1), -math.inf)
+        if self.whole[0].dtype != self.accurate:
+            self.whole = self.whole[0].to(self.accurate), self.whole[1]
+        total, total_log = map(rows, self.whole)
+        if first:
+            total.copy_(output)
+            total_log.copy_(log_sum)
             return
-        old_log = total_log[:, :, rows]
-        new_log = torch.logaddexp(old_log, log_sum)
-        remaining = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
-        added = (log_sum - new_log).exp().nan_to_num(nan=0.0)[..., None]
-        total[:, :, rows].mul_(remaining).addcmul_(output.to(self.accurate), added)
-        total_log[:, :, rows] = new_log
-        self.whole = total, total_log
+        new_log = torch.logaddexp(total_log, log_sum)
+        share = (log_sum - new_log).exp().nan_to_num(nan=0.0)  # NaN: neither part saw a key
+        total.lerp_(output.to(self.accurate), share)
+        total_log.copy_(new_log)
 
     def output(self) -> Tensor:
         """The merged output in the query's dtype."""
-        if self.whole is None:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return self.whole[0].to(self.dtype)
+        return torch.zeros_like(self.query) if self.whole is None else self.whole[0].to(self.query.dtype)

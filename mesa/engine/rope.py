@@ -103,6 +103,10 @@ def _turning(apply: Callable[..., Any] | None) -> Callable[[Tensor, Tensor, Tens
     return lambda states, cos, sin: apply(states, states[:, :0], cos, sin)[0]
 
 
+_AT_ONCE = 2**18
+"""Numbers turned at a time: what rotary computes on the way stays in a CPU's cache, and takes no new memory."""
+
+
 class Rotation:
     """Turns states by given distances in one pass; its layers share the tables of cos and sin."""
 
@@ -116,6 +120,16 @@ class Rotation:
         if known not in self._tables:
             self._tables[known] = positions, self._table(states, positions, plan)
         cos, sin = self._tables[known][1]
+        step = max(1, _AT_ONCE * states.shape[2] // max(1, states.numel()))
+        if step < states.shape[2]:
+            turned = torch.empty_like(states)
+            for begin in range(0, states.shape[2], step):
+                tokens = slice(begin, begin + step)
+                turned[:, :, tokens] = self._applied(states[:, :, tokens], cos[:, tokens], sin[:, tokens])
+            return turned
+        return self._applied(states, cos, sin)
+
+    def _applied(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rotated = states[..., : cos.shape[-1]]  # the rest of a head, if any, has no position
         turned = self.rotary.apply(rotated, cos, sin)
         return turned if rotated.shape == states.shape else torch.cat([turned, states[..., cos.shape[-1] :]], -1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from mesa.engine.kernels import BLOCK, Mask
 from mesa.engine.rope import positions
+from mesa.engine.stairs import stairs
 from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
@@ -64,6 +66,82 @@ def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterat
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Calls of one shape, done as one: `call` in the first of `regions`, for each next one some tokens further on.
+
+    step, keys_step: how many, of queries and of keys. Where `keys_step` is 0 all read the same keys, maybe at positions
+    of their own. lead: a stack with the same queries, which see all of its keys; those are read before these.
+    """
+
+    regions: tuple[Region, ...]
+    call: Call
+    step: int = 0
+    keys_step: int = 0
+    lead: Stack | None = None
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        """From the first query to the end of the last call's."""
+        return self.call.queries[0], self.call.queries[1] + (len(self.regions) - 1) * self.step
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """From the first key to the end of the last call's."""
+        return self.call.keys[0], self.call.keys[1] + (len(self.regions) - 1) * self.keys_step
+
+    def extended(self, region: Region, call: Call) -> Stack | None:
+        """With one more call of the shape, if it is a step on."""
+        size = self.call.queries[1] - self.call.queries[0]
+        step, keys_step = call.queries[0] - self.queries[1] + size, call.keys[1] - self.keys[1]
+        even = step >= size and (len(self.regions) == 1 or (step, keys_step) == (self.step, self.keys_step))
+        looks_alike = region.holds is None or (region.period > 0 and step % region.period == 0)
+        same_keys = keys_step == 0 or (keys_step > 0 and region.key_position == self.regions[0].key_position)
+        if even and looks_alike and same_keys:
+            return Stack((*self.regions, region), self.call, step, keys_step)
+        return None
+
+    def cut(self, states: Tensor, begin: int, keys: bool = False) -> Tensor:
+        """Views (batch, call, head, token, dim) of `states` from token `begin` on: each call's queries, or its keys."""
+        (first, last), step = (self.call.keys, self.keys_step) if keys else (self.call.queries, self.step)
+        count, size = len(self.regions), last - first
+        if not step:
+            return states[:, None, :, first - begin : last - begin].expand(-1, count, -1, -1, -1)
+        whole = states[:, :, first - begin : last - begin + (count - 1) * step]
+        return whole.unfold(2, size, step).permute(0, 2, 1, 4, 3)
+
+
+def _stacks(plan: Plan, skipped: Container[Region], start: int, first_key: int, biased: bool) -> list[Stack]:
+    """The calls of all regions but those skipped, with those of one position of queries next to each other.
+
+    biased: whether positions are a bias, which keys at several positions cannot share.
+    """
+    stacks: dict[tuple[Any, ...], list[Stack]] = {}
+    for region in plan.regions:
+        place = region.query_position, region.query_scale
+        for call in calls(region, start, plan.length, first_key) if region not in skipped else ():
+            sizes = call.queries[1] - call.queries[0], call.keys[1] - call.keys[0]
+            seen = (region.nearest, region.farthest, region.holds, call.queries[0] - call.keys[0])
+            shape = (sizes, call.causal, call.masked and seen, region.key_scale, biased and region.key_position)
+            alike = stacks.setdefault((place, shape), [])
+            longer = alike[-1].extended(region, call) if alike else None
+            alike[-1:] = [longer] if longer else [*alike[-1:], Stack((region,), call)]
+    result: list[Stack] = []
+    for place in dict.fromkeys(place for place, _ in stacks):
+        group = [stack for (other, _), alike in stacks.items() if other == place for stack in alike]
+        few = {
+            (stack.call.queries, stack.queries): stack
+            for stack in group
+            if not (biased or stack.call.causal or stack.call.masked) and stack.keys[1] - stack.keys[0] <= BLOCK
+        }
+        for stack in group:
+            lead = few.pop((stack.call.queries, stack.queries), None) if stack.call.causal else None
+            result.append(replace(stack, lead=lead))
+        leads = [stack.lead for stack in result]
+        result = [stack for stack in result if stack not in leads]
+    return result
+
+
+@dataclass(frozen=True)
 class Read:
     """Keys that a single query reads once, at the positions of the regions that hold them.
 
@@ -94,15 +172,47 @@ class Schedule:
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
     _reads: dict[torch.device, list[Read]] = field(default_factory=dict)
 
-    def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
-        """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
-        if self.turn is None or (position == self.cached and self.plan.frequency_scale is None):
+    @cached_property
+    def paired(self) -> dict[Region, Region]:
+        """The stairs that are done as such: regions without a carry, and those with it."""
+        return stairs(self.plan.regions) if self.slopes is None else {}
+
+    @cached_property
+    def stacks(self) -> list[Stack]:
+        """All other calls, those of one shape as one."""
+        skipped = {*self.paired, *self.paired.values()}
+        return _stacks(self.plan, skipped, self.start, self.first_key, self.slopes is not None)
+
+    @cached_property
+    def spans(self) -> dict[tuple[Any, ...], tuple[int, int]]:
+        """The tokens from the first to the last that are queries, or keys, at one position and scale."""
+        spans: dict[tuple[Any, ...], tuple[int, int]] = {
+            ("query", region.query_position, region.query_scale): (
+                max(region.queries[0], self.start),
+                min(region.queries[1], self.plan.length),
+            )
+            for region in self.paired
+        }
+        for stack in self.stacks:
+            region = stack.regions[0]
+            for place, (begin, end) in (
+                (("query", region.query_position, region.query_scale), stack.queries),
+                (("key", region.key_position, region.key_scale), stack.keys),
+            ):
+                low, high = spans.get(place, (begin, end))
+                spans[place] = min(low, begin), max(high, end)
+        return spans
+
+    def placed(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
+        """`states` of the tokens begin .. end - 1, turned on to each of some positions: one after the other."""
+        states = states.repeat(1, 1, len(at), 1) if len(at) > 1 else states
+        if self.turn is None or (set(at) == {self.cached} and self.plan.frequency_scale is None):
             return states
-        known = (position, begin, end, states.device)
+        known = (at, begin, end, states.device)
         if known not in self._turns:
             index = torch.arange(begin, end)
-            turns = positions(position, index) - positions(self.cached, index)
-            self._turns[known] = turns.float().to(states.device)
+            turns = [positions(position, index) - positions(self.cached, index) for position in at]
+            self._turns[known] = torch.cat(turns).float().to(states.device)
         return self.turn(states, self._turns[known], self.plan)
 
     def scaled(self, states: Tensor, scale: Scale | None, begin: int, end: int) -> Tensor:
@@ -120,25 +230,22 @@ class Schedule:
 
     def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
-        return self.scaled(self.placed(states, region.query_position, begin, end), region.query_scale, begin, end)
+        return self.scaled(self.placed(states, (region.query_position,), begin, end), region.query_scale, begin, end)
 
     def key(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
-        return self.scaled(self.placed(states, region.key_position, begin, end), region.key_scale, begin, end)
+        return self.scaled(self.placed(states, (region.key_position,), begin, end), region.key_scale, begin, end)
+
+    def keys(self, states: Tensor, stack: Stack) -> Tensor:
+        """The keys of a stack whose calls read the same ones, at the positions that each gives them: as `Stack.cut`."""
+        at, key_scale = tuple(region.key_position for region in stack.regions), stack.regions[0].key_scale
+        placed = self.placed(self.scaled(states, key_scale, *stack.keys), at, *stack.keys)
+        return placed.unflatten(2, (len(at), -1)).transpose(1, 2)
 
     def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
         """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
-        states, at = state.expand(-1, -1, len(regions), -1), (self.start, self.start + 1)
-        query_positions = tuple(region.query_position for region in regions)
-        if self.turn is not None and (set(query_positions) != {self.cached} or self.plan.frequency_scale is not None):
-            known = (query_positions, *at, state.device)
-            if known not in self._turns:
-                index = torch.arange(*at)
-                at_regions = torch.cat([positions(position, index) for position in query_positions])
-                turns = at_regions - positions(self.cached, index)
-                self._turns[known] = turns.float().to(state.device)
-            states = self.turn(states, self._turns[known], self.plan)
-        scales = [region.query_scale for region in regions]
+        scales, at = [region.query_scale for region in regions], (self.start, self.start + 1)
+        states = self.placed(state, tuple(region.query_position for region in regions), *at)
         if len(set(scales)) == 1:
             return self.scaled(states, scales[0], *at)
         return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ GROUP = 192
 """Queries a call, about (tokens): fewer read keys too often, more have more residues to mask."""
 
 FEW = 256
-"""Queries below which sorting keys costs more than reading them twice with a mask (tokens)."""
+"""Queries below which keys are read residue by residue: sorting them costs more (tokens)."""
+
+_LEAST = 16
+"""Keys of a residue (tokens): with fewer, all are read twice with a mask."""
 
 _LEAF = 256
 """Queries of a triangle that is left to a mask (tokens)."""
@@ -52,16 +56,18 @@ def stairs(regions: Sequence[Region]) -> dict[Region, Region]:
 
 @dataclass
 class Stair:
-    """The two regions of a stair, with their queries (batch, head, tokens, dim) from token `begin` on.
+    """A stair's regions without and with a carry, for the queries `begin` .. `end` - 1 and the keys from `low` on.
 
-    keys: those of a span at a region's positions, values: those of a span, from token `low` on; both (batch, key head,
-    tokens, dim). A carry is one position more of the key instead of one less of the query.
+    queries, keys: those of a span at a region's positions, values: those of a span; all (batch, head, tokens, dim). A
+    carry is one position less of the query, or one more of the key.
     """
 
     region: Region
+    carried: Region
     begin: int
+    end: int
     low: int
-    query: Tensor
+    queries: Callable[[Region, int, int], Tensor]
     keys: Callable[[Region, int, int], Tensor]
     values: Callable[[int, int], Tensor]
     scale: float
@@ -69,10 +75,10 @@ class Stair:
 
     def parts(self) -> Iterator[Part]:
         """Attention in parts that have no pair twice."""
-        low, end = self.low, self.begin + self.query.shape[2]
+        low, end = self.low, self.end
         edge = self.begin - self.region.nearest + 1  # keys before it are seen by every query
         if edge - low >= GROUP:
-            yield self._rectangle((self.begin, end), (low, edge))
+            yield from self._rectangle((self.begin, end), (low, edge))
             low = edge
         yield from self._triangle(self.begin, end, low)
 
@@ -86,36 +92,63 @@ class Stair:
         middle = begin + -(-(end - begin) // (2 * step)) * step
         edge = middle - self.region.nearest + 1
         yield from self._triangle(begin, middle, low)
-        yield self._rectangle((middle, end), (low, edge))
+        yield from self._rectangle((middle, end), (low, edge))
         yield from self._triangle(middle, end, edge)
 
     def _leaf(self, queries: Span, keys: Span) -> Part:
         width = self._carry.width
         offset = queries[0] - keys[0]
-        sizes, kind = (queries[1] - queries[0], keys[1] - keys[0]), (self.query.dtype, self.query.device)
+        rows = self.queries(self.region, *queries)
+        sizes, kind = (queries[1] - queries[0], keys[1] - keys[0]), (rows.dtype, rows.device)
         known = (self.region, offset, sizes, queries[0] % width, kind)
         if known not in self.masks:
             query, key = torch.arange(*queries)[:, None], torch.arange(*keys)
             seen = query - key >= self.region.nearest
             carried = self._carry(query, key) != self._carry.carried
-            both = torch.cat([seen & carried, seen & ~carried], 1).to(self.query.device)
-            self.masks[known] = Mask.of(both, self.query.dtype)
-        rows = self.query[:, :, queries[0] - self.begin : queries[1] - self.begin]
+            both = torch.cat([seen & carried, seen & ~carried], 1).to(rows.device)
+            self.masks[known] = Mask.of(both, rows.dtype)
         output = attend(rows, self._both(keys), self._twice(keys), self.scale, False, self.masks[known])
         return (queries, *output)
 
-    def _rectangle(self, queries: Span, keys: Span) -> Part:
+    def _rectangle(self, queries: Span, keys: Span) -> Iterator[Part]:
         """All these keys, which each of these queries sees."""
+        whole = keys[0] + (keys[1] - keys[0]) // self._carry.width * self._carry.width
+        if queries[1] - queries[0] >= FEW:
+            yield self._grouped(queries, keys)
+        elif whole - keys[0] >= _LEAST * self._carry.width:
+            yield self._by_residue(queries, (keys[0], whole))
+            if whole < keys[1]:
+                yield self._leaf(queries, (whole, keys[1]))
+        else:
+            yield self._leaf(queries, keys)
+
+    def _by_residue(self, queries: Span, keys: Span) -> Part:
+        """One call for the keys of each residue: for one query all of them have a carry or none has."""
+        width, plain = self._carry.width, self.queries(self.region, *queries)
+        residues = (torch.arange(*queries) + self._carry.shift) % width
+        carries = (residues < (torch.arange(keys[0], keys[0] + width) % width)[:, None]).to(plain.device)
+        rows = torch.where(carries[:, None, :, None], self.queries(self.carried, *queries)[:, None], plain[:, None])
+        columns, values = (
+            states.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4)  # (batch, residue, head, key, dim)
+            for states in (self.keys(self.region, *keys), self.values(*keys))
+        )
+        parts = [attend(*text, self.scale, False, None) for text in zip(rows, columns, values, strict=True)]
+        outputs, log_sums = map(torch.stack, zip(*parts, strict=True))
+        return queries, (outputs * log_sums.softmax(1)[..., None]).sum(1), log_sums.logsumexp(1)
+
+    def _grouped(self, queries: Span, keys: Span) -> Part:
+        """Queries and keys in the order of their residues."""
         residues = (torch.arange(*queries) + self._carry.shift) % self._carry.width
         order = residues.argsort(stable=True)
-        rows = self.query[:, :, (order + queries[0] - self.begin).to(self.query.device)]
-        merged = Merged(rows, 0)
+        states = self.queries(self.region, *queries)
+        rows = states[:, :, order.to(states.device)]
+        merged = Merged(rows)
         for low in range(keys[0], keys[1], _KEYS):
             self._sorted(rows, residues[order], (low, min(low + _KEYS, keys[1])), merged)
         assert merged.whole is not None
-        back = order.argsort().to(self.query.device)
+        back = order.argsort().to(states.device)
         output, log_sum = merged.whole
-        return queries, output[:, :, back], log_sum[:, :, back]
+        return queries, output[:, :, back], log_sum[:, :, back, 0]
 
     def _sorted(self, rows: Tensor, residues: Tensor, keys: Span, merged: Merged) -> None:
         """Adds the attention of queries in the order of their residues over these keys."""
@@ -138,7 +171,7 @@ class Stair:
                 mask.added[:, : high - low].masked_fill_(~carries, -math.inf)
                 mask.added[:, low - high :].masked_fill_(carries, -math.inf)
             part = attend(rows[:, :, begin:end], both[:, :, span], values[:, :, span], self.scale, False, mask)
-            merged.add(begin, end, *part)
+            merged.add(itemgetter((..., slice(begin, end), slice(None))), *part, merged.begins(begin, end))
 
     @property
     def _carry(self) -> Carry:

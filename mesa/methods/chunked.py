@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -81,11 +82,7 @@ class MesaExtrapolation(Method):
         if len(borders) == 2:  # no split: plain attention up to M
             plain = min(length, self.trained_length)
             return Plan(length, (Region((0, plain), (0, plain)), *self._last(plain, plain, length)))
-        regions = [Region((0, borders[1]), (0, borders[1]))]
-        for begin, end in pairwise(borders[1:-1]):
-            regions.append(Region((begin, end), (begin, end)))
-            regions.extend(self._before(begin, end, borders[1]))
-        return Plan(length, (*regions, *self._last(borders[-2], prompt, length)))
+        return Plan(length, (*_before_last(self, prompt), *self._last(borders[-2], prompt, length)))
 
     def _before(self, begin: int, end: int, first: int) -> tuple[Region, ...]:
         """The regions in which a middle chunk's queries see the first chunk."""
@@ -112,6 +109,16 @@ class MesaExtrapolation(Method):
         width = _reference_width(self, prompt)
         position = _reference_position(max(length, prompt), self.trained_length, width, self.width)
         return (Region((begin, length), (0, length), position, position, query_scale=self._scale()),)
+
+
+@lru_cache(maxsize=8)
+def _before_last(method: MesaExtrapolation, prompt: int) -> tuple[Region, ...]:
+    """The regions of all chunks but the last, which are the same at every token that is decoded."""
+    _, first, *borders, _ = method.chunks(prompt)
+    regions = [Region((0, first), (0, first))]
+    for begin, end in pairwise((first, *borders)):
+        regions += [Region((begin, end), (begin, end)), *method._before(begin, end, first)]
+    return tuple(regions)
 
 
 def _split(method: MesaExtrapolation, prompt: int) -> list[int]:

@@ -11,16 +11,16 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from mesa.engine import attention
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.schedule import Call, Schedule, calls
-from mesa.methods.chunked import WEAVES
+from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, Stepped, token_index
 
 DIM = 8
 
 
-def states(length, heads=2, key_heads=2, seed=0):
+def states(length, heads=2, key_heads=2, seed=0, batch=1):
     generator = torch.Generator().manual_seed(seed)
     shapes = ((heads, length), (key_heads, length), (key_heads, length))
-    return [2 * torch.randn(1, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def rotate():
@@ -155,6 +155,30 @@ def test_executors_agree_on_plans_of_others(name, start):
         for execute in (attention.dense, attention.fused)
     )
     torch.testing.assert_close(fused, dense, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize("slopes", [None, (0.7, 0.05)])
+@pytest.mark.parametrize("name", [*cases.CASES, *OF_OTHERS])
+def test_stacked_calls_equal_dense(name, slopes, batch, monkeypatch):
+    """Small blocks, so that a region has many calls; one at another's place moves outputs by more than 1e-3."""
+    for module in ("schedule", "kernels"):
+        monkeypatch.setattr(f"mesa.engine.{module}.BLOCK", 6)
+    plan = Plan(40, OF_OTHERS[name]) if name in OF_OTHERS else cases.method(name).plan(83, 80)
+    parts = *states(plan.length, batch=batch), DIM**-0.5
+    slopes = torch.tensor(slopes, dtype=torch.float64) if slopes else None
+    dense, fused = (
+        execute(Schedule(plan, 0, token_index, None if slopes is not None else rotate(), slopes=slopes), *parts)[0]
+        for execute in (attention.dense, attention.fused)
+    )
+    torch.testing.assert_close(fused, dense, atol=2e-4, rtol=0)
+
+
+def test_mesas_chunks_are_one_stack():
+    stacks = Schedule(MesaExtrapolation(trained_length=512).plan(8192), 0, token_index).stacks
+    (chunks,) = [stack for stack in stacks if stack.lead]
+    assert (len(chunks.regions), chunks.queries, chunks.step) == (17, (12, 8121), 477)
+    assert len(stacks) < 8
 
 
 def test_a_bands_mask_is_computed_once():

@@ -17,8 +17,7 @@ DIM = 8
 def small_groups(monkeypatch):
     """Of queries and of keys, so that a few hundred tokens have many."""
     monkeypatch.setattr(stairs, "GROUP", 16)
-    for module in (attention, stairs):
-        monkeypatch.setattr(module, "FEW", 16)
+    monkeypatch.setattr(stairs, "FEW", 16)
     monkeypatch.setattr(stairs, "_KEYS", 97)
 
 
