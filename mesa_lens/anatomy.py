@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.arguments import Results, RunOptions, run_experiment
+from mesa_lens.arguments import AddedOptions, Results, run_experiment
 from probe.request import AnatomyRequest
 
 HELP = "measure what every head attends to under each method"
@@ -13,7 +13,7 @@ EXAMPLE = "mesa-lens anatomy --out runs/demo"
 OUT = "runs/anatomy"
 
 
-def run(request: AnatomyRequest, options: RunOptions) -> int:
+def run(request: AnatomyRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
     from probe.attention import request as planning
 

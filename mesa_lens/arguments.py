@@ -91,6 +91,17 @@ class RunOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
     """All of an experiment."""
 
 
+@dataclass(frozen=True)
+class AddedOptions(RunOptions):
+    """All of an experiment whose results a run's report takes up."""
+
+    out: OutputFolder = option(
+        Path("runs"),
+        "the run that its results are added to, which `mesa-lens probe` wrote; or a new folder",
+        group=_OUTPUT,
+    )
+
+
 class Results(NamedTuple):
     """What an experiment gave: its summary, the same as text, tasks that no worker could finish, and tasks left."""
 

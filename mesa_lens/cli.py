@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from mesa.methods import meant
 from mesa_lens import __version__
 from mesa_lens.arguments import add_command
 
@@ -36,11 +38,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **options)
         self.register("action", None, _Once)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Raises ValueError for an option that is not known, and names the one that is most like it."""
+        known, extras = super().parse_known_args(args, namespace)
+        if extras:
+            name = extras[0].partition("=")[0]
+            self.error(f"unrecognized arguments: {' '.join(extras)}{meant(name, self._option_string_actions)}")
+        return known, extras
+
     def error(self, message: str) -> NoReturn:
         """Raises ValueError, naming the option as it is written."""
         option, colon, text = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and not text[:1].islower():  # it begins with the value, see `probe.options`
             colon = " "
+        if choice := re.match(r"invalid choice: '(.*?)' \(choose from (.*)\)", text):
+            text += meant(choice[1], re.findall(r"[\w-]+", choice[2]))
         raise ValueError(f"{option}{colon}{text}; see `{self.prog} --help`")
 
 

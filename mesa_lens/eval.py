@@ -44,6 +44,7 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
+    from probe.eval_report import write_eval_report
     from probe.evaluation.run import run as run_cells
     from probe.evaluation.summary import plain_table, tables
     from probe.evaluation.text import notes, summary_tables
@@ -51,6 +52,8 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
 
     summary = run_cells(plan, out, **how)
     written = write_curves(summary, out)
+    if summary["cells"]:
+        written.append(write_eval_report(summary, out))
     left = f"{summary['tasks_left']} of {len(plan.cells)}" if summary["tasks_left"] else ""
     text = ""
     if summary["cells"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.arguments import Results, RunOptions, run_experiment
+from mesa_lens.arguments import AddedOptions, Results, run_experiment
 from probe.request import LocateRequest
 
 HELP = "intervene layer by layer and head by head: where does length break the model, what restores it?"
@@ -13,7 +13,7 @@ EXAMPLE = "mesa-lens locate --out runs/demo"
 OUT = "runs/locate"
 
 
-def run(request: LocateRequest, options: RunOptions) -> int:
+def run(request: LocateRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
     from probe.interventions import request as planning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.arguments import Results, RunOptions, run_experiment
+from mesa_lens.arguments import AddedOptions, Results, run_experiment
 from probe.request import PredictRequest
 
 HELP = "predict at which length each method fails, from Origin's losses and the method's distances"
@@ -13,7 +13,7 @@ EXAMPLE = "mesa-lens predict --config leaky-rerope:k=2,log_n=false --check --out
 OUT = "runs/predict"
 
 
-def run(request: PredictRequest, options: RunOptions) -> int:
+def run(request: PredictRequest, options: AddedOptions) -> int:
     """Measures what is missing, then predicts."""
     from probe.law import plan as planning
 

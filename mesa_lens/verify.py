@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,8 +64,8 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
             sys.stderr.write(f"[not checked] {name}: {reason}\n")
         as_json = json.dumps([claim.as_dict() for claim in claims], indent=2) + "\n"
         as_text = (
-            "".join(f"{claim.line()}\n" for claim in claims)
-            + summary([(claim.name, claim.verdict) for claim in claims])
+            "".join(f"{_wrapped(claim.line())}\n" for claim in claims)
+            + _wrapped(summary([(claim.name, claim.verdict) for claim in claims]))
             + "\n"
         )
         sys.stdout.write(as_json if printing.json else as_text)
@@ -74,3 +76,9 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
             path.with_suffix(".json").write_text(as_json)
             sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
+
+
+def _wrapped(line: str) -> str:
+    """A claim in lines of the terminal's width; in one line for a file."""
+    width = shutil.get_terminal_size((sys.maxsize, 0)).columns
+    return textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)

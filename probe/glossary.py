@@ -1,4 +1,10 @@
-"""Definitions of three terms, shared by the report, the dashboard and docs/index.md."""
+"""The words of reports, dashboard and docs, explained once."""
+
+from __future__ import annotations
+
+import re
+
+from markupsafe import Markup, escape
 
 WEAVE = (
     "To weave is to give attention another distance between two tokens than the true one, so that none exceeds "
@@ -9,3 +15,51 @@ THRESHOLD_DIM = (
     "A dim of a layer is a threshold dim if its value stays on one side of its value at M inside the window, and moves "
     "clearly and lastingly to the other side beyond M; the value at M is its threshold."
 )
+TERMS = {
+    "M": "The length that the model was trained on, in tokens; also called its trained window.",
+    "origin": "The unmodified model. Every other method changes what its attention sees, and trains nothing.",
+    "crop": "The unmodified model on the last M tokens of the prompt alone: the baseline of every method.",
+    "method": "A way to read more than M tokens without training. origin is the unmodified model.",
+    "NLL": "Negative log-likelihood, the loss: how badly the model predicts a text, in nats a token. Lower is better.",
+    "nats/token": "The unit of the loss: the natural logarithm of how many equally likely tokens it is like.",
+    "tail NLL": "The loss on the last M/4 tokens, the same ones at every length of the prompt. Lower is better.",
+    "passkey": "A number hidden in a long text, which the model is asked to give back. Higher accuracy is better.",
+    "measured failure": "The length from which on the loss is 0.5 nats/token above its level at M, or fewer than half "
+    "of the passkeys are found. (a, b]: after a and at most at b tokens.",
+    "predicted failure": "The length at which a method fails as it is computed; the notes say from what.",
+    "drifts from": "The position from which on hidden states leave the range that they have inside the trained window.",
+    "drift": "Hidden states leave the range that they have inside the trained window.",
+    "hidden state": "The numbers that a layer hands to the next one, for one token.",
+    "dim": DIM,
+    "threshold dim": THRESHOLD_DIM,
+    "threshold": "A dim's value at M under the unmodified model; a method crosses it where its own passes it for good.",
+    "weave": WEAVE,
+    "rank": "Methods that the same texts do not separate share a rank.",
+    "95% interval": "Where the mean would lie, with 95% certainty, if other texts of this kind were drawn.",
+    "false alarm": "The same rule calls a break inside the trained window, where the model works.",
+    "smallest set of heads": "The fewest attention heads in which the method restores 90% of the loss, as layer.head.",
+    "effective length": "The longest length at which accuracy stays above a bar.",
+    "LongPPL": "Perplexity of those tokens alone that need a long text before them. Lower is better.",
+}
+"""By term, in the words of a reader who has not met it."""
+_WORD = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(TERMS, key=len, reverse=True)))})(?=s?(?![\w-]))")
+
+
+def explained(text: str) -> Markup:
+    """The text as HTML, each term explained on hovering where it first stands."""
+    met: set[str] = set()
+
+    def mark(match: re.Match[str]) -> str:
+        term = match[1]
+        if term in met:
+            return term
+        met.add(term)
+        return f'<abbr title="{escape(TERMS[term])}">{term}</abbr>'
+
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", _WORD.sub(mark, str(escape(text)))))
+
+
+def help_of(text: str) -> str | None:
+    """The explanations of the terms in a table's head; None where it has none."""
+    terms = dict.fromkeys(match[1] for match in _WORD.finditer(text))
+    return " ".join(TERMS[term] for term in terms) or None

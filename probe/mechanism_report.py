@@ -26,6 +26,7 @@ from probe.figures.mechanism_export import (
 from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
+from probe.glossary import explained
 from probe.interventions.sentences import located_findings
 from probe.store.results import (
     ANATOMY,
@@ -132,7 +133,9 @@ def head_texts(row: Mapping[str, Any]) -> dict[str, str]:
 def template(name: str) -> jinja2.Template:
     """The package's HTML template of that name; every text is escaped, a missing one is an error."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(name)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["explained"] = explained
+    return environment.get_template(name)
 
 
 def _existing(folder: Path, report: Path) -> str | None:

@@ -21,16 +21,27 @@ from probe.figures.heatmap import block_size, default_regions, describe, less, s
 from probe.figures.interactive import draw
 from probe.figures.mechanism_export import anatomy_export, located_export, located_tables
 from probe.figures.static import picture
+from probe.figures.token_views import attention_view, loss_view
 from probe.files import write
 from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
-from probe.store.results import find_located, find_prediction, headline, read_anatomy, read_located, run_summary
+from probe.store.results import (
+    TOKENS,
+    find_located,
+    find_prediction,
+    find_tokens,
+    headline,
+    read_anatomy,
+    read_located,
+    run_summary,
+)
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.predict import best, crossing_texts
+from probe.verdict.rows import predicted_failures
 from probe.verdict.tables import drift_table
 from probe.verdict.verdict import Verdict, verdict
 
@@ -39,6 +50,13 @@ PLOTLY = "application/vnd.plotly.v1+json"
 _DPI = 110  # of the picture where a figure cannot be interactive
 _CELLS = 100_000  # values of a heatmap in a notebook
 _WHOLE = 25_000_000  # values of hidden states in memory at once
+
+
+class HTML(str):
+    """A part of a page, which a notebook displays."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,7 +234,8 @@ class Run(reader.Run):
         if methods is not None:
             check_labels(scores, "method", methods)
             scores = scores.sel({"method": list(methods)})
-        export = curves_export(scores, analysis.measured, self.trained_length, analysis.headline)
+        predictions = predicted_failures(self.verdict())
+        export = curves_export(scores, analysis.measured, self.trained_length, analysis.headline, predictions)
         table = Table("", ("method", "measured failure", "predicted"), rows)
         return Result(self.evaluation, plain_table(table), export)
 
@@ -238,11 +257,23 @@ class Run(reader.Run):
         export = anatomy_export(summary)
         return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
 
+    def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
+        """A text token by token, as `mesa-lens anatomy --parts tokens` captured it, under the reference and `method`.
+
+        Two views: each token's loss, and what one head attends to (default: the one that the method changes most).
+        FileNotFoundError where nothing was captured, ValueError for a method, layer or head that was not.
+        """
+        tokens = find_tokens(self.folder)
+        if tokens is None:
+            command = f"mesa-lens anatomy --parts tokens --out {self.folder}"
+            raise FileNotFoundError(f"{self.folder / TOKENS} is not there; capture it: `{command}`")
+        return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))
+
     def __repr__(self) -> str:
         """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
-        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), located(), anatomy()"
+        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), located(), anatomy(), tokens()"
         return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{parts}"
 
     @cached_property

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 from reprlib import Repr
@@ -306,7 +307,8 @@ def _sentence(error: ValidationError) -> str:
     value = first["input"]
     if first["type"] == "literal_error":
         known = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{_SHORT.repr(value)} is not known; known: {known}"
+        close = get_close_matches(str(value), known.split(", "), 1, 0.75)
+        return f"{_SHORT.repr(value)} is not known; known: {known}{f'; did you mean {close[0]!r}?' if close else ''}"
     if first["type"] not in _LIMITS:
         return f"{_SHORT.repr(value)} is refused ({first['msg']})"
     return f"{value} {_LIMITS[first['type']].format(**first.get('ctx', {}))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from probe import glossary
-from probe.figures.curves import curves_chart
+from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
@@ -33,14 +33,16 @@ from probe.figures.heatmap import (
 from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
+from probe.figures.token_views import token_views
 from probe.files import write, write_json
 from probe.mechanism_report import anatomy_section, located_section, template
 from probe.store.cache import DERIVED, Derived, save
 from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction
+from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction, find_tokens
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.predict import LEAST, TOP
+from probe.verdict.rows import predicted_failures
 from probe.verdict.tables import difference_table, drift_table, score_text, threshold_doubt
 from probe.verdict.verdict import html, verdict
 
@@ -117,7 +119,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     for name, datasets in {**derived, **_openings(analysis)}.items():
         save(run, name, datasets)
     maps = Maps.of(analysis)
-    write_figures(analysis, folder / "figures", maps)
+    write_figures(analysis, summary, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
     write_json(folder / "summary.json", summary, 2)
     return summary
@@ -158,8 +160,8 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     maps = maps or Maps.of(analysis)
     return template("report.html").render(
         summary=summary,
-        verdict=html(summary[VERDICT]),
-        glossary=glossary,
+        verdict=html(summary[VERDICT], _opening(analysis, summary)),
+        terms=glossary.TERMS,
         drift_table=drift_table,
         threshold_doubt=threshold_doubt(summary),
         differences=difference_table(summary),
@@ -167,10 +169,10 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         median=median,
         top=TOP,
         least=LEAST,
-        curves=_html(_curves(analysis)),
         drift_map=_html(_drift_map(analysis)),
         located=located_section(analysis.run.folder),
         anatomy=anatomy_section(analysis.run.folder),
+        token_views=token_views(find_tokens(analysis.run.folder)),
         drift=_html(_drift(analysis)),
         thresholds=_html([_threshold(analysis, layer, dim) for layer, dim in _best(analysis)]),
         differences_drawn=_html(_differences(analysis, maps)),
@@ -180,7 +182,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     )
 
 
-def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
+def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, maps: Maps) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and .npz (pooled values
@@ -201,7 +203,7 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
     charts: dict[str, Drawable] = {
         f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)
     }
-    charts |= dict(zip(("curves",), _curves(analysis), strict=False))
+    charts |= dict(zip(("curves",), _curves(analysis, summary), strict=False))
     charts |= dict(zip(("drift",), _drift(analysis), strict=False))
     charts |= dict(zip(("drift-map",), _drift_map(analysis), strict=False))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
@@ -218,11 +220,17 @@ def _write_raster(maps: Maps, method: str, folder: Path) -> None:
     write(folder / f"{_stem(method)}.png", rendered(raster, "png"))
 
 
-def _curves(analysis: Analysis) -> list[Chart]:
+def _curves(analysis: Analysis, summary: Mapping[str, Any]) -> list[Chart]:
     evaluation, measured = analysis.run.evaluation, analysis.measured
     if evaluation is None or measured is None:
         return []
-    return [curves_chart(evaluation, measured, analysis.trained_length, analysis.headline)]
+    return [curves_chart(evaluation, measured, analysis.trained_length, predicted_failures(summary[VERDICT]))]
+
+
+def _opening(analysis: Analysis, summary: Mapping[str, Any]) -> str:
+    """What M and origin are, and the scores by length, side by side where there is room."""
+    charts = [html_embed(part) for chart in _curves(analysis, summary) for part in parted(chart)]
+    return f"<p>{glossary.explained(summary[VERDICT]['about'])}</p><div class='beside'>{''.join(charts)}</div>"
 
 
 def _drift(analysis: Analysis) -> list[Chart]:

@@ -45,7 +45,7 @@ _TEXT = "text for NLL and essays: a file, folder or hub dataset"
 Kind = Literal["weave", "clamp", "smallest"]
 Measure = Literal["nll", "passkey"]
 Way = Literal["only", "without"]
-Part = Literal["heads", "retrieval"]
+Part = Literal["heads", "retrieval", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,9 @@ class AnatomyRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = METHODS
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts")
-    parts: Annotated[tuple[Part, ...], Split] = option(("heads", "retrieval"), "what to measure")
+    parts: Annotated[tuple[Part, ...], Split] = option(
+        ("heads", "retrieval"), "what to measure; tokens: the loss and attention of every token of a text"
+    )
     lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 M")
     samples: Count = option(4, "prompts a length and method")
     layers: RangeText = option("all", "layers to keep, e.g. 0-10, ends included")

@@ -19,6 +19,7 @@ LAYERS = """
     mesa.engine           <- mesa
     mesa.checking         <- mesa mesa.engine
     probe.options         <-
+    probe.glossary        <-
     probe.statistics      <-
     probe.capture         <- mesa probe.options
     probe.request         <- mesa probe.options probe.capture
@@ -29,15 +30,15 @@ LAYERS = """
     probe.store           <- probe.files probe.options
     probe.thresholds      <- mesa probe.statistics probe.tasks probe.capture probe.evaluation probe.store
     probe.law.formula     <- mesa probe.thresholds
-    probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds probe.law.formula
+    probe.figures         <- mesa probe.statistics probe.files probe.capture probe.store probe.thresholds probe.law.formula
     probe.law             <- mesa probe.statistics probe.request probe.tasks probe.capture probe.files probe.experiment probe.evaluation probe.store probe.thresholds probe.law.formula probe.figures
     probe.attention       <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.interventions   <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.status          <- probe.experiment probe.store
-    probe.mechanism_report <- probe.files probe.store probe.figures probe.interventions probe.attention
-    probe.glossary        <-
+    probe.mechanism_report <- probe.glossary probe.files probe.store probe.figures probe.interventions probe.attention
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
-    probe.verdict         <- probe.statistics probe.evaluation probe.store probe.thresholds
+    probe.verdict         <- probe.glossary probe.statistics probe.evaluation probe.store probe.thresholds
+    probe.eval_report     <- probe.files probe.evaluation probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report

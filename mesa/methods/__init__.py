@@ -90,7 +90,9 @@ def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
     known = parameters_of(methods[name])
     for parameter in parameters:
         if parameter not in known:
-            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}")
+            raise ValueError(
+                f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}{meant(parameter, known)}"
+            )
     return methods[name](trained_length=trained_length, **parameters)
 
 

@@ -16,6 +16,7 @@ from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable
 from probe.figures.render import least_width, untitled
 from probe.figures.styles import BLACK, GREY, RED
+from probe.glossary import help_of
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     BLACK: "#808080",
@@ -71,8 +72,11 @@ def _recoloured(part: Any) -> Any:
     return _BOTH_THEMES.get(part, part) if isinstance(part, str) else part
 
 
-def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
-    """Draws a figure over the page's width, its title above it as text; `alt` describes it to screen readers."""
+def show(figure: Drawable | go.Figure, key: str, alt: str = "") -> None:
+    """Draws a figure over the page's width, its title above it as text, and below it what is seen.
+
+    alt: describes it to screen readers; default: its title, and what is seen.
+    """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
@@ -80,7 +84,9 @@ def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
     name, width = f"wide-{safe_name(key)}", least_width(figure)
     with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
         st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-        _plot(untitled(figure), alt, key)
+        _plot(untitled(figure), alt or f"{figure.title}. {figure.seen}", key)
+    if figure.seen:
+        st.caption(plain(figure.seen))
 
 
 def _plot(figure: go.Figure, alt: str, key: str) -> None:
@@ -89,10 +95,16 @@ def _plot(figure: go.Figure, alt: str, key: str) -> None:
 
 
 def sheet(cells: Any, alt: str, **options: Any) -> None:
-    """A table from rows as dicts, or from anything that `st.dataframe` takes; an empty cell is a dash."""
+    """A table from rows as dicts, or from anything that `st.dataframe` takes; an empty cell is a dash.
+
+    Heads of columns explain their terms on hovering.
+    """
     if isinstance(cells, list):
         names = list(dict.fromkeys(name for row in cells for name in row))
         cells = {name: [row.get(name) for row in cells] for name in names}
+    if isinstance(cells, dict):
+        helps = {name: st.column_config.Column(help=text) for name in cells if (text := help_of(name))}
+        options["column_config"] = helps | options.get("column_config", {})
     st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=_EMPTY, **options)
 
 

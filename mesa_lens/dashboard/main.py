@@ -26,6 +26,7 @@ from mesa_lens.dashboard.views import (
     results,
     theory,
     thresholds,
+    tokens,
 )
 
 _IN_ADDRESS = "run in the address"
@@ -36,6 +37,7 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "overview": ("Overview", ":material/summarize:", overview.page, True),
     "mechanism": ("Where inside?", ":material/my_location:", mechanism.page, True),
     "anatomy": ("Anatomy", ":material/troubleshoot:", anatomy.page, True),
+    "tokens": ("Tokens", ":material/text_fields:", tokens.page, True),
     "predict": ("Predict", ":material/trending_up:", predict.page, True),
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),

@@ -77,8 +77,7 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         threshold_chart(hidden, crossings, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]
     ]
     if run.evaluation is not None and analysis.measured is not None:
-        predictions = analysis.headline
-        figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length, predictions))
+        figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length))
     bounds = default_regions(hidden["position"].values, run.trained_length)
     panel = regions(hidden.isel({"method": slice(_HEATMAP_METHODS)}), bounds)
     figures.append(heatmap_grid(pool(panel.load()), run.trained_length, layer_limits(panel)))

@@ -20,12 +20,15 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.tasks.retrieval import Prompt
+from probe.tasks.score import nll
 
 SPANS = ("inside M", "beyond M")
 FIRST = 4
 """Keys (tokens) at the start of a prompt that are a part by themselves."""
 PARTS = ("first", "near", "window", "beyond")
 """Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
+QUERIES, STRONGEST = 32, 12
+"""Queries whose attention is stored token by token, and how many keys of each."""
 _UNITS = {
     "mass": ("attention mass", "share"),
     "entropy": ("entropy of attention", "nats"),
@@ -183,6 +186,27 @@ def retrieval_scores(
     labels = {"layer": range(scores.shape[1]), "head": range(scores.shape[2]), "offset": list(offsets)}
     attrs = {"long_name": "retrieval score", "units": "share of answer tokens"}
     return xr.DataArray(scores, labels, ("prompt", "layer", "head", "offset"), "retrieval_score", attrs)
+
+
+def token_values(model: PreTrainedModel, ids: np.ndarray, method: Method) -> dict[str, xr.DataArray]:
+    """Every token of a text (token ids) under `method`, as `mesa-lens anatomy --parts tokens` stores it.
+
+    `nll` (token), in nats, of all but the first. `weight` and `key` (layer, head, query, strongest): of
+    `sampled_queries`, the 12 largest attention weights, and the positions that they are on.
+    """
+    queries = sampled_queries(len(ids), method.trained_length, QUERIES)
+    with mesa.applied(model, method):
+        losses = nll(model, ids, len(ids) - 1).double().numpy()
+
+    def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
+        weights = rows(schedule, query, key, scale, queries)[0]
+        top = weights.topk(min(STRONGEST, weights.shape[-1]))
+        return {"weight": top.values.float(), "key": schedule.first_key + top.indices}
+
+    strongest = recorded_attention(model, ids.tolist(), method, measure)
+    dims = ("layer", "head", "query", "strongest")
+    arrays = {name: xr.DataArray(value, {"layer": range(len(value))}, dims) for name, value in strongest.items()}
+    return {"nll": xr.DataArray(losses, dims="token"), **arrays}
 
 
 def needle_positions(prompt: Prompt) -> np.ndarray:

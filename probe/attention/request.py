@@ -22,7 +22,7 @@ from probe.tasks.retrieval import Prompt
 from probe.tasks.retrieval_tasks import PASSKEY
 from probe.tasks.score import heldout_ids
 
-PARTS = ("heads", "retrieval")
+PARTS = ("heads", "retrieval", "tokens")
 """What is measured, in this order."""
 Key = tuple[str, str, int, int]
 """Part, method, length and the number of the prompt."""
@@ -31,7 +31,10 @@ _PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the lengt
 
 @dataclass(frozen=True)
 class AnatomyPlan:
-    """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read."""
+    """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read.
+
+    words: the tokens of the first text of the longest length, as texts.
+    """
 
     request: AnatomyRequest
     config: Any
@@ -41,6 +44,7 @@ class AnatomyPlan:
     texts: dict[int, Sequence[Any]]
     passkeys: dict[int, Sequence[Prompt]]
     documents: str
+    words: tuple[str, ...] = ()
 
     @property
     def trained_length(self) -> int:
@@ -55,7 +59,10 @@ class AnatomyPlan:
     @property
     def keys(self) -> Iterator[Key]:
         """The rows of the journal, in the order in which they are measured."""
-        for part, by_length in zip(PARTS, (self.texts, self.passkeys), strict=True):
+        longest = self.lengths[-1]
+        tokens = {longest: self.texts[longest][:1]} if "tokens" in self.request.parts else {}
+        texts = self.texts if "heads" in self.request.parts else {}
+        for part, by_length in zip(PARTS, (texts, self.passkeys, tokens), strict=True):
             for length, prompts in by_length.items():
                 for name in self.methods:
                     yield from ((part, name, length, number) for number in range(len(prompts)))
@@ -90,7 +97,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
     texts: dict[int, Sequence[Any]] = {}
     passkeys: dict[int, Sequence[Prompt]] = {}
-    if "heads" in request.parts:
+    if {"heads", "tokens"} & {*request.parts}:
         texts = {length: TAIL.prepare(tokenizer, length, setting, request.samples) for length in lengths}
     if "retrieval" in request.parts:
         try:
@@ -99,7 +106,10 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
             if request.lengths is not None or not texts:
                 raise
             tell_left_out({"retrieval": f"retrieval: {error}"})
-    return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents))
+    words: tuple[str, ...] = ()
+    if "tokens" in request.parts:
+        words = tuple(tokenizer.decode([token]) for token in texts[lengths[-1]][0].tolist())
+    return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), words)
 
 
 def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
@@ -119,10 +129,11 @@ def needed_bytes(plan: AnatomyPlan) -> int:
 
 
 def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
-    """The same, of one pass; retrieval decodes with a cache."""
+    """The same, of one pass; retrieval decodes with a cache, tokens have logits at every position."""
     number_bytes = bytes_a_number(plan.config, plan.request.load)
-    cache = prompt_bytes(plan.config, length, number_bytes) * (part == "retrieval")
-    return peak_bytes(plan.config, length, number_bytes, cache)
+    beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
+    logits: int = length * plan.config.vocab_size * number_bytes
+    return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))
 
 
 def pass_counts(plan: AnatomyPlan) -> Counter[tuple[Method, int]]:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from probe.attention.heads import PARTS as MASS_PARTS
+from probe.attention.heads import QUERIES, sampled_queries
 from probe.attention.request import PARTS, AnatomyPlan
 from probe.attention.sentences import RETRIEVES
 from probe.experiment.journal import Journal
-from probe.files import write_json
+from probe.files import json_text, write_json
+from probe.files import write as write_file
 from probe.statistics import half_width, wilson
-from probe.store.results import ANATOMY
+from probe.store.results import ANATOMY, TOKENS
 
 _OFFSETS = (0, 1)
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
@@ -26,7 +28,24 @@ def write(plan: AnatomyPlan, journal: Journal, out: Path) -> dict[str, Any]:
     summary = summarize(plan, journal)
     if journal.rows:
         write_json(out / ANATOMY, summary)
+    if tokens := token_summary(plan, journal):
+        write_file(out / TOKENS, json_text(tokens, None).encode())
     return summary
+
+
+def token_summary(plan: AnatomyPlan, journal: Journal) -> dict[str, Any] | None:
+    """The loss and attention of every token of one text under each method; None where they were not captured."""
+    length = plan.lengths[-1]
+    rows = {name: journal.rows.get(("tokens", name, length, 0)) for name in plan.methods}
+    if not plan.words or not any(rows.values()):
+        return None
+    return {
+        **{name: getattr(plan, name) for name in ("trained_length", "reference", "layers")},
+        "model": plan.request.model,
+        "tokens": plan.words,
+        "queries": sampled_queries(length, plan.trained_length, QUERIES),
+        "methods": {name: row for name, row in rows.items() if row},
+    }
 
 
 def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
@@ -48,7 +67,7 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
         "tasks_left": sum(key not in journal.rows for key in plan.keys),
         **{name: [] for name in ("heads", "all_heads", "retrieval")},
     }
-    for part in PARTS:
+    for part in PARTS[:2]:
         for length in plan.lengths:
             for name in plan.methods:
                 keys = ((part, name, length, number) for number in range(plan.request.samples))

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from probe.attention.heads import by_span, head_statistics, retrieval_scores
+from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
-from probe.store.results import ANATOMY
+from probe.store.results import ANATOMY, TOKENS
 
 _DIGITS = 7
 
@@ -33,9 +33,11 @@ class AnatomyWorker(PlanWorker):
 
 @torch.no_grad()
 def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, Any]:
-    """The row of one prompt: statistics by span, or retrieval scores. RuntimeError if not finite."""
+    """The row of one prompt: statistics by span, retrieval scores, or every token. RuntimeError if not finite."""
     part, name, length, number = str(task.key[0]), str(task.key[1]), int(task.key[2]), int(task.key[3])
-    if part == "retrieval":
+    if part == "tokens":
+        row, values = {}, token_values(model, plan.texts[length][number], plan.methods[name])
+    elif part == "retrieval":
         scores = retrieval_scores(model, [plan.passkeys[length][number]], plan.methods[name])
         row, values = {}, {"score": scores.isel(prompt=0)}
     else:
@@ -45,7 +47,8 @@ def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, 
     for key, array in values.items():
         if not np.isfinite(array.values).all():
             raise RuntimeError(f"{key} is not finite; try a wider --dtype (float32, float64)")
-        row[key] = np.round(array.sel(layer=plan.layers).values.astype(float), _DIGITS).tolist()
+        kept = array.sel(layer=plan.layers) if "layer" in array.dims else array
+        row[key] = np.round(kept.values.astype(float), _DIGITS).tolist()
     return row
 
 
@@ -56,7 +59,11 @@ class AnatomyExperiment(Experiment):
     plan: AnatomyPlan
     title, unit = "anatomy", "token"
     worker_class = AnatomyWorker
-    folder, written, needed = ANATOMY.parent.name, (ANATOMY.name, "report.html", "*.csv"), ("spans", "score")
+    folder, written, needed = (
+        ANATOMY.parent.name,
+        (ANATOMY.name, TOKENS.name, "report.html", "*.csv"),
+        ("spans", "score", "nll"),
+    )
 
     def check_memory(self) -> None:
         """As for Experiment."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.methods import Method, make
+from mesa.methods import Method, make, meant
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, prompt_bytes
@@ -82,7 +82,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     """
     unknown = [task for task in request.tasks if task not in TASKS]
     if unknown:
-        raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}{meant(unknown[0], TASKS)}")
     readers = [name for name, task in TASKS.items() if task.reads_pairs]
     if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
         raise ValueError(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")

@@ -34,7 +34,7 @@ class Evaluation(Experiment):
 
     title, unit = "evaluating", "token"
     worker_class = EvalWorker
-    written = (*TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
+    written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
     needed = ("scores",)
 
     def __init__(self, plan: EvalPlan) -> None:
@@ -148,6 +148,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "model": plan.request.model,
         "trained_length": plan.setting.trained_length,
         "seed": plan.setting.seed,
+        "executor": plan.request.executor,
         "methods": {name: method.describe() for name, method in plan.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "sizes": dict(plan.sizes),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +19,7 @@ from probe.tasks.base import Metric, Task
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 LONGPPL = "longppl"
+_NARROWEST = 8  # characters of a column that wraps
 Samples = dict[int, float]
 """Scores by sample; the same number is the same prompt under every method."""
 
@@ -168,10 +173,17 @@ def tables(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plain_table(table: Table) -> str:
-    """A table as plain text, under its title where it has one."""
+    """A table as plain text, under its title where it has one; on a terminal that is narrower its cells wrap."""
     rows = (table.head, *table.rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    room = shutil.get_terminal_size((sys.maxsize, 0)).columns - 2 * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            lines.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
     return "\n".join([*([table.title] if table.title else []), *lines])
 
 

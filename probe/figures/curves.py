@@ -1,4 +1,4 @@
-"""Scores by length: those of a run with its predicted failures, of several runs, and of an evaluation."""
+"""Scores by length: those of a run with its failures, of several runs, and of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,29 +11,59 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, log_ticks, trained_rule, value_title
+from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
 from probe.figures.render import rendered
 from probe.figures.styles import DASHES, RED, nth, style
 from probe.files import write
-from probe.thresholds.calls import Call
+from probe.statistics import Ends, student, wilson
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
-from probe.thresholds.predict import Prediction
 
 Rows = Sequence[Mapping[str, Any]]
+_MEAN = "mean and 95% interval"
+_REPEATS = {"window": "texts", "sample": "prompts"}
+_NAMED = 4  # methods in a sentence, at most
 
 
 def curves_chart(
-    evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Call | Prediction]
+    evaluation: xr.Dataset,
+    measured: Measured,
+    trained: int,
+    predicted: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Chart:
-    """Tail NLL and passkey accuracy over length, each method's predicted failure length marked on its line."""
-    nll_limit = measured.level + NATS_ABOVE
-    rule = Rule(nll_limit, f"fails above {nll_limit:z.2f}", RED)
-    panels = [_score_panel(evaluation["tail_nll"], "window", "tail NLL by length", trained, rule, predictions)]
+    """Loss, and passkeys found, by prompt length with 95% intervals; measured failures marked on the lines.
+
+    predicted: by method the failure length (`length`, its `ends` and the `longest` length) that `mesa-lens predict`
+    computed; marked by ticks.
+    """
+    level, predicted = measured.level + NATS_ABOVE, predicted or {}
+    panels = [
+        _score_panel(
+            evaluation["tail_nll"].assign_attrs(long_name="NLL", units="nats/token"),
+            "loss: NLL of the same last tokens (lower is better)",
+            Rule(level, f"fails above {level:z.2f}", RED),
+            (measured, trained, predicted),
+        )
+    ]
     if "passkey" in evaluation:
-        rule = Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED)
-        accuracy = evaluation["passkey"].assign_attrs(long_name="passkey accuracy", units="share found")
-        panels.append(_score_panel(accuracy, "sample", "passkey accuracy by length", trained, rule, predictions))
-    return Chart("Measured by length; diamonds: predicted failure", tuple(panels))
+        panels.append(
+            _score_panel(
+                evaluation["passkey"].assign_attrs(long_name="passkeys found", units="share"),
+                "retrieval: passkeys found (higher is better)",
+                Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED),
+                (measured, trained, predicted),
+            )
+        )
+    failing = grouped((failure.method, str(failure)) for failure in measured.failures)
+    panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
+    return Chart(f"Measured by prompt length; {_MEAN}", tuple(panels))
+
+
+def parted(chart: Chart) -> list[Chart]:
+    """A chart a panel, for pages."""
+    return [
+        Chart(f"{panel.title[0].upper()}{panel.title[1:]}, by prompt length; {_MEAN}", (replace(panel, title=""),))
+        for panel in chart.panels
+    ]
 
 
 def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
@@ -49,7 +79,7 @@ def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
             by_token = len(models) > 1 and "/token" in panel.y_title
             groups.setdefault((panel.y_title, model if by_token else ""), []).append((number, name, panel))
     panels = tuple(_overlay(model, runs) for (_, model), runs in groups.items())
-    return Chart("Measured by length; diamonds: predicted failure; red: each run's limit", panels)
+    return Chart("Measured by prompt length; red: each run's limit", panels)
 
 
 def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
@@ -60,7 +90,7 @@ def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
         rows = [cell for cell in cells if cell["task"] == task]
         metrics = dict.fromkeys(row["metric"] for row in rows)
         panels = [_metric_panel(rows, metric, summary["trained_length"]) for metric in metrics]
-        charts[task] = Chart(f"{task}: {summary['model']}; mean and 95% interval", tuple(panels))
+        charts[task] = Chart(f"{task} by prompt length: {summary['model']}; {_MEAN}", tuple(panels))
     return charts
 
 
@@ -87,38 +117,63 @@ def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _score_panel(
-    scores: xr.DataArray, repeats: str, title: str, trained: int, rule: Rule, predictions: Sequence[Call | Prediction]
+    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[Measured, int, Mapping[str, Mapping[str, Any]]]
 ) -> Panel:
-    """Mean scores over length; predicted failures lie on their method's line."""
-    means = scores.mean(repeats, keep_attrs=True).sortby("length")
-    by_method = {  # refined lengths are one method's
-        method: means.sel({"method": method}).dropna("length") for method in means["method"].values.tolist()
-    }
-    looks = {method: style(method) for method in by_method}
-    lines = [
-        Line(name, row["length"].values.astype(float), row.values, *looks[name]) for name, row in by_method.items()
-    ]
+    """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
+    measured, trained, predicted = failures
+    scores = scores.sortby("length")
+    repeats, shares = str(scores.dims[-1]), scores.attrs["units"] == "share"
+    lines = []
+    for method in scores["method"].values.tolist():
+        row = scores.sel({"method": method}).dropna("length")  # refined lengths are one method's
+        ends = [wilson(sum(one), len(one)) if shares else _student(one) for one in row.values.tolist()]
+        x, interval = row["length"].values.astype(float), np.array(ends, float).reshape(-1, 2).T
+        lines.append(Line(method, x, row.values.mean(-1), *style(method), interval=(interval[0], interval[1])))
+    by_method = {line.label: line for line in lines if len(line.x)}
     points = []
-    for prediction in predictions:
-        method, length = prediction.method, prediction.length
-        if length is not None and method in by_method:
-            row = by_method[method]
-            y = float(np.interp(np.log(length), np.log(row["length"]), row.values))
-            points.append(Point(f"{method} predicted: {prediction}", length, y, looks[method][0]))
-    values = np.array([*means.values.flat, rule.at])
-    low, high = np.quantile(values[np.isfinite(values)], [0, 1]).tolist()
-    pad = 0.12 * (high - low)
+    for failure in measured.failures:
+        if failure.length is not None and failure.method in by_method:
+            ends = failure.after or failure.length, failure.high or failure.longest
+            hover = f"{failure.method}: measured failure {failure}"
+            points.append(_mark(by_method[failure.method], "measured failure", failure.length, ends, hover))
+    for method, row in predicted.items():
+        if row["length"] is not None and method in by_method:
+            low, high = (row["longest"] if end is None else end for end in row["ends"])
+            hover = f"{method}: failure predicted at {row['length']} [{low}, {high}]"
+            points.append(_mark(by_method[method], "predicted failure", row["length"], (low, high), hover, "tick"))
+    lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
     return Panel(
         title=title,
-        x_title=f"length (tokens); mean of {scores.sizes[repeats]}",
+        x_title=f"prompt length (tokens); {scores.sizes[repeats]} {_REPEATS[repeats]} each",
         y_title=value_title(scores),
         lines=tuple(lines),
-        y_range=(low - pad, high + pad),
+        y_range=_y_range(lines, [rule.at]),
         points=tuple(points),
         rules=(trained_rule(trained), rule),
-        x_ticks=log_ticks(means.dropna("length")["length"].values.tolist()),
+        x_ticks=log_ticks(lengths),
         log_x=True,
+        seen=_seen(lines, "the share of passkeys found is" if shares else "the mean NLL is"),
     )
+
+
+def _student(values: Sequence[float]) -> Ends:
+    return student(values) if np.isfinite(values).all() else (None, None)
+
+
+def _mark(line: Line, text: str, length: int, ends: tuple[float, float], hover: str, symbol: str = "diamond") -> Point:
+    """A length marked on a line."""
+    y = float(np.interp(np.log(length), np.log(line.x), line.y))
+    return Point(text, length, y, line.colour, symbol, hover, ends)
+
+
+def _seen(lines: Sequence[Line], name: str) -> str:
+    """The means at the longest length; of many methods the lowest and the highest."""
+    longest = max((line.x[-1] for line in lines if len(line.x)), default=0)
+    ends = sorted((float(line.y[-1]), line.label) for line in lines if len(line.x) and line.x[-1] == longest)
+    parts = [f"{value:z.2f} under {label}" for value, label in ends]
+    if len(parts) > _NAMED:
+        parts = [f"lowest, {parts[0]}", f"highest, {parts[-1]}"]
+    return f"At {longest:.0f} tokens {name} {', '.join(parts)}."
 
 
 def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
@@ -129,7 +184,7 @@ def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
         for number, name, panel in runs
         for line in panel.lines
     ]
-    points = [replace(point, text=f"{point.text}, {name}") for _, name, panel in runs for point in panel.points]
+    points = [replace(point, hover=f"{point.hover}, {name}") for _, name, panel in runs for point in panel.points]
     rules = list(dict.fromkeys(rule for _, _, panel in runs for rule in panel.rules))
     several = sum(not rule.vertical for rule in rules) > 1  # their texts would cover each other
     counts = dict.fromkeys(panel.x_title for _, _, panel in runs)
@@ -142,6 +197,7 @@ def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
         rules=tuple(replace(rule, text="") if several and not rule.vertical else rule for rule in rules),
         y_range=(min(panel.y_range[0] for _, _, panel in runs), max(panel.y_range[1] for _, _, panel in runs)),
         x_ticks=log_ticks(sorted({tick for _, _, panel in runs for tick in panel.x_ticks})),
+        seen=" ".join(f"{name}: {panel.seen}" for _, name, panel in runs),
     )
 
 
@@ -159,23 +215,27 @@ def _metric_panel(cells: Rows, metric: str, trained: int) -> Panel:
         columns = ("length", "mean", "low", "high")
         x, y, low, high = (np.array([point[column] for point in points], float) for column in columns)
         lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
-    ends = _ends(rows)
-    pad = 0.06 * (max(ends) - min(ends) or 1)
     return Panel(
         title=metric,
         x_title=f"length (tokens); {max(row['n'] for row in rows)} samples",
-        y_title=f"{metric} ({rows[0]['unit']})",
+        y_title=f"{metric} ({rows[0]['unit']}){'; lower is better' * rows[0]['unit'].startswith('nats')}",
         lines=tuple(lines),
-        y_range=(min(ends) - pad, max(ends) + 2 * pad),
+        y_range=_y_range(lines),
         rules=(trained_rule(trained),),
         x_ticks=log_ticks(sorted({int(row["length"]) for row in rows})),
         log_x=True,
+        seen=_seen(lines, f"the mean {metric} is"),
     )
 
 
-def _ends(rows: Rows) -> list[float]:
-    """Means and interval ends, these up to twice the means' span away, so that those of two samples hide no curve."""
-    means = [row["mean"] for row in rows]
-    span = 2 * max(max(means) - min(means), 1)
-    ends = [end for row in rows for end in (row["low"], row["high"]) if end is not None]
-    return [*means, *np.clip(ends, min(means) - span, max(means) + span).tolist()]
+def _y_range(lines: Sequence[Line], levels: Sequence[float] = ()) -> tuple[float, float]:
+    """Ends of an axis for means, levels and interval ends.
+
+    These up to twice the means' span away, so that those of two samples hide no curve.
+    """
+    means = np.concatenate([line.y[np.isfinite(line.y)] for line in lines])
+    span = 2 * max(float(np.ptp(means)), 1)
+    ends = np.concatenate([end for line in lines for end in line.interval or ()])
+    values = [*means, *levels, *np.clip(ends[np.isfinite(ends)], means.min() - span, means.max() + span)]
+    pad = 0.06 * (max(values) - min(values) or 1)
+    return min(values) - pad, max(values) + 2 * pad

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, trained_rule
+from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, grouped, trained_rule
 from probe.figures.styles import RED, style
 from probe.thresholds.calls import Call, drift_calls
 
@@ -51,15 +51,16 @@ def drift_chart(
             Panel(
                 title=f"layer {layer}",
                 x_title=f"position (tokens), runs of {drift.attrs['run']}",
-                y_title="rms distance from in-window range (ranges)",
+                y_title="distance (1: the edge of the range)",
                 lines=tuple(_line(at, call) for call in calls),
                 y_range=(0.0, 1.08 * max(top, limit)),
                 points=tuple(_point(at, call, layer) for call in calls if layer in call.layers),
                 rules=(trained_rule(trained), Rule(limit, "", RED)),
+                seen="" if panels else _seen(calls),
             )
         )
     where = f", prompt {prompt}" if prompt else ""
-    title = f"Drift of {drift.attrs['hook']} from its in-window range{where}"
+    title = f"How far hidden states ({drift.attrs['hook']}) are from their range inside the trained window{where}"
     return Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
 
 
@@ -75,7 +76,7 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     where = f", prompt {prompt}" if prompt else ""
     maps = (_map(drift.sel({"method": call.method}), call, columns // block, edges) for call in drift_calls(drift))
     return Heatmaps(
-        f"Drift of {drift.attrs['hook']} by layer and position{where}; red: beyond the layer's limit",
+        f"Where hidden states ({drift.attrs['hook']}) leave their in-window range{where}; red: beyond the limit",
         "rms distance from in-window range",
         COLOURS,
         TICKS,
@@ -84,7 +85,18 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
         height=int(np.clip(16 * len(layers), 70, 260)),
         columns=(1.0,),
         note=NOTE,
+        seen=_seen(drift_calls(drift)),
     )
+
+
+def _seen(calls: Sequence[Call]) -> str:
+    return f"States leave it, in tokens: {grouped((call.method, _text(call)) for call in calls)}"
+
+
+def _text(call: Call) -> str:
+    if call.length is None or call.layer is None:
+        return str(call)
+    return f"first at {call.length}, in layer {call.layer}"
 
 
 def _line(at: xr.Dataset, call: Call) -> Line:
@@ -112,14 +124,13 @@ def _map(at: xr.Dataset, call: Call, columns: np.ndarray, edges: np.ndarray) -> 
     for row, column in np.argwhere(np.isfinite(distance)):
         where = f"{call.method}, layer {layers[row]}, positions {edges[column]} to {edges[column + 1] - 1}"
         texts[row, column] = f"{where}: {distance[row, column]:.2g} ranges, limit {limits[row]:.2g}"
-    text, mark = str(call), None
+    mark = None
     if call.length is not None and call.layer is not None:
-        text = f"first at {call.length}, in layer {call.layer}"
         words = f"{call.method} drifts first at position {call.length}, in layer {call.layer}"
         mark = Point(words, call.length, layers.index(call.layer), "#111111")
     ticks = range(0, len(layers), -(-len(layers) // 6))
     return Heatmap(
-        f"{call.method}: {text}",
+        f"{call.method}: {_text(call)}",
         np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None]),
         (edges[:-1] + edges[1:]) / 2,
         np.arange(len(layers)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -131,14 +132,21 @@ def drift_export(
 
 
 def curves_export(
-    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Call | Prediction] = ()
+    evaluation: xr.Dataset,
+    measured: Measured,
+    trained_length: int,
+    predictions: Sequence[Call | Prediction] = (),
+    predicted: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Export:
-    """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured."""
+    """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured.
+
+    predictions: from hidden states, for the table; predicted: as for `curves_chart`.
+    """
     names = [name for name in ("tail_nll", "passkey") if name in evaluation]
     for name in names:
         if not np.isfinite(evaluation[name]).any():
             raise ValueError(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
-    chart = curves_chart(evaluation, measured, trained_length, predictions)
+    chart = curves_chart(evaluation, measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}
     failures = _failures(evaluation["method"].values.tolist(), measured, predictions)

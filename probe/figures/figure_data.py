@@ -49,12 +49,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Point:
-    """One marked place; `text` is its legend entry, unless a line has the same, and its hover text."""
+    """One marked place; `text` is its legend entry, unless a line has the same.
+
+    hover: its hover text, default `text`. symbol: diamond or tick. ends: of x, drawn as a line.
+    """
 
     text: str
     x: float
     y: float
     colour: str
+    symbol: str = "diamond"
+    hover: str = ""
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Rule:
 class Panel:
     """One pair of axes. x_ticks: places of ticks, labelled by `x_labels` if set. log_x: x in powers of two.
 
-    x_range: the ends of the x axis; None: those of the data.
+    x_range: the ends of the x axis; None: those of the data. seen: what it shows, as a sentence.
     """
 
     title: str
@@ -86,6 +92,7 @@ class Panel:
     log_x: bool = False
     x_labels: tuple[str, ...] = ()
     x_range: tuple[float, float] | None = None
+    seen: str = ""
 
     @property
     def in_order(self) -> list[Line]:
@@ -99,6 +106,11 @@ class Chart:
 
     title: str
     panels: tuple[Panel, ...]
+
+    @property
+    def seen(self) -> str:
+        """What its panels show, as sentences."""
+        return " ".join(panel.seen for panel in self.panels if panel.seen)
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ class Heatmaps:
 
     colours: the name of a scale that plotly and matplotlib know, or (share, colour) stops. ticks: texts at values of
     the first heatmap's scale. width: inches of all columns, which are as wide as `columns` says; height: pixels of a
-    row. note: lines below.
+    row. note: lines below. seen: a sentence on what they show.
     """
 
     title: str
@@ -153,6 +165,7 @@ class Heatmaps:
     height: int
     columns: tuple[float, ...]
     note: tuple[str, ...] = ()
+    seen: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ def value_title(values: xr.DataArray) -> str:
 
 def trained_rule(trained: int) -> Rule:
     """The line that marks the trained window M, in tokens."""
-    return Rule(trained, f"M = {trained}", BLACK, vertical=True)
+    return Rule(trained, f"trained to M = {trained}", BLACK, vertical=True)
 
 
 def line_of_positions(values: xr.DataArray, label: str, look: Look, faint: bool = False) -> Line:
@@ -219,6 +232,26 @@ def token_texts(values: xr.DataArray, gaps: np.ndarray | None = None) -> tuple[s
         return ()
     texts = np.array([f"token {token!r}" for token in tokens.tolist()], dtype=object)
     return tuple(texts if gaps is None else np.insert(texts, gaps, ""))
+
+
+def grouped(texts: Iterable[tuple[str, str]], most: int = 4) -> str:
+    """Pairs of name and text as a sentence: those of one text together, more than `most` counted."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts:
+        names.setdefault(text, []).append(name)
+    parts = [f"{', '.join(few) if len(few) <= most else f'{len(few)} methods'}: {text}" for text, few in names.items()]
+    return f"{'; '.join(parts)}."
+
+
+def farthest_tile(blocks: Sequence[Heatmap]) -> str:
+    """The tile farthest from 0, as its hover text has it; empty where there is none."""
+    known = [
+        (abs(block.values[at]), block.texts[at])
+        for block in blocks
+        if block.texts is not None
+        for at in zip(*np.nonzero(np.isfinite(block.values)), strict=True)
+    ]
+    return f"Farthest from 0: {max(known, key=lambda pair: pair[0])[1]}." if known else "Nothing was measured."
 
 
 def axis_range(lines: Sequence[Line], rules: Sequence[Rule] = (), ends: float = np.inf) -> tuple[float, float]:
@@ -315,4 +348,5 @@ def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Sc
         height=26 * len(blocks[0].y),
         columns=columns,
         note=NOTE,
+        seen=farthest_tile(blocks),
     )

@@ -189,7 +189,18 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
         width=0.8 * len(cells[0]),
         height=140,
         columns=(1.0,) * len(cells[0]),
+        seen=_seen(panel),
     )
+
+
+def _seen(panel: xr.DataArray) -> str:
+    """Where the value farthest from 0 stands."""
+    largest = panel.isel(panel.fillna(0).pipe(abs).argmax(...))  # type: ignore[arg-type]
+    where = [str(largest["method"].item())] if "method" in panel.dims or "method" in panel.coords else []
+    for name in ("layer", "dim", "position"):
+        first, last = (largest[label].item() if label in largest.coords else None for label in (name, f"{name}_last"))
+        where.append(f"{name} {first}" if last in (None, first) else f"{name}s {first} to {last}")
+    return f"Farthest from 0: {largest.item():.4g}, {', '.join(where)}."
 
 
 def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool) -> Heatmap:

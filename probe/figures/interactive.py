@@ -37,6 +37,7 @@ _TEMPLATE = {  # the part of `plotly_white` that is used: the whole one would pu
     },
 }
 _ENTRY = 42  # characters in a line of the legend, which has room on a phone
+_SYMBOLS = {"diamond": ("diamond-open", 15), "tick": ("line-ns-open", 20)}  # of points, and their size
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
@@ -169,7 +170,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
     figure = _subplots(
         1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[escaped(p.title) for p in chart.panels]
     )
-    listed: set[Any] = set()
+    listed, titled = set[Any](), any(panel.title for panel in chart.panels)
     for column, panel in enumerate(chart.panels, 1):
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
@@ -182,8 +183,8 @@ def _draw_chart(chart: Chart) -> go.Figure:
         _axes(figure, panel, column)
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
-        height=520,
-        margin={"t": 90, "b": 150, "l": 80, "r": 30},
+        height=520 if titled else 495,
+        margin={"t": 90 if titled else 65, "b": 150, "l": 80, "r": 30},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
     )
     return figure
@@ -244,12 +245,16 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
 
 
 def _point(point: Point) -> go.Scatter:
-    marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
-    text = escaped(point.text)
-    hover = f"{text}<extra></extra>"
-    return go.Scatter(
+    symbol, size = _SYMBOLS[point.symbol]
+    marker = {"symbol": symbol, "size": size, "color": point.colour, "line": {"width": 3, "color": point.colour}}
+    hover = f"{escaped(point.hover or point.text)}<extra></extra>"
+    trace = go.Scatter(
         x=[point.x], y=[point.y], name=_entry(point.text), mode="markers", marker=marker, hovertemplate=hover
     )
+    if point.ends is not None:
+        ends = {"array": [point.ends[1] - point.x], "arrayminus": [point.x - point.ends[0]], "symmetric": False}
+        trace.update(error_x={"type": "data", "thickness": 3, "width": 0, **ends})
+    return trace
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -127,6 +128,16 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
 
 
 def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
+    texts = [
+        (line.y[at], line.texts[at])
+        for panel in panels
+        for line in panel.lines
+        if line.texts
+        for at in np.flatnonzero(np.isfinite(line.y))
+    ]
+    if texts and panels:
+        seen = f"Largest: {max(texts, key=lambda pair: pair[0])[1]}."
+        panels = [replace(panels[0], seen=seen), *panels[1:]]
     return Chart(title, same_range(panels)) if panels else None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.plan import relative_positions
-from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, same_range, trained_rule
+from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, grouped, log_ticks, same_range, trained_rule
 from probe.figures.styles import RED, STYLES, Look, nth, style
 from probe.law.formula import Law, far_keys_by_length, length_grid
 from probe.thresholds.stated_window import NATS_ABOVE
@@ -39,6 +39,8 @@ def prediction_chart(summary: Mapping[str, Any]) -> Chart:
             for name, row in shown.items()
             if side in row and (name, side) != ("origin", "predicted")
         )
+        lengths = ((name, methods[name]["failure"]["length"]) for name in part.tolist())
+        failing = grouped((name, str(length or f"none up to {max(summary['lengths'])}")) for name, length in lengths)
         panels.append(
             Panel(
                 ", ".join(dict.fromkeys(name.split(":")[0] for name in part.tolist())),
@@ -49,6 +51,7 @@ def prediction_chart(summary: Mapping[str, Any]) -> Chart:
                 rules=rules,
                 x_ticks=log_ticks(summary["lengths"]),
                 log_x=True,
+                seen=f"Failure is predicted at, in tokens: {failing}",
             )
         )
     title = f"{summary['model']}: loss over lm-infinite by length; lines: predicted"
@@ -86,6 +89,7 @@ def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) 
             rules=(trained_rule(trained), _FAILS),
             x_ticks=log_ticks(lengths),
             log_x=True,
+            seen=f"At {longest} tokens it is predicted to lose {excess[-1]:z.2f} nats/token over lm-infinite.",
         ),
     )
     return Chart(f"{method.name}: distances, and the loss that they predict", panels)

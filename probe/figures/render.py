@@ -56,7 +56,8 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
     title = html.escape(figure.title, quote=False)
     caption = f'<figcaption style="position: sticky; left: 0">{title}</figcaption>'
     inner = f'<div style="min-width: {least_width(figure)}px">{plot}</div>'
-    return f'<figure style="margin: 1em 0; overflow-x: auto">{caption}{inner}</figure>'
+    seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
+    return f'<div><figure style="margin: 1em 0 0; overflow-x: auto">{caption}{inner}</figure>{seen}</div>'
 
 
 def least_width(figure: Drawable) -> int:

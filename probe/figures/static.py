@@ -182,7 +182,10 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         _draw_line(axis, line, number)
     for point in panel.points:
         marks: dict[str, Any] = {"markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 1.6, "zorder": 5}
-        axis.plot(point.x, point.y, "D", color=point.colour, label=point.text, **marks)
+        symbol = {"diamond": "D", "tick": "|"}[point.symbol]
+        axis.plot(point.x, point.y, symbol, color=point.colour, label=point.text, **marks)
+        if point.ends is not None:
+            axis.hlines(point.y, *point.ends, color=point.colour, linewidth=1.6)
     for rule in panel.rules:
         _draw_rule(axis, rule, panel)
     axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)

@@ -19,7 +19,7 @@ STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colo
     "leaky-rerope": ("#3A95D0", "dashdot", "square"),
     "pi": ("#6B8E00", "dashdot", "triangle-up"),
     "yarn": ("#3F7F4F", "solid", "square"),
-    "cope": ("#2F8F8B", "dashdot", "square"),
+    "cope": ("#2F8F8B", "longdash", "square"),
     "dca": ("#8E5BB0", "longdash", "circle"),
     "string": ("#B5482A", "dash", "triangle-down"),
     "lampe": ("#C2477F", "dashdot", "circle"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 
@@ -11,6 +13,7 @@ from probe.figures.figure_data import (
     Panel,
     Point,
     Rule,
+    grouped,
     line_of_positions,
     trained_rule,
     value_name,
@@ -49,6 +52,7 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
                 y_range=y_range,
                 points=_crossings(here, at) if observing else (),
                 rules=(trained_rule(trained), *(levels if observing else ())),
+                seen=_seen(layer, lines) if observing else "",
             )
         )
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
@@ -56,6 +60,11 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
     return Chart(f"{where}: threshold {threshold:.3g}{passed}{no_threshold}", tuple(panels))
+
+
+def _seen(layer: int, lines: Sequence[Line]) -> str:
+    names, texts = zip(*(line.label.split(": ", 1) for line in lines), strict=True)
+    return f"In layer {layer}, in tokens: {grouped(zip(names, texts, strict=True))}"
 
 
 def central_ranges(values: xr.DataArray, warm_up: int, tail: float) -> list[tuple[float, float]]:

@@ -22,6 +22,8 @@ LOCATED = Path("locate", "summary.json")
 PREDICTION = Path("predict", "prediction.json")
 ANATOMY = Path("anatomy", "summary.json")
 """In the folder that `mesa-lens anatomy` writes to."""
+TOKENS = Path("anatomy", "tokens.json")
+"""In the same folder, of `mesa-lens anatomy --parts tokens`."""
 
 Row = Mapping[str, Any]
 Located = Mapping[str, Any]
@@ -62,8 +64,9 @@ _KEYS = {
     LOCATED: "model trained_length layers methods loss_gaps effects smallest",
     PREDICTION: "model trained_length lengths refusal methods",
     ANATOMY: "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads",
+    TOKENS: "model trained_length reference layers tokens queries methods",
 }
-find_located, find_prediction, find_anatomy = (
+find_located, find_prediction, find_anatomy, find_tokens = (
     partial(find_summary, name=name, keys=keys.split(), command=name.parent.name) for name, keys in _KEYS.items()
 )
 """What a command wrote into a folder, None where it was not run; ValueError where it is damaged."""

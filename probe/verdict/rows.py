@@ -35,6 +35,11 @@ def ranked(
     return rows
 
 
+def predicted_failures(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """By method what `mesa-lens predict` computed for it, where it did, of a verdict."""
+    return {row["method"]: row["predicted"] for row in verdict["rows"] if row["predicted"]}
+
+
 def same_model(summary: Mapping[str, Any], located: Located | None) -> Located | None:
     """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
     names = ("model", "trained_length")

@@ -26,7 +26,7 @@ def method_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
         "method": [row["method"] for row in rows],
         "measured failure": [row["measured"]["text"] for row in rows],
         **({"predicted failure": [_predicted(row) for row in rows]} if any(row["predicted"] for row in rows) else {}),
-        f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
+        f"NLL at {longest} (less {reference}'s); lower is better" if longest else "NLL": [_nll(row) for row in rows],
         **({"NLL less crop's": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drifts from": [_drifts_from(row["drift"]) for row in rows],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import jinja2
 
 from probe.evaluation.summary import Table, plain_table
+from probe.glossary import explained
 from probe.store.results import VERDICT, Located
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
@@ -24,8 +26,9 @@ def verdict(
 ) -> dict[str, Any]:
     """Of a run's summary, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing):
 
-    sentences: heading and text of what broke, where, what mended it, how sure that is. rows: the methods, ranked, in
-    numbers. head, cells: the same as a table of texts. notes: how they came about, what is missing and how to get it.
+    about: what M and the reference are. sentences: heading and text of what broke, where, what mended it, how sure
+    that is. rows: the methods, ranked, in numbers. head, cells: the same as a table of texts. notes: how they came
+    about, what is missing and how to get it.
     """
     heads = same_model(summary, located)
     rows = ranked(summary, heads, prediction)
@@ -38,6 +41,7 @@ def verdict(
     sentences = checked(sentences, summary.get("stated_window"), measured_on(summary))
     table = method_table(summary, rows)
     return {
+        "about": about(summary),
         "sentences": [{"heading": heading, "text": text} for heading, text in sentences.items()],
         "head": list(table.head),
         "cells": list(map(list, table.rows)),
@@ -50,6 +54,16 @@ def verdict(
             *_following(summary),
         ],
     }
+
+
+def about(summary: Mapping[str, Any]) -> str:
+    """What M and origin are."""
+    model = f"Model {summary['model']} was trained on windows of M = {summary['trained_length']} tokens."
+    if summary["reference"] != "origin":
+        return model
+    return (
+        f"{model} origin is the unmodified model; every other method changes what its attention sees, not its weights."
+    )
 
 
 def checked(sentences: dict[str, str], stated: Mapping[str, Any] | None, prompts: str) -> dict[str, str]:
@@ -118,7 +132,7 @@ class Verdict(dict[str, Any]):
         return text(self)
 
     def _repr_html_(self) -> str:
-        return html(self)
+        return html(self, f"<p>{explained(self['about'])}</p>")
 
 
 def terminal_text(summary: Mapping[str, Any]) -> str:
@@ -129,18 +143,23 @@ def terminal_text(summary: Mapping[str, Any]) -> str:
 
 def text(verdict: Mapping[str, Any]) -> str:
     """Sentences, table and notes, for a terminal."""
-    sentences = (_filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"])
+    sentences = [_filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"]]
     table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
     notes = map(_filled, verdict["notes"])
-    return "\n\n".join(["\n".join(sentences), table, "\n".join(notes)])
+    return "\n\n".join([_filled(verdict.get("about", "")), "\n".join(sentences), table, "\n".join(notes)])
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)  # methods' names have hyphens
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    return textwrap.fill(text, width, break_on_hyphens=False)  # methods' names have hyphens
 
 
-def html(verdict: Mapping[str, Any]) -> str:
-    """The same as a part of a page; every text escaped. On narrow screens the rows stand below each other."""
+def html(verdict: Mapping[str, Any], opening: str = "") -> str:
+    """Sentences, table and notes as a part of a page; every text escaped. On narrow screens rows stand in lines.
+
+    opening: HTML that goes before.
+    """
     loader = jinja2.FileSystemLoader(Path(__file__).parents[1])
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.get_template("verdict.html").render(verdict=verdict)
+    environment.filters["explained"] = explained
+    return environment.get_template("verdict.html").render(verdict=verdict, opening=opening)

@@ -13,6 +13,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+from markupsafe import escape
 from pages import shown_texts, unopened
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
@@ -83,20 +84,21 @@ def titles(app):
 def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened):
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
-    assert "origin fails in (64, 128] tokens" in verdict_of(app)
+    assert "</abbr> fails in (64, 128] tokens" in verdict_of(app)
     assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
-    scores, drift, located = titles(app)  # in this order
-    assert scores.startswith("Measured by length")
-    assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
+    scores, passkeys, drift, located = titles(app)  # in this order
+    assert scores.startswith("Loss: NLL of the same last tokens (lower is better), by prompt length")
+    assert passkeys.startswith("Retrieval: passkeys found")
+    assert drift.startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
     assert located.startswith("rerope in one place only")
     assert "rerope in one layer alone restores: layer 2 82%" in shown_texts(app)
     assert "What does the inside look like?" in shown_texts(app)
     assert plain(next(iter(anatomy_findings(find_anatomy(root / "first"))))) in [mark.value for mark in app.markdown]
     assert "first-repeated-drift-map.csv" in downloads(app)
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text
-    assert plain(HOSTILE) in text
+    assert str(escape(HOSTILE)) in "".join(part.proto.body for part in app.get("html"))
     assert "<script>" not in text.replace("\\<", "")
     assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(opened("overview", run="nested/second"))
 
@@ -164,7 +166,7 @@ def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, t
     for page in ("anatomy", "mechanism"):
         assert "is damaged" in run(tmp_path, monkeypatch, page).error[0].value
     app = run(tmp_path, monkeypatch, "overview")
-    assert [len(app.warning), len(app.error), len(figures(app))] == [2, 0, 2]
+    assert [len(app.warning), len(app.error), len(figures(app))] == [2, 0, 3]
 
 
 def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):

@@ -14,6 +14,7 @@ from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli
+from probe.evaluation.summary import Table, plain_table
 
 PARSERS = parsers(cli.parser())
 
@@ -26,6 +27,36 @@ def test_help_ends_with_one_example_that_the_parser_takes(name, capsys):
     arguments = shlex.split(example)
     assert callable(cli.parser().parse_args(arguments).run)
     assert arguments[: len(name.split()) - 1] == name.split()[1:] or name == "mesa-lens"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("eval --lenghts 2k", "--lengths"),
+        ("evl", "eval"),
+        ("eval --task pasky", "passkey"),
+        ("eval --methods rerop", "rerope"),
+        ("eval --methods rerope --set rerope.windw=3", "window"),
+        ("report x --rule drfit", "drift"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_likely_one(words, meant, capsys):
+    assert main(words.split()) == 2
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_lines_are_those_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main("verify --claim 3.1 --quick --M 8".split()) == 0
+    table = plain_table(Table("", ("method", "a head of many words that wraps"), (("origin", "a cell of words " * 9),)))
+    lines = [*capsys.readouterr().out.splitlines(), *table.splitlines()]
+    assert max(map(len, lines)) <= 60
+    assert table.split() == [
+        "method",
+        *"a head of many words that wraps".split(),
+        "origin",
+        *("a cell of words " * 9).split(),
+    ]
 
 
 ESTIMATES = {  # options, and what the estimate says of them

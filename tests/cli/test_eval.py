@@ -35,6 +35,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(words, tmp_path, 
     assert "evaluating" in first.err  # progress
     assert {path.name for path in tmp_path.iterdir()} == {
         "journal.jsonl", "samples.csv", "summary.json", "passkey.png", "passkey.html", "nll.png", "nll.html",
+        "report.html",
     }  # fmt: skip
     header, *rows = (tmp_path / "samples.csv").read_text().splitlines()
     assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib"

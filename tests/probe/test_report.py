@@ -107,10 +107,15 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert "&lt;script&gt;alert(1)" in text
     assert text.count("plotly.js v") == 1
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
-    assert text.count('class="plotly-graph-div"') == 2 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
-    assert (
-        text.index("Measured by length</h2>") < text.index("Where inside drift shows</h2>") < text.index("Drift</h2>")
+    assert text.count('class="plotly-graph-div"') == 2 + 1 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
+    places = (
+        "origin</abbr> is the unmodified model",
+        "by prompt length",
+        "What broke",
+        "Where inside drift shows</h2>",
     )
+    assert sorted(places, key=text.index) == list(places)
+    assert text.count('<p style="margin: 0">') == text.count('class="plotly-graph-div"')  # what is seen
     assert text.index("resid_post minus origin by dim") < text.index("<summary>Raw values of every method")
 
 
@@ -156,7 +161,7 @@ def test_a_length_that_a_method_lacks_is_left_out(tmp_path):
     rows = {row["method"]: row["scores"]["128"] for row in summary["methods"]}
     assert rows["mesa"] == {"tail_nll": None, "passkey": None}
     assert rows["rerope"]["tail_nll_difference"]["mean"] == pytest.approx(-0.8, abs=0.05)
-    nll, _ = curves_chart(scores, analysis.measured, M, analysis.headline).panels
+    nll, _ = curves_chart(scores, analysis.measured, M).panels
     lines = {line.label: line.x.tolist() for line in nll.lines}
     assert (lines["mesa"], lines["origin"]) == ([32, 64, 192], [32, 64, 128, 192])
     assert nll.x_ticks == (32, 64, 192)

@@ -65,7 +65,7 @@ def page(context: Context) -> None:
     if figure is None:
         st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
         return
-    show(figure, figure.title, f"anatomy-{name}")
+    show(figure, f"anatomy-{name}")
     labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(anatomy)}
     stem = file_stem(context.run.name, "anatomy", kind, *chosen.values())
     buttons(lambda: Export({f"anatomy-{name}": figure}, anatomy_tables(anatomy, labels)), stem, FORMS, ("csv",))

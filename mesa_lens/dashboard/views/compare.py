@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import streamlit as st
 
 from mesa_lens.dashboard.elements import FORMS, buttons, file_stem, plain, sheet, show, suggest
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
-from mesa_lens.dashboard.views.overview import curves_inputs
-from probe.figures.curves import curves_chart, overlaid
-from probe.figures.export import Export, curves_export, safe_name
+from mesa_lens.dashboard.views.overview import curves_of
+from probe.figures.curves import overlaid
+from probe.figures.export import Export, safe_name
+from probe.figures.figure_data import Chart
 from probe.store.reader import Run
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
@@ -69,18 +70,19 @@ def _failures(runs: Runs) -> list[dict[str, Any]]:
 
 def _curves(runs: Runs) -> None:
     """Scores over length, of all runs that measured them, in one chart."""
-    measured = {name: inputs for name, (run, summary) in runs.items() if (inputs := curves_inputs(run, summary))}
+    measured = {name: curves for name, (run, summary) in runs.items() if (curves := curves_of(run, summary))}
     if not measured:
         return
-    chart = overlaid([(name, str(runs[name][1]["model"]), curves_chart(*inputs)) for name, inputs in measured.items()])
+    charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}
+    chart = overlaid([(name, str(runs[name][1]["model"]), one) for name, one in charts.items()])
     st.subheader("Scores over length", anchor=False)
-    show(chart, f"Scores over length of runs {', '.join(measured)}", "curves")
+    show(chart, "curves")
 
     def export() -> Export:
         tables = {
             f"{safe_name(name)}-{table}": values
-            for name, inputs in measured.items()
-            for table, values in curves_export(*inputs).numbers.items()
+            for name, curves in measured.items()
+            for table, values in curves.numbers.items()
         }
         return Export({"curves": chart}, tables)
 

@@ -75,12 +75,7 @@ def page(context: Context) -> None:
         return
     choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
     panel, limits = _panel(entry, choice)
-    against = f" minus {minus}" if minus else ""
-    alt = (
-        f"{hook} of prompt {prompt} under {', '.join(methods)}{against}: layers {layers[0]} to {layers[1]}, dims "
-        f"{dims[0]} to {dims[1]}; red above 0, blue below"
-    )
-    show(heatmap_grid(pool(panel), run.trained_length, limits), alt, "heatmap")
+    show(heatmap_grid(pool(panel), run.trained_length, limits), "heatmap")
     _scale(panel, limits)
     _downloads(entry, run, choice)
 

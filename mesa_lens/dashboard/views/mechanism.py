@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import streamlit as st
 
 from mesa_lens.dashboard.elements import (
@@ -21,7 +20,6 @@ from mesa_lens.dashboard.elements import (
     suggest,
 )
 from mesa_lens.dashboard.runs import Context, Entry
-from probe.figures.figure_data import Chart, Heatmaps
 from probe.figures.locate import MEASURES
 from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
 from probe.interventions.sentences import located_findings
@@ -76,7 +74,7 @@ def overview(context: Context) -> None:
         st.markdown(bullets(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
     if figure is not None:
-        show(figure, _alt(figure), "located")
+        show(figure, "located")
 
 
 def _suggest_locate(entry: Entry) -> None:
@@ -94,7 +92,7 @@ def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
     begins = _KINDS[choose_one("Figures", kinds, "locate_figures")]
     for name, figure in figures.items():
         if name.startswith(begins):
-            show(figure, _alt(figure), f"locate-{name}")
+            show(figure, f"locate-{name}")
 
 
 def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
@@ -103,12 +101,3 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
         with st.expander(f"All {len(rows)} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}
             sheet(rows, "Every effect with its interval", column_config=formats)
-
-
-def _alt(figure: Chart | Heatmaps) -> str:
-    """The title; of a map also its largest share."""
-    if isinstance(figure, Chart):
-        return figure.title
-    values = np.concatenate([cell.values.ravel() for cell in figure.cells[0]])
-    known = values[np.isfinite(values)]
-    return f"{figure.title}. Largest: {known.max():.0%}" if known.size else figure.title

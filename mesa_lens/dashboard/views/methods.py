@@ -63,7 +63,7 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"pairs at M or beyond, where the model was never trained: {beyond:,}; causal pairs masked: {masked:,}."
     )
     st.markdown(f"**{plain(method.name)}** `{method.formula}`  \n{plain(method.source)}")
-    show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens. {facts}", key)
+    show(matrix_figure(matrix, trained), key, f"Relative positions of {method.name} for {length} tokens. {facts}")
     st.markdown(plain(facts))
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")

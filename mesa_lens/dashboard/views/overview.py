@@ -1,10 +1,10 @@
-"""Overview: the verdict, then the measurements behind it."""
+"""Overview: scores by length, the verdict, then the measurements behind it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import streamlit as st
 
@@ -13,17 +13,20 @@ from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
 from probe.evaluation.summary import Table
-from probe.figures.curves import curves_chart
+from probe.figures.curves import parted
 from probe.figures.drift import drift_map
 from probe.figures.export import Export, curves_export, drift_export
+from probe.figures.figure_data import Chart
+from probe.glossary import explained
 from probe.report import provenance
 from probe.store.reader import Run
 from probe.store.results import VERDICT
 from probe.thresholds.calls import Call
-from probe.thresholds.failure import Measured, measured_failure
+from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import Prediction
+from probe.verdict.rows import predicted_failures
 from probe.verdict.tables import difference_table, drift_table, threshold_doubt
-from probe.verdict.verdict import html
+from probe.verdict.verdict import about, html
 
 _SCORES = ("NLL", "passkey")
 _PREDICTED = (
@@ -33,19 +36,15 @@ _PREDICTED = (
 
 
 def page(context: Context) -> None:
-    """The verdict, scores over length, where drift and loss arise, links and provenance."""
+    """Scores over length, the verdict, where drift and loss arise, links and provenance."""
     status = find_status(context.run.path)
     if status is not None and status.state != "finished":
         st.code(status.text(), language=None)
     run, summary = opened(context.run), summary_of(context.run)
-    trained, captured = summary["trained_length"], summary["captured_length"]
-    st.markdown(
-        f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
-        f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
-    )
+    st.html(f"<p>{explained(about(summary))} It is read up to {summary['captured_length']} tokens here.</p>")
+    _curves(context.run, run, summary)
     st.html(html(summary[VERDICT]))
     _scores(summary)
-    _curves(context.run, run, summary)
     _drift(context.run, summary)
     mechanism.overview(context)
     anatomy.overview(context)
@@ -69,26 +68,29 @@ def _scores(summary: dict[str, Any]) -> None:
             _table(compared)
 
 
-def curves_inputs(run: Run, summary: dict[str, Any]) -> tuple[Any, Measured, int, list[Call | Prediction]] | None:
-    """What `curves_chart` and `curves_export` take; None for a run without measured scores."""
+def curves_of(run: Run, summary: dict[str, Any]) -> Export | None:
+    """Scores over length, with measured and predicted failures; None for a run without measured scores."""
     if run.evaluation is None:
         return None
     kind = Call if summary.get("predicted_by") == "drift" else Prediction
     names = [field.name for field in fields(kind)]
     predictions = [kind(**{name: row["predicted"][name] for name in names}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
-    return run.evaluation, measured, run.trained_length, predictions
+    predicted = predicted_failures(summary[VERDICT])
+    return curves_export(run.evaluation, measured, run.trained_length, predictions, predicted)
 
 
 def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
-    inputs = curves_inputs(run, summary)
-    if inputs is None:
+    export = curves_of(run, summary)
+    if export is None:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
         return
-    failing = ", ".join(f"{failure.method} {failure}" for failure in inputs[1].failures)
-    alt = f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}"
-    show(curves_chart(*inputs), alt, "curves")
-    buttons(lambda: curves_export(*inputs), file_stem(entry.name, "curves"), FORMS, ("csv",))
+    first, *others = parted(cast(Chart, export.figures["curves"]))
+    show(first, "curves")
+    with st.expander("Passkeys, and files"):
+        for chart in others:
+            show(chart, "passkeys")
+        buttons(lambda: export, file_stem(entry.name, "curves"), FORMS, ("csv",))
 
 
 def _table(table: Table) -> None:
@@ -106,7 +108,7 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
         return
     prompt, drift = next(iter(drifts.items()))
     figure = drift_map(drift, prompt)
-    show(figure, "; ".join(one.title for (one,) in figure.cells), "drift-map")
+    show(figure, "drift-map")
     stem = file_stem(entry.name, prompt, "drift-map")
     buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",))
     if not isinstance(summary["drift"], str):
@@ -126,6 +128,7 @@ def _links(context: Context, summary: dict[str, Any]) -> None:
     links = (
         ("mechanism", "Clamps, smallest sets", run),
         ("anatomy", "What every head attends to", run),
+        ("tokens", "Token by token", run),
         ("thresholds", "The clearest dim over position", prompt | pairs),
         ("heatmaps", "Hidden states, method by method", prompt),
         ("compare", "Beside another run", run),

@@ -53,10 +53,10 @@ def page(context: Context) -> None:
     inside = f"its measured cost inside M is {cost:+z.2f} nats/token" if known else "a cost inside M is not included"
     st.markdown(plain(f"Predicted: {name} {answer} (M = {trained}; {inside})."))
     chart = method_chart(law, method, lengths, cost)
-    show(chart, chart.title, "method")
+    show(chart, "method")
     st.subheader("Methods of this run", anchor=False)
     figure = prediction_chart(summary)
-    show(figure, figure.title, "predictions")
+    show(figure, "predictions")
     buttons(lambda: Export({"prediction": figure}, {}), file_stem(context.run.name, "prediction"), FORMS[:-1], ())
 
 

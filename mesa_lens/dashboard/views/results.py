@@ -87,7 +87,7 @@ def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
     numbers = evaluation_numbers(summary)
     for task, chart in evaluation_charts(summary).items():
         key = file_stem(stem, task)
-        show(chart, chart.title, key)
+        show(chart, key)
         export = Export({task: chart}, {name: data for name, data in numbers.items() if data.attrs["task"] == task})
         buttons(lambda export=export: export, key, FORMS, ("csv",) if len(export.numbers) > 1 else ())
     with st.expander("All scores"):

@@ -51,15 +51,15 @@ def page(context: Context) -> None:
     )
     reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
     with output:
-        show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")
+        show(output_figure(data), "output", f"Head output o_t over position t: fails below H = {H:g}. {reach}")
         st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
         raised = (data["excess"] + H).assign_attrs(data.attrs, long_name="head output o_t").rename("output")
         _download(raised)
     with position:
-        show(position_figure(data), f"The position that layer 1 recovers at t. {reach}", "position")
+        show(position_figure(data), "position", f"The position that layer 1 recovers at t. {reach}")
         _download(data["position"].assign_attrs(data.attrs))
     with attention:
-        show(attention_figure(data), f"Attention on bos over t: above 1/M succeeds. {reach}", "attention")
+        show(attention_figure(data), "attention", f"Attention on bos over t: above 1/M succeeds. {reach}")
         _download(data["attention"].assign_attrs(data.attrs))
     _claims(Path(context.root))
 

@@ -49,8 +49,7 @@ def page(context: Context) -> None:
     st.caption(plain(f"{DIM} {THRESHOLD_DIM}"))
     pairs = _pairs(crossings)
     for layer, dim in pairs:
-        alt = f"Layer {layer}, dim {dim} over position. {_crossing_text(crossings, layer, dim)}"
-        show(threshold_chart(hidden, crossings, layer, dim), alt, f"layer{layer}-dim{dim}")
+        show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: crossings, and values
         stem = file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
@@ -121,12 +120,6 @@ def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
     spans = f"layers {layers[0]} to {layers[-1]}, dims {dims[0]} to {dims[-1]}"
     st.warning(plain(f"{text!r} is no captured layer:dim; the store holds {spans}"))
     return None
-
-
-def _crossing_text(crossings: xr.Dataset, layer: int, dim: int) -> str:
-    texts = crossing_texts(crossings.sel(layer=layer, dim=dim))
-    by_method = zip(texts["method"].values.tolist(), texts.values, strict=True)
-    return "; ".join(f"{name} {f'crosses at {text}' if text.isdigit() else text}" for name, text in by_method)
 
 
 def _ranking(crossings: xr.Dataset) -> None:

@@ -12,7 +12,9 @@ from probe.attention.request import AnatomyRequest, estimate, plan
 from probe.attention.results import intervals, retrieval_heads
 from probe.attention.run import AnatomyExperiment
 from probe.experiment.run import run as run_plan
+from probe.figures.token_views import attention_view, loss_view
 from probe.status import status_of
+from probe.store.results import find_tokens
 
 M, LENGTH = 160, 320
 METHODS = ("origin", "rerope")
@@ -51,6 +53,23 @@ def whole(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
     assert run(folder, out) == 0
     return out
+
+
+def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):
+    assert run(folder, tmp_path, "--parts", "tokens") == 0
+    tokens = find_tokens(tmp_path)
+    assert (len(tokens["tokens"]), list(tokens["methods"])) == (LENGTH, list(METHODS))
+    losses, shape = tokens["methods"]["rerope"]["nll"], np.shape(tokens["methods"]["rerope"]["key"])
+    assert (len(losses), shape) == (LENGTH - 1, (3, 4, len(tokens["queries"]), 12))
+    html = loss_view(tokens)
+    assert html.count("<i class=") - 8 == 2 * (LENGTH - 1)  # 8: the scale
+    assert f'title="{LENGTH - 1}: {losses[-1]:.2f}"' in html
+    assert f"beyond M {np.mean(tokens['methods']['origin']['nll'][M - 1 :]):.2f} under origin" in html
+    assert "Layer 2, head 3:" in attention_view(tokens, "rerope", 2, 3)
+    with pytest.raises(ValueError, match="layer 2, head 4 was not captured"):
+        attention_view(tokens, None, 2, 4)
+    with pytest.raises(ValueError, match="method 'mesa' was not captured token by token; known: origin, rerope"):
+        loss_view(tokens, "mesa")
 
 
 def test_every_part_is_in_the_summary(whole):

@@ -72,6 +72,23 @@ def test_statistics_are_those_of_the_dense_weights(name):
     np.testing.assert_allclose(data["mass"].sum("part"), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["origin", "mesa"])
+def test_every_tokens_loss_and_strongest_keys_are_the_models(name):
+    model, method = tiny.model(), cases.method(name)
+    ids = torch.randint(2, 97, (1, 61), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), mesa.applied(model, method, executor="dense"):
+        output = model(ids, output_attentions=True)
+    values = heads.token_values(model, ids[0].numpy(), method)
+    losses = torch.nn.functional.cross_entropy(output.logits[0, :-1], ids[0, 1:], reduction="none")
+    np.testing.assert_allclose(values["nll"], losses, atol=1e-4)
+    queries = heads.sampled_queries(61, cases.TRAINED, heads.QUERIES)
+    weights = torch.stack(output.attentions)[:, 0][:, :, queries]
+    top = weights.topk(12)
+    np.testing.assert_allclose(values["weight"], top.values, atol=1e-5)
+    read = weights.gather(-1, torch.from_numpy(values["key"].values))
+    np.testing.assert_allclose(read, top.values, atol=1e-5)
+
+
 def test_spans_are_means_over_their_queries_a_prompt_each():
     prompts = [IDS, IDS[::-1]]
     data = heads.head_statistics(tiny.model(), prompts, ORIGIN, queries=[4, 7, 8, 12, 15])

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import multinomial
 
+from probe.eval_report import render_evaluation
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import interval, paired, places, summarize, tables
 from probe.figures.curves import evaluation_charts, write_curves
+from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
 
@@ -151,3 +153,27 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
 )
 def test_three_digits_of_the_largest_mean_are_read(means, expected):
     assert places([{"mean": mean} for mean in means]) == expected
+
+
+def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():
+    cell = {"metric": "nll", "unit": "nats/token", "of_prompts": False, "low": 1.0, "high": 3.0, "n": 2}
+    cells = [
+        cell | {"task": task, "method": name, "length": 64, "mean": mean, "difference": None}
+        for task, mean in (("nll", 2.0), ("latency", 1.5))
+        for name in ("origin", "<b>")
+    ]
+    common = {"model": "<i>", "trained_length": 32, "seed": 0, "executor": "fused", "versions": {}, "tasks_left": 0}
+    html = render_evaluation({**common, "methods": {"origin": {}, "<b>": {}}, "cells": cells, "out_of_memory": []})
+    assert "<i>" not in html.partition("<body>")[2].replace("plotly", "")[:400]
+    assert html.index("nll by prompt length") < html.index("Time and memory") < html.index("latency by prompt length")
+    assert '<abbr title="The unmodified model.' in html
+    assert "At 64 tokens the mean nll is 2.00 under &lt;b&gt;, 2.00 under origin." in html
+
+
+def test_terms_are_explained_once_a_text_and_escaped():
+    html = explained("NLL <b> of tail NLL, NLL; `crop`")
+    assert html.count("<abbr") == 3
+    assert "<b>" not in html
+    assert "<code><abbr" in html
+    assert "Lower is better" in help_of("NLL at 2048")
+    assert help_of("seed") is None

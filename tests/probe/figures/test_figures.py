@@ -5,13 +5,13 @@ import pytest
 from synthetic import evaluation, hidden_states
 
 from probe.figures import interactive, styles
-from probe.figures.curves import curves_chart
+from probe.figures.curves import curves_chart, parted
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.static import DPI, draw
 from probe.figures.styles import style
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import best, crossing_texts, predict
+from probe.thresholds.predict import best, crossing_texts
 from probe.thresholds.search import CrossingRule, search
 
 M = 64
@@ -29,8 +29,8 @@ def crossings(hidden):
 
 def curves():
     scores = evaluation()
-    predictions = predict(search(hidden_states(), M, CrossingRule.scaled(M)).sel(prompt="repeated"))
-    return scores, measured_failure(scores, M), M, predictions
+    predicted = {"origin": {"length": 96, "ends": [80, None], "longest": 320}, "mesa": {"length": None}}
+    return scores, measured_failure(scores, M), M, predicted
 
 
 def test_threshold_marks(hidden, crossings):
@@ -64,18 +64,29 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
 
 
 def test_curve_marks():
-    scores, measured, trained, predictions = curves()
-    nll, passkey = curves_chart(scores, measured, trained, predictions).panels
-    assert nll.y_title == "tail NLL (nats/token)"
-    assert passkey.y_title == "passkey accuracy (share found)"
+    scores, measured, trained, predicted = curves()
+    chart = curves_chart(scores, measured, trained, predicted)
+    nll, passkey = chart.panels
+    assert (nll.y_title, passkey.y_title) == ("NLL (nats/token)", "passkeys found (share)")
     assert nll.rules[1].at == pytest.approx(measured.level + 0.5)
     assert passkey.rules[1].at == 0.5
     np.testing.assert_allclose(nll.lines[0].y, scores["tail_nll"].sel({"method": "origin"}).mean("window"))
     assert passkey.lines[2].y.tolist() == [1, 1, 1, 1, 1, 0.55]
-    assert {point.text.split()[0] for point in nll.points} == {"origin", "dynamic-ntk"}
-    origin = next(point for point in nll.points if point.text.startswith("origin"))
-    between = (np.log(origin.x) - np.log(64)) / np.log(2)  # of 64 and 128 tokens
-    assert origin.y == pytest.approx((1 - between) * nll.lines[0].y[1] + between * nll.lines[0].y[2])
+    assert all(low < y < high for y, low, high in zip(nll.lines[0].y, *nll.lines[0].interval, strict=True))
+    failed, late, tick = nll.points
+    assert [(point.text, point.x, point.symbol, point.ends) for point in (failed, late, tick)] == [
+        ("measured failure", 128, "diamond", (64, 128)),
+        ("measured failure", 320, "diamond", (256, 320)),
+        ("predicted failure", 96, "tick", (80, 320)),
+    ]
+    assert failed.y == nll.lines[0].y[2]
+    between = (np.log(96) - np.log(64)) / np.log(2)  # of 64 and 128 tokens
+    assert tick.y == pytest.approx((1 - between) * nll.lines[0].y[1] + between * nll.lines[0].y[2])
+    assert tick.hover == "origin: failure predicted at 96 [80, 320]"
+    assert (
+        "Measured failure, in tokens: origin: (64, 128]; rerope, mesa: none up to 320; dynamic-ntk: (256," in chart.seen
+    )
+    assert [part.panels[0].title for part in parted(chart)] == ["", ""]
 
 
 def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden):
