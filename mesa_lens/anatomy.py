@@ -1,4 +1,4 @@
-"""`mesa-lens anatomy`: what the heads attend to under each method, and which of them retrieve."""
+"""`mesa-lens anatomy`: measures what every head attends to under each method, and which heads retrieve a passkey."""
 
 from __future__ import annotations
 

@@ -36,16 +36,18 @@ Minutes = Annotated[Number, Field(gt=0)]
 class OutputOptions:
     """Where a run goes."""
 
-    out: OutputFolder = option(Path("runs"), "folder; an interrupted run continues in it", group=_OUTPUT)
-    overwrite: bool = option(False, "start over, in place of what is already there", group=_OUTPUT)
-    estimate: bool = option(False, "print the work, time, memory and disk it takes, and stop", group=_OUTPUT)
+    out: OutputFolder = option(
+        Path("runs"), "folder for the results; the same command continues an interrupted run there", group=_OUTPUT
+    )
+    overwrite: bool = option(False, "start over, and replace what is already there", group=_OUTPUT)
+    estimate: bool = option(False, "print what the run would take (work, time, memory, disk) and stop", group=_OUTPUT)
 
 
 @dataclass(frozen=True)
 class JsonOptions:
     """How a result is printed."""
 
-    json: bool = option(False, "print JSON in place of tables", group=_OUTPUT)
+    json: bool = option(False, "print JSON instead of tables", group=_OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class MinutesOptions:
     """How long a run takes at most."""
 
     minutes: Minutes | None = option(
-        None, "start nothing after this; the same command continues", group=_OUTPUT, unset="no limit"
+        None, "start no task after this many minutes; the same command continues", group=_OUTPUT, unset="no limit"
     )
 
 
@@ -63,9 +65,9 @@ class ThreadOptions:
 
     threads: Count | None = option(
         None,
-        "CPU threads, of a worker with --runner ray",
+        "CPU threads, for each worker with --runner ray",
         group=_WORKERS,
-        unset="OMP_NUM_THREADS, else one an idle core; one a CPU of Ray",
+        unset="OMP_NUM_THREADS, else one for each idle core; with Ray one for each CPU of a worker",
     )
 
 
@@ -75,15 +77,19 @@ class WorkerOptions(ThreadOptions):
 
     runner: Annotated[Text, AfterValidator(_runner)] = option(
         "local",
-        "this process, or workers on Ray: of its own, or of the cluster at ADDRESS (auto: of this job)",
+        "local: this process; ray: workers on a Ray that it starts; ray:ADDRESS: on that cluster (auto: this job's)",
         group=_WORKERS,
         metavar="local|ray[:ADDRESS]",
     )
-    workers: Count | None = option(None, "of Ray", group=_WORKERS, unset="one a GPU, else one a CPU")
-    gpus_per_worker: Annotated[Number, Field(ge=0)] | None = option(
-        None, "e.g. 2 with --device-map auto", group=_WORKERS, unset="1 with --device cuda, else 0"
+    workers: Count | None = option(
+        None, "number of Ray workers", group=_WORKERS, unset="one for each GPU, else one for each CPU"
     )
-    verbose: bool = option(False, "a line a worker and a finished task, and what Ray says", group=_WORKERS)
+    gpus_per_worker: Annotated[Number, Field(ge=0)] | None = option(
+        None, "GPUs of each worker, e.g. 2 with --device-map auto", group=_WORKERS, unset="1 with --device cuda, else 0"
+    )
+    verbose: bool = option(
+        False, "print a line for each worker and each finished task, and Ray's messages", group=_WORKERS
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`mesa-lens check`: whether the methods are computed rightly on a checkpoint, row by row, with numbers."""
+"""`mesa-lens check`: tests whether the methods are computed correctly on your checkpoint; one row for each test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from probe.request import ModelOptions
 class CheckRequest(ModelOptions):
     """What is checked."""
 
-    methods: JoinedNames = option("all", "names, separated by commas; all: less what the model cannot have")
+    methods: JoinedNames = option(
+        "all", "names separated by commas; all leaves out those that do not work on this model"
+    )
     pretended: Annotated[Whole, Field(ge=24, le=4096)] = option(
-        64, "M that methods are made for here, in tokens, so that they act at lengths a machine can do"
+        64, "the tests set up methods as if M were this many tokens, so that short prompts are enough"
     )
 
 
-HELP = "whether the methods are computed rightly on your own checkpoint"
+HELP = "test whether the methods are computed correctly on your checkpoint"
 EXAMPLE = "mesa-lens check --model default"
 
 

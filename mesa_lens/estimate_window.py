@@ -24,11 +24,11 @@ class WindowRequest(ModelOptions):
     longest: Annotated[Whole, Field(ge=128, le=MAX_TOKENS)] | None = option(
         None, "the longest context in tokens", unset=f"{_TIMES} times the stated M"
     )
-    samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts a length")
+    samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts at each length")
     text: InputPath | None = option(None, "a text file", unset="the shipped held-out text")
 
 
-HELP = "estimate the trained length M: up to which length a longer context does not make the model worse"
+HELP = "estimate the trained length M: the longest context that does not make the model worse"
 EXAMPLE = "mesa-lens estimate-window --model default"
 
 

@@ -1,4 +1,4 @@
-"""`mesa-lens eval`: tasks over methods and lengths, resumably, with intervals and curves."""
+"""`mesa-lens eval`: scores tasks under each method at several lengths, with 95% intervals and curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HarnessOptions:
     list_tasks: bool = option(False, "print the tasks and stop")
     harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
     include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
-    limit: Tokens | None = option(None, "documents a task", group=_HARNESS, unset="all")
+    limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
 
 
 HELP = "run passkey, RULER, LongEval, NLL, LongPPL, summaries, latency or lm-eval tasks under each method"

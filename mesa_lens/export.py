@@ -51,7 +51,7 @@ class ExportOptions:
 
     format: Names = option(("png",), "html, png, svg, pdf, npz, csv; several with commas")
     out: OutputFolder | None = option(None, "folder for the files", unset="exports, beside the store")
-    methods: Names = option(("all",), "names, separated by commas, or all")
+    methods: Names = option(("all",), "names separated by commas, or all")
 
     @property
     def chosen(self) -> list[str] | None:

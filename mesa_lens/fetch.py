@@ -34,7 +34,7 @@ class FetchOptions:
     overwrite: bool = option(False, "fetch it anew")
 
 
-HELP = "fetch a real model once, for --model"
+HELP = "download a real model (SmolLM2) for --model"
 EXAMPLE = "mesa-lens fetch smollm2"
 
 

@@ -1,4 +1,4 @@
-"""`mesa-lens locate`: where inside a model length breaks it, and which heads a method must reach to restore it."""
+"""`mesa-lens locate`: finds the layers and heads where a method restores the loss beyond M."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mesa_lens.arguments import AddedOptions, Results, run_experiment
 from probe.request import LocateRequest
 
-HELP = "intervene layer by layer and head by head: where does length break the model, what restores it?"
+HELP = "apply a method in one layer or head alone: what share of the loss comes back?"
 EXAMPLE = "mesa-lens locate --out runs/demo"
 OUT = "runs/locate"
 

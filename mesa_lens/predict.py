@@ -1,4 +1,4 @@
-"""`mesa-lens predict`: at which length each method fails, from one measured curve and the distances of its plan."""
+"""`mesa-lens predict`: predicts the length at which each method fails, from one curve and the method's distances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mesa_lens.arguments import AddedOptions, Results, run_experiment
 from probe.request import PredictRequest
 
-HELP = "predict at which length each method fails, from Origin's losses and the method's distances"
+HELP = "predict at which length each method fails, from the unmodified model's loss"
 EXAMPLE = "mesa-lens predict --config leaky-rerope:k=2,log_n=false --check --out runs/predict"
 OUT = "runs/predict"
 

@@ -1,4 +1,4 @@
-"""`mesa-lens probe`: captures hidden states under each method, and measures where the model fails."""
+"""`mesa-lens probe`: measures at which length the model fails under each method, and stores its hidden states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesa_lens.arguments import (
 from mesa_lens.report import RuleOptions
 from probe.request import ProbeRequest
 
-HELP = "capture hidden states under each method, find thresholds, measure the real failure"
+HELP = "measure at which length each method fails, and store hidden states"
 EXAMPLE = "mesa-lens probe --length 2048 --out runs/demo"
 OUT = "runs/probe"
 

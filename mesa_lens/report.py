@@ -14,7 +14,9 @@ from probe.options import REQUIRED, Place, option
 class RuleOptions:
     """What failures are predicted by."""
 
-    rule: Literal["drift", "paper"] = option("drift", "what failures are predicted by")
+    rule: Literal["drift", "paper"] = option(
+        "drift", "predict failure from drift of whole layers, or from thresholds of single dims as in the paper"
+    )
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class RunOptions:
     )
 
 
-HELP = "write a captured run's report, summary and figures anew"
+HELP = "rewrite the report, summary and figures of a finished probe run"
 EXAMPLE = "mesa-lens report runs/demo"
 
 

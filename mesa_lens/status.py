@@ -18,7 +18,7 @@ class StatusOptions:
     )
 
 
-HELP = "tell how far a run is: done, failed, left"
+HELP = "show how far a run is: tasks done, failed, left"
 EXAMPLE = "mesa-lens status runs/demo"
 
 

@@ -26,15 +26,15 @@ class ClaimOptions:
     E: Whole | None = option(None, "the stair's width, in tokens", unset="each claim's own grid")
     H: Number = option(0.5, "the threshold")
     dtype: Literal["float32", "float64"] = option("float64", "precision of the constructions")
-    seed: Seed = option(0, "of the free weights")
+    seed: Seed = option(0, "random seed of the weights that a proof leaves open")
     quick: bool = option(False, "shorter inputs: under 20 seconds")
-    full: bool = option(False, "the longest inputs, too: of docs/theory.md's numbers")
+    full: bool = option(False, "also the longest inputs, as for the numbers in docs/theory.md")
     html: Path | None = option(
         None, "write the report there too (.html is added), and the claims beside it (.json)", metavar="PATH"
     )
 
 
-HELP = "check the theorems on constructed models"
+HELP = "check the paper's theorems on models built from the proofs"
 EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 
 

@@ -40,7 +40,7 @@ _MODEL, _METHODS, _DATA = "model", "methods", "data"
 _LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
 _STORED = ("methods", "settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
-_TEXT = "text for NLL and essays: a file, folder or hub dataset"
+_TEXT = "text for NLL, and for tasks that hide a needle in essays: a file, folder or hub dataset"
 
 Kind = Literal["weave", "clamp", "smallest"]
 Measure = Literal["nll", "passkey"]
@@ -52,16 +52,18 @@ Part = Literal["heads", "retrieval", "tokens"]
 class LoadOptions:
     """The options of `mesa.load`."""
 
-    revision: Text | None = option(None, "hub revision", group=_MODEL)
+    revision: Text | None = option(None, "branch, tag or commit on the hub", group=_MODEL)
     dtype: Text | None = option(
         None,
-        "float32, float16, bfloat16 or float64",
+        "precision of the weights: float32, float16, bfloat16 or float64",
         group=_MODEL,
         unset="float32 on a CPU, else the checkpoint's",
     )
-    device: Text = option("cpu", "e.g. cpu or cuda:0", group=_MODEL)
-    device_map: Text | None = option(None, "accelerate's placement, e.g. auto; in place of --device", group=_MODEL)
-    trust_remote_code: bool = option(False, "run code that the checkpoint brings", group=_MODEL)
+    device: Text = option("cpu", "where the model runs, e.g. cpu or cuda:0", group=_MODEL)
+    device_map: Text | None = option(
+        None, "spread the model over several devices, as in transformers, e.g. auto; instead of --device", group=_MODEL
+    )
+    trust_remote_code: bool = option(False, "allow Python code that comes with the checkpoint to run", group=_MODEL)
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,13 @@ class ModelOptions:
 
     model: Text = option(
         "default",
-        "default, nope, alibi (shipped), smollm2 (once fetched), a local folder, a .gguf file, or a hub id",
+        "default, nope, alibi (all shipped), smollm2 (after `mesa-lens fetch smollm2`), a local folder, a .gguf file, "
+        "or a hub id",
         group=_MODEL,
     )
     load: Mapping[str, Any] = options_in(LoadOptions, build=dict, default=dict)
     trained_length: Window | None = option(
-        None, "trained window M in tokens", group=_MODEL, unset="what the config states"
+        None, "M, the length in tokens that the model was trained on", group=_MODEL, unset="from the model's config"
     )
 
     @property
@@ -109,9 +112,9 @@ class ModelRequest(ModelOptions):
 
     methods: JoinedNames | None = option(
         None,
-        "names, separated by commas, or all",
+        "names separated by commas, or all; `mesa-lens methods` lists them",
         group=_METHODS,
-        unset="{default_methods}, less what the model cannot have",
+        unset="{default_methods}, without those that do not work on this model",
     )
     default_methods: ClassVar[str] = "all"
     not_compared: ClassVar[tuple[str, ...]] = ()
@@ -137,14 +140,16 @@ class MethodsRequest(ModelRequest):
 
     settings: Repeated = option(
         (),
-        "a method's parameter, e.g. rerope.window=512",
+        "change a parameter of a method, e.g. rerope.window=512; may be repeated",
         key="set",
         metavar="METHOD.PARAMETER=VALUE",
         repeated=True,
         group=_METHODS,
     )
-    seed: Seed = option(0, "of all that is drawn; runs of text are spread evenly")
-    executor: Text = option("fused", "fused, or dense (O(T^2) memory)", group=_METHODS)
+    seed: Seed = option(0, "random seed; passages of text are spaced evenly whatever the seed")
+    executor: Text = option(
+        "fused", "how attention is computed: fused, or dense (plain; O(T^2) memory)", group=_METHODS
+    )
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
         """Those of `fitting_methods`; what is left out is named on stderr."""
@@ -165,27 +170,29 @@ class ProbeRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = METHODS
     not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts", "store")
-    length: Tokens | None = option(None, "tokens captured", unset="4 M")
-    word: Text = option("hello", "the word that is repeated", key="prompt")
-    text: InputPath | None = option(None, "a text or .jsonl file for text prompts", unset="the shipped text")
-    texts: CountOrZero = option(2, "held-out prompts beside the repeated word")
+    length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4 times M")
+    word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
+    text: InputPath | None = option(None, "a text or .jsonl file to take text prompts from", unset="the shipped text")
+    texts: CountOrZero = option(2, "text prompts to store as well as the repeated word")
     spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
-    samples: CountOrZero = option(20, "prompts a length and method; 0: do not measure", group="real failure")
+    samples: CountOrZero = option(
+        20, "texts, and passkey prompts, at each length; 0 skips this measurement", group="measured failure"
+    )
     lengths: Lengths | None = option(
         None,
         _LENGTHS,
-        group="real failure",
-        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length, less what holds no prompt",
+        group="measured failure",
+        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 times M, up to --length, where a prompt fits",
     )
     refine: CountOrZero | None = option(
         None,
-        "measure N further lengths of each method that fails, halving; each takes as long as one of --lengths",
-        group="real failure",
+        "narrow the failure length of each method that fails by N further lengths, halving the interval each time",
+        group="measured failure",
         metavar="N",
-        unset="1 where a pass takes at most 100 GFLOP, as on the shipped model, else 0",
+        unset="1 where a forward pass takes at most 100 GFLOP, as on the shipped model, else 0",
     )
     store: Text | None = option(
-        None, "URL that the store goes to, e.g. s3://bucket/run", group="output", unset="into --out"
+        None, "write hidden states to this URL, e.g. s3://bucket/run", group="output", unset="in --out"
     )
 
 
@@ -194,18 +201,20 @@ class EvalRequest(MethodsRequest):
     """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
 
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "tasks", "batch")
-    tasks: Names = option(("passkey", "nll"), "names, separated by commas; --list-tasks explains them", key="task")
-    lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 M, less what holds no prompt")
-    samples: Count = option(100, "prompts a length and method")
+    tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 times M, where a prompt fits")
+    samples: Count = option(100, "prompts at each length")
     text: Text | None = option(None, _TEXT, group=_DATA, unset="the shipped one")
-    data: Text | None = option(None, "documents and summaries: .jsonl, dataset folder or hub dataset", group=_DATA)
-    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
-        None, "the key's place, 0 (start) to 1 (end)", group=_DATA, unset="uniform"
+    data: Text | None = option(
+        None, "documents with summaries: a .jsonl file, dataset folder or hub dataset", group=_DATA
     )
-    new_tokens: Tokens = option(128, "tokens of a summary", group=_DATA)
-    batch: Count = option(8, "prompts decoded at once; halved where memory runs out")
+    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
+        None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=_DATA, unset="drawn uniformly"
+    )
+    new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=_DATA)
+    batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
     evaluator_method: Text | None = option(
-        None, "under which the model chooses longppl's key tokens; it is not tested itself", unset="rerope"
+        None, "task longppl only: the method under which the model picks the key tokens", unset="rerope"
     )
 
 
@@ -220,20 +229,29 @@ class LocateRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = "rerope"
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
-    kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "clamp"), "what to try", key="try")
-    measures: Annotated[tuple[Measure, ...], Split] = option(("nll",), "of nll, passkey", key="measure")
-    lengths: Lengths | None = option(None, _LENGTHS, unset="4 M")
-    samples: Count = option(8, "prompts a length and method")
-    layers: RangeText = option("all", "e.g. 0-10, ends included")
+    kinds: Annotated[tuple[Kind, ...], Split] = option(
+        ("weave", "clamp"),
+        "weave: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
+        "that restore 90%",
+        key="try",
+    )
+    measures: Annotated[tuple[Measure, ...], Split] = option(
+        ("nll",), "the loss of text, or of a passkey's answer", key="measure"
+    )
+    lengths: Lengths | None = option(None, _LENGTHS, unset="4 times M")
+    samples: Count = option(8, "prompts at each length")
+    layers: RangeText = option("all", "layers to try, e.g. 0-10, both ends included")
     heads: RangeText | None = option(
-        None, "layers whose heads are tried: e.g. 15-19, all, none", unset="all up to 64 heads"
+        None,
+        "try every head of these layers, e.g. 15-19, all or none",
+        unset="all, if the model has at most 64 heads",
     )
     ways: Annotated[tuple[Way, ...], Split] = option(
-        ("only", "without"), "the method in one place only, or everywhere without that place"
+        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else"
     )
-    dims: Count = option(10, "threshold dims that are clamped, a layer")
-    candidates: Count = option(64, "best heads that the smallest set is chosen from")
-    word: Text = option("hello", "the repeated word that shows threshold dims", key="prompt")
+    dims: Count = option(10, "threshold dims to clamp in each layer")
+    candidates: Count = option(64, "with --try smallest: choose among this many heads, those that restore most alone")
+    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt")
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 
 
@@ -247,11 +265,12 @@ class AnatomyRequest(MethodsRequest):
     default_methods: ClassVar[str] = METHODS
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts")
     parts: Annotated[tuple[Part, ...], Split] = option(
-        ("heads", "retrieval"), "what to measure; tokens: the loss and attention of every token of a text"
+        ("heads", "retrieval"),
+        "heads: what each attends to; retrieval: which copy a passkey; tokens: the loss and attention of every token",
     )
-    lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 M")
-    samples: Count = option(4, "prompts a length and method")
-    layers: RangeText = option("all", "layers to keep, e.g. 0-10, ends included")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 times M")
+    samples: Count = option(4, "prompts at each length")
+    layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 
 
@@ -261,16 +280,16 @@ class PredictRequest(MethodsRequest):
 
     configs: Repeated = option(
         (),
-        "a method with parameters, under a name of its own, e.g. leaky-rerope:k=2,log_n=false",
+        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
         key="config",
         metavar="METHOD:PARAMETER=VALUE,...",
         repeated=True,
         group=_METHODS,
     )
-    lengths: Lengths | None = option(None, _LENGTHS, unset="1.25, 1.5, 2, 3, 4, 6, 8 M")
-    samples: Count = option(16, "texts, which all passes share")
-    text: Text | None = option(None, "text: a file, folder or hub dataset", unset="the shipped one")
-    check: bool = option(False, "measure every method too, and compare")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="1.25, 1.5, 2, 3, 4, 6, 8 times M")
+    samples: Count = option(16, "texts; every measurement uses the same ones")
+    text: Text | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
+    check: bool = option(False, "measure every method as well, and compare with the prediction")
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "configs", "check")
 
 

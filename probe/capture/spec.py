@@ -39,13 +39,13 @@ def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
 class CaptureSpec:
     """What to keep of a forward pass; None keeps all. Ranges are half-open, positions count tokens from 0."""
 
-    hooks: Names = option(("resid_post",), "e.g. resid_post,attn_out", group=_KEEP)
-    layers: RangeList = option(None, "e.g. 0-10, ends included", group=_KEEP, unset="all")
+    hooks: Names = option(("resid_post",), "TransformerLens hooks, e.g. resid_post,attn_out", group=_KEEP)
+    layers: RangeList = option(None, "e.g. 0-10, both ends included", group=_KEEP, unset="all")
     positions: RangeList = option(
-        None, "e.g. 1024-3071,4096-5119; drift needs M/4 to 3M/4 and beyond", group=_KEEP, unset="all"
+        None, "e.g. 1024-3071,4096-5119; drift needs M/4 to 3M/4, and some beyond M", group=_KEEP, unset="all"
     )
-    dims: RangeList = option(None, "e.g. 0-639", group=_KEEP, unset="all")
-    dtype: StoreDtype = option("float32", "of the store", group=_KEEP, key="store_dtype")
+    dims: RangeList = option(None, "coordinates of the hidden state, e.g. 0-639", group=_KEEP, unset="all")
+    dtype: StoreDtype = option("float32", "precision of what is stored", group=_KEEP, key="store_dtype")
 
     def __post_init__(self) -> None:
         """ValueError for unknown hooks or dtypes."""
