@@ -2,8 +2,8 @@
 
 Stock re-implements attention with a full score matrix, so that a registered attention function gets no call. Here each
 layer chooses, pass by pass: the Hugging Face module's own attention, with its projections hooked, as long as nothing
-listens inside it; stock's where something does and no method is attached; and under a method always the module's, with
-the hooks inside it called by the method's attention.
+listens inside it; stock's where something does, or a batch is padded, and no method is attached; and under a method
+always the module's, with the hooks inside it called by the method's attention.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MethodAttention(AttentionBridge):
         """The attention module's output; RuntimeError where stock's is needed that cannot stand for it."""
         running = kwargs.get("attention_mask")
         attached = isinstance(running, Pass)
-        if not attached and (self._watched_inside() or _blind(running)):
+        if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
             if self._refusal:
                 raise RuntimeError(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
             return super().forward(*args, **kwargs)
@@ -165,13 +165,16 @@ class MethodAttention(AttentionBridge):
         return {}
 
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
-        """The weights as they are: their hook fired where they were made."""
+        """The weights; as they are under a method, where their hook fired as they were made."""
+        module: Any = self.original_component
+        if AttentionBridge in type(self).__bases__ and attachment_of(module) is None:
+            return super()._fire_post_hoc_hook(hook, tensor, hook_label)
         return tensor
 
 
-def _blind(mask: Any) -> bool:
-    """Whether some query of a mask (batch, 1, query, key; true: seen) sees no key, where kernels differ from stock."""
-    return isinstance(mask, Tensor) and mask.dtype == torch.bool and not bool(mask.any(-1).all())
+def _padded(mask: Any) -> bool:
+    """Whether no query of a mask (batch, 1, query, key; true: seen) sees some key: kernels differ at padding."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.bool and not bool(mask.any(-2).all())
 
 
 def _normed(hook: HookPoint, turned: bool, module: Any, args: Any, output: Tensor) -> Tensor:
@@ -264,8 +267,9 @@ def choosing_adapter(base: type[Any], by_head: bool) -> type[Any]:
 
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
-            self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
             attention = self.component_mapping["blocks"].submodules["attn"]
+            if type(attention) is not AttentionBridge:  # whose weights are those that the module returns
+                self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
             attention.__class__ = _choosing(type(attention))
             joint = attention.submodules.get("qkv")
             if joint is not None:
@@ -312,7 +316,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
 
     `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
     like show what the method does. Without a method its hooks are those of TransformerLens' bridge; a model whose
-    attention is neither 'eager' nor 'sdpa' is set to 'sdpa'. Raises ValueError for an unsupported model.
+    attention is neither 'eager' nor 'sdpa' is set to 'sdpa', and Gemma-4 to 'eager', as stock sets it. Raises
+    ValueError for an unsupported model.
 
     >>> bridge = mesa.bridge(model, tokenizer)
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):

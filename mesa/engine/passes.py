@@ -152,7 +152,10 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int) -> Tenso
             f"({batch}, {length}) or none, and packed texts rows of their own"
         )
     if mask.shape != (batch, length):
-        raise ValueError(f"attention_mask {shape}; needed is a padding mask ({batch}, {length})")
+        every = (
+            "" if mask.shape[-1] >= length else " of all tokens so far: without a method missing ones count as padding"
+        )
+        raise ValueError(f"attention_mask {shape}; needed is a padding mask ({batch}, {length}){every}")
     mask, real = mask.cpu(), mask.cpu().bool()
     if (mask != real).any():
         value = mask[mask != real][0].item()

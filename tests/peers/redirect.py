@@ -29,6 +29,7 @@ def _model(cls, *args, dtype=None, torch_dtype=None, attn_implementation=None, *
 
 
 def pytest_configure(config):
+    bridges.loaded()  # by the functions that are replaced below
     TransformerBridge.boot_transformers = staticmethod(_boot)
     transformers.AutoModelForCausalLM.from_pretrained = classmethod(_model)
     transformers.AutoTokenizer.from_pretrained = classmethod(lambda cls, *args, **kwargs: bridges.fresh()[1])

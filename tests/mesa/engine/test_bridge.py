@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 
 import cases
 import families
@@ -124,7 +125,20 @@ SWITCHES = ((), ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in"), (
 @torch.no_grad()
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(switches) or "none")
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gpt_neox", "phi3", "stablelm parallel", "gemma3_text", "olmo2", "mpt", "bloom"]
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "gpt_neox",
+        "phi3",
+        "stablelm parallel",
+        "gemma3_text",
+        "gemma4_text",
+        "gemma4_text shared",
+        "olmo2",
+        "mpt",
+        "bloom",
+    ],
 )
 def test_every_hook_is_stocks(family, switches, tokenizer):
     """Without a method, and under Origin, every hook that fires on the stock bridge fires with its value."""
@@ -132,9 +146,11 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
     model.config.architectures = [type(model).__name__]
     stock = TransformerBridge.boot_transformers(type(model).__name__, hf_model=model, tokenizer=tokenizer, device="cpu")
     ours = mesa.bridge(families.build(family), tokenizer)
-    for switch in switches:
-        getattr(stock, f"set_{switch}")(True)
-        getattr(ours, f"set_{switch}")(True)
+    gemma4 = model.config.model_type == "gemma4_text"
+    for switch, built in itertools.product(switches, (stock, ours)):
+        refusal = gemma4 and switch != "use_hook_mlp_in"
+        with pytest.raises(NotImplementedError, match=switch) if refusal else contextlib.nullcontext():
+            getattr(built, f"set_{switch}")(True)
     logits, expected = stock.run_with_cache(tokens(length=12))
     assert set(ours.hook_dict) == set(stock.hook_dict)
     for executor in (None, "dense", "fused"):
@@ -146,9 +162,20 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
         torch.testing.assert_close(said, logits, atol=1e-4, rtol=1e-4)
         assert executor or set(cache) == set(expected)
         for hook, states in expected.items():
-            if executor and model.config.model_type in ALIBI and hook.endswith("hook_attn_scores"):
-                continue  # stock's differ by a number for each query: it counts distances from the last one
+            if executor and (gemma4 or model.config.model_type in ALIBI) and hook.endswith("hook_attn_scores"):
+                continue  # stock's are the weights, or differ by a number for each query: counted from the last one
             torch.testing.assert_close(cache[hook], states, atol=1e-4, rtol=1e-4, msg=lambda text: f"{hook}: {text}")  # noqa: B023
+
+
+@torch.no_grad()
+def test_edits_of_gemma4s_weights_count_under_a_method_alone(tokenizer):
+    """Without one they are computed by Hugging Face's module, which the stock bridge only reads."""
+    bridge = mesa.bridge(families.build("gemma4_text"), tokenizer)
+    logits, edit = bridge(tokens()), [(name("pattern", 1), lambda pattern, hook: torch.zeros_like(pattern))]
+    with pytest.warns(UserWarning, match="edit is discarded"):
+        assert torch.equal(bridge.run_with_hooks(tokens(), fwd_hooks=edit), logits)
+    with mesa.applied(bridge.original_model, ORIGIN):
+        assert (bridge.run_with_hooks(tokens(), fwd_hooks=edit) - logits).abs().max() > 1e-3
 
 
 @torch.no_grad()

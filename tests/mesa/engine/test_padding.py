@@ -182,6 +182,8 @@ REFUSED = {
         r"attention_mask has shape \(2, 1, 20, 20\): .*the method's plan; give .*\(2, 20\).*rows of their own"),
     "masks by layer": (2, 20, {"attention_mask": {"full_attention": None}}, "is a dict: .*the method's plan"),
     "a mask for another batch": (2, 20, {"attention_mask": torch.ones(1, 20).long()}, r"shape \(1, 20\); needed"),
+    "a mask one token short": (
+        1, 20, {"attention_mask": torch.ones(1, 19).long()}, r"shape \(1, 19\); .* \(1, 20\) of all tokens so far"),
     "a mask that numbers packed texts": (
         1, 20, {"attention_mask": PACKED}, "attention_mask holds 2, neither 0 nor 1.*rows of their own"),
     "a row of padding": (2, 20, {"attention_mask": EMPTY}, "row 1 of attention_mask is all padding"),
