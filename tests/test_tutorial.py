@@ -75,3 +75,18 @@ def test_it_runs_and_says_what_is_stored(tmp_path, monkeypatch):
     assert printed(outputs[3]) == printed(STORED[3])
     first, stored = (cells[2][0]["data"]["text/plain"].partition("\n")[0] for cells in (outputs, STORED))
     assert first == stored
+
+
+def test_the_notebook_of_the_bridge_runs_and_says_what_is_stored(tmp_path, monkeypatch):
+    text = notebook.BRIDGE.read_text(encoding="utf-8")
+    cells = notebook.code_cells(json.loads(text))
+    stored = [cell["outputs"] for cell in cells]
+    monkeypatch.chdir(tmp_path)
+    outputs = notebook.run_cells(cells)
+    assert kinds(outputs) == kinds(stored)
+    for shown, kept in zip(outputs[:-1], stored[:-1], strict=True):
+        numbers = [[float(number) for number in re.findall(r"\d+\.?\d*", printed(one))] for one in (shown, kept)]
+        np.testing.assert_allclose(*numbers, atol=2.0)  # percentages; losses to .02 below
+        losses = [[float(number) for number in re.findall(r"\d+\.\d\d", printed(one))] for one in (shown, kept)]
+        np.testing.assert_allclose(*losses, atol=0.02)
+    assert len(text.encode()) <= 500_000

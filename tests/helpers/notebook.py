@@ -1,4 +1,4 @@
-"""Runs a notebook's code cells as Jupyter does, in one process; `python tests/helpers/notebook.py` stores outputs."""
+"""Runs a notebook's code cells as Jupyter does, in one process; run with a notebook's path it stores the outputs."""
 
 import ast
 import contextlib
@@ -10,7 +10,8 @@ import tempfile
 from base64 import b64encode
 from pathlib import Path
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.ipynb"
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIAL, BRIDGE = DOCS / "tutorial.ipynb", DOCS / "transformerlens.ipynb"
 STORED = ("text/plain", "text/html", "image/png")
 """What is kept of an output: a page can show it, and it stays small."""
 
@@ -58,15 +59,16 @@ def _run(code, number, names):
     return outputs
 
 
-def main():
-    book = json.loads(TUTORIAL.read_text(encoding="utf-8"))
+def store(path):
+    book = json.loads(path.read_text(encoding="utf-8"))
     cells = code_cells(book)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for number, (cell, outputs) in enumerate(zip(cells, run_cells(cells), strict=True), 1):
             cell |= {"execution_count": number, "outputs": outputs}
-    TUTORIAL.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    sys.stderr.write(f"{TUTORIAL}: {os.path.getsize(TUTORIAL)} bytes\n")
+    path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{path}: {os.path.getsize(path)} bytes\n")
 
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or (TUTORIAL, BRIDGE):
+        store(Path(name).absolute())
