@@ -1,13 +1,12 @@
 """Collects scores by model, method and length: docs/leaderboard.md and the data of `space/`.
 
-python research/leaderboard/run.py --model default    # measures a shipped model (20 minutes on 2 cores; it goes on), then collects
+python research/leaderboard/run.py --model default    # measures a shipped model first; interrupted, it continues
 python research/leaderboard/run.py                    # collects
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def shown_cell(line: Any) -> str:
         return ""
     if line.task == "passkey":
         return shown(line.value, line.low, line.high, "z.2f")
-    if math.isnan(line.less_crop) or max(abs(line.less_low), abs(line.less_high)) < 0.005:  # none that shows
+    if pd.isna(line.less_crop) or max(abs(line.less_low), abs(line.less_high)) < 0.005:  # none that shows
         return f"{line.value:z.2f}"
     return f"{line.value:z.2f} ({shown(line.less_crop, line.less_low, line.less_high, '+z.2f')})"
 
