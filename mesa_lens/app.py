@@ -53,6 +53,7 @@ def run(options: AppOptions) -> int:
         "server.port": options.port,
         "server.headless": str(options.no_browser).lower(),
         "server.fileWatcherType": "none",
+        "server.showEmailPrompt": "false",
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",

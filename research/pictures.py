@@ -48,7 +48,7 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
         ("drift", "--methods origin,mesa,stair", {"real-model-map": "drift-resid_post-repeated-map"}),
         (
             "heatmap",
-            "--minus rerope --layers 2-3 --positions 7168-16383 --limit 0.05 --methods origin,dynamic-ntk,mesa",
+            "--minus rerope --layers 2-3 --positions 7168-16383 --methods origin,dynamic-ntk,mesa",
             {"real-model-heatmap": "heatmap-resid_post-repeated-minus-rerope"},
         ),
     ),
