@@ -80,5 +80,5 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
 
 def _wrapped(line: str) -> str:
     """A claim in lines of the terminal's width; in one line for a file."""
-    width = shutil.get_terminal_size((sys.maxsize, 0)).columns
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     return textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)

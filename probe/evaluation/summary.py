@@ -176,7 +176,8 @@ def plain_table(table: Table) -> str:
     """A table as plain text, under its title where it has one; on a terminal that is narrower its cells wrap."""
     rows = (table.head, *table.rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = shutil.get_terminal_size((sys.maxsize, 0)).columns - 2 * (len(widths) - 1)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    room = columns - 2 * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
     lines = []

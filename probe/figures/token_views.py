@@ -32,7 +32,7 @@ _STYLE = """<style>
 .tokens i.query { outline: 2px solid #c47f00; }
 .tokens-attention i { background: rgba(30, 136, 229, var(--share, 0)); }
 """
-_STYLE += "".join(f".s{shade} {{ --share: {0.85 * shade / _SHADES:.2f}; }}\n" for shade in range(1, _SHADES + 1))
+_STYLE += "".join(f".s{shade} {{ --share: {0.85 * shade / _SHADES:z.2f}; }}\n" for shade in range(1, _SHADES + 1))
 _STYLE += "</style>"
 _SCRIPT = """<script>(() => {
 const root = document.getElementById("ID"), weights = WEIGHTS, panels = [...root.querySelectorAll(".tokens > div")];
@@ -90,7 +90,7 @@ def loss_view(tokens: Mapping[str, Any], method: str | None = None) -> str:
         at = range(1, len(tokens["tokens"]))
         broken = (values - losses[names[1]] >= CLEAR).tolist()
         marks = (
-            f' class="s{shade}{" broken" * is_broken}" title="{number}: {loss:.2f}"'
+            f' class="s{shade}{" broken" * is_broken}" title="{number}: {loss:z.2f}"'
             for number, shade, is_broken, loss in zip(at, shades, broken, values, strict=True)
         )
         panels.append(_panel(tokens, name, ["", *marks]))
