@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -60,30 +60,31 @@ def check(
     return Report(name or model.config._name_or_path or type(model).__name__, rows, pretended, lengths)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Rows of these checks, computed by `run`; needed: the steps after it make no sense where it fails."""
+_NEEDED = {"weights are numbers", "states are numbers", "stock against origin"}
+"""Checks after which no other makes sense where they fail."""
 
-    checks: tuple[str, ...]
-    run: Callable[[], Iterable[Row]]
-    method: str = ""
-    needed: bool = False
+_Step = tuple[Sequence[str], str, Callable[[], Iterable[Row]]]
+"""Checks, their method if any, and what computes their rows."""
 
 
 def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> list[_Step]:
     """All steps, each after those it needs."""
     changing = [method for method in methods.values() if not method.as_trained]
     tried = changing[-1] if changing else ReRoPE(trained_length=subject.pretended)
+
+    def step(check: str, run: Callable[..., Row], *given: Any) -> _Step:
+        return [check], "", lambda: [run(subject, *given)]
+
     return [
-        _Step(("model",), lambda: [model_checks.model_note(subject, stated)]),
-        _Step(("first token",), lambda: [model_checks.first_token(subject)]),
-        _Step(("weights are numbers",), lambda: [model_checks.weights(subject)], needed=True),
-        _Step(("states are numbers",), lambda: [model_checks.states(subject)], needed=True),
-        _Step(("stock against origin",), lambda: [model_checks.stock_against_origin(subject)], needed=True),
-        _Step(("rotary",), lambda: model_checks.rotary(subject)),
-        *(_Step(tuple(CHECKS), partial(_method_rows, subject, method), name) for name, method in methods.items()),
-        _Step((model_checks.HOOKS,), lambda: [model_checks.hooks(subject, tried)]),
-        _Step(("restored",), lambda: [model_checks.restored(subject)]),
+        step("model", model_checks.model_note, stated),
+        step("first token", model_checks.first_token),
+        step("weights are numbers", model_checks.weights),
+        step("states are numbers", model_checks.states),
+        step("stock against origin", model_checks.stock_against_origin),
+        step("rotary", model_checks.rotary),
+        *((list(CHECKS), name, partial(_method_rows, subject, method)) for name, method in methods.items()),
+        step(model_checks.HOOKS, model_checks.hooks, tried),
+        step("restored", model_checks.restored),
     ]
 
 
@@ -94,24 +95,24 @@ def _method_rows(subject: Subject, method: Method) -> Iterable[Row]:
 
 
 def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
-    """The steps' rows, behind a progress bar once they take two seconds; 'not run' after one that is needed failed."""
+    """The steps' rows, behind a progress bar once they take two seconds; 'not run' after one that is needed failed.
+
+    A step that raises gives a failed row of each check, or not run for want of memory.
+    """
     begun, why = time.monotonic(), ""
-    for step in tqdm(steps, desc="checking", unit="check", delay=2):
+    for checks, method, run in tqdm(steps, desc="checking", unit="check", delay=2):
         if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
             why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
-        rows = [Row(check, NOT_RUN, why, step.method) for check in step.checks] if why else _run_step(step)
+        said, result = why, NOT_RUN
+        try:
+            rows = [] if why else list(run())
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            said = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory"
+        except Exception as error:
+            said, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
+            said += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
+        if said:
+            rows = [Row(check, result, said, method) for check in checks]
         yield from rows
-        if step.needed and any(row.result == FAILED and row.difference is None for row in rows):
-            why = f"{step.checks[0]!r} failed"
-
-
-def _run_step(step: _Step) -> list[Row]:
-    """A step's rows; where it raised, a failed one of each check, or not run for want of memory."""
-    try:
-        return list(step.run())
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        why, result = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory", NOT_RUN
-    except Exception as error:
-        why, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
-        why += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
-    return [Row(check, result, why, step.method) for check in step.checks]
+        if not why and any(row.check in _NEEDED and row.result == FAILED and row.difference is None for row in rows):
+            why = f"{checks[0]!r} failed"

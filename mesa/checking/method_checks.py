@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mesa.checking.oracle import Pair, Positions, attention_output, pairs
+from mesa.checking.oracle import Positions, attention_output, seen_by
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
 from mesa.checking.rows import Comparison, Row, worst_row
 from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
@@ -61,23 +61,20 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
         }
         for check, logits in results.items():
             reference, where = fused[:, -logits.shape[1] :], f"at {setting.where}"
-            if check == "decoding against one pass" and _changes(method, setting):  # earlier tokens had other ones
+            plans = (method.plan(length, setting.prompt) for length in setting)
+            if check == "decoding against one pass" and not turn_alike(*plans):  # earlier tokens had other frequencies
                 reference = _decoded(subject, method, setting, "dense")
                 where += ", against dense decoding since frequencies follow the length"
             comparisons[check].append(
                 Comparison(difference := max_difference(logits, reference), stock.allowed, mistake, where)
             )
             if difference > stock.allowed:  # a method may amplify what rounding does
-                allowed = max(stock.allowed, _allowed_under(subject, method, setting, fused))
+                with rounding_perturbed(subject.model):
+                    under = ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused)
+                allowed = max(stock.allowed, under)
                 comparisons[check][-1] = replace(comparisons[check][-1], allowed=allowed, widened=True)
     for check, (detail, remedy) in CHECKS.items():
         yield worst_row(check, method.name, comparisons[check], detail, remedy)
-
-
-def _allowed_under(subject: Subject, method: Method, setting: Setting, fused: Tensor) -> float:
-    """What rounding may make of the logits under the method."""
-    with rounding_perturbed(subject.model):
-        return ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused)
 
 
 def _logits(subject: Subject, method: Method, setting: Setting, executor: str) -> Tensor:
@@ -106,11 +103,6 @@ def _left_padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
         return run(subject.model, batch, attention_mask=mask).logits[:1, _PADDING:]
 
 
-def _changes(method: Method, setting: Setting) -> bool:
-    """Whether rotary frequencies change while tokens are decoded."""
-    return not turn_alike(*(method.plan(length, setting.prompt) for length in setting))
-
-
 _LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
 
@@ -131,33 +123,21 @@ def _of_layer(
     query, keys, values = (array(states[0]) for states in (unrotated.query, unrotated.key, call.value))
     group, output, largest = len(query) // len(keys), array(call.output[0]), np.zeros(3)
     for token in _some(range(1, plan.length), _TOKENS):
-        visible = pairs(plan, token, call.window)
+        seen = seen_by(plan, token, call.window)
+        farther = seen._replace(distance=seen.distance + (seen.keys < token))  # all but itself: the nearest mistake
+        sign = np.random.default_rng(4).choice((-1.0, 1.0), len(seen.keys))
+        blurred = seen._replace(distance=seen.distance + plan.length * 2**-24 * sign)  # as float32 angles are
         for head in _some(range(len(query)), _HEADS):
             states = query[head, token], keys[head // group], values[head // group]
             noisy = perturbed(states[0], dtype, 0), perturbed(states[1], dtype, 1), perturbed(states[2], dtype, 2)
-            true = attention_output(states, visible, call.scaling, at, head)
-            others = (
-                output[token, head],
-                perturbed(attention_output(noisy, _blurred(visible, plan.length), call.scaling, at, head), dtype, 3),
-                attention_output(states, _farther(visible, token), call.scaling, at, head),
+            true, rounded, mistaken = (
+                attention_output(given, pairs, call.scaling, at, head)
+                for given, pairs in ((states, seen), (noisy, blurred), (states, farther))
             )
-            max_difference = [np.nan_to_num(abs(other - true), nan=np.inf).max() for other in others]
-            largest = np.maximum(largest, max_difference)
+            others = output[token, head], perturbed(rounded, dtype, 3), mistaken
+            largest = np.maximum(largest, [np.nan_to_num(abs(other - true), nan=np.inf).max() for other in others])
     difference, rounding, mistake = largest.tolist()
     return Comparison(difference, ALLOWED * rounding, mistake, where)
-
-
-def _farther(visible: Sequence[Pair], token: int) -> list[Pair]:
-    """The pairs, all but the token's own one token farther: the nearest mistake."""
-    return [pair._replace(distance=pair.distance + (pair.key < token)) for pair in visible]
-
-
-def _blurred(visible: Sequence[Pair], length: int) -> list[Pair]:
-    """The pairs at distances as exact as float32 angles of `length` tokens are."""
-    sign = np.random.default_rng(4).choice((-1.0, 1.0), len(visible))
-    return [
-        pair._replace(distance=pair.distance + length * 2**-24 * step) for pair, step in zip(visible, sign, strict=True)
-    ]
 
 
 def _scaled(at: Positions, plan: Plan) -> Positions:

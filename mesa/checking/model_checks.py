@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -69,8 +67,9 @@ def hooks(subject: Subject, method: Method) -> Row:
     ids, stock = subject.ids(setting.length), subject.stock[setting]
     with applied(subject.model, method):
         states = run(subject.model, ids, output_hidden_states=True).hidden_states
-    with rebuilt(subject.model), torch.no_grad():
-        built: Any = bridge(subject.model, subject.tokenizer)
+    shared = {id(tensor): tensor for tensor in (*subject.model.parameters(), *subject.model.buffers())}
+    with torch.no_grad():  # a bridge changes the modules that it wraps: a copy's, with the same weights
+        built: Any = bridge(copy.deepcopy(subject.model, shared), subject.tokenizer)
         with applied(built.original_model, method):
             cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))[1]
     hooked = {layer + 1: cache["resid_post", layer] for layer in range(len(states) - 2)}
@@ -82,28 +81,6 @@ def hooks(subject: Subject, method: Method) -> Row:
     return worst_row(
         HOOKS, "", comparisons, detail, "use the Hugging Face model and mesa.applied; report it with this table"
     )
-
-
-@contextmanager
-def rebuilt(model: Any) -> Iterator[None]:
-    """Puts every module and the config of a model back, as they were before it was wrapped."""
-    modules = []
-    for module in model.modules():  # the content of dicts and sets is put back in place: handles of hooks refer to them
-        attributes = vars(module).items()
-        contents = {name: value.copy() for name, value in attributes if isinstance(value, dict | set)}
-        modules.append((module, dict(attributes), contents))
-    config, settings = model.config, copy.deepcopy(vars(model.config))
-    try:
-        yield
-    finally:
-        for module, attributes, contents in modules:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for name, content in contents.items():
-                attributes[name].clear()
-                attributes[name].update(content)
-        vars(config).clear()
-        vars(config).update(settings)
 
 
 def weights(subject: Subject) -> Row:
@@ -144,25 +121,22 @@ def stock_against_origin(subject: Subject) -> Row:
     )
 
 
-def rotary(subject: Subject) -> Iterator[Row]:
+def rotary(subject: Subject) -> Row:
     """Every layer's queries and keys against the rotation that the model's rotary module detail."""
     name = "rotary"
     if not subject.rotary:
-        yield Row(name, NOT_RUN, "the model has no rotary embeddings")
-        return
-    setting, comparisons = subject.settings[-1], []
+        return Row(name, NOT_RUN, "the model has no rotary embeddings")
+    setting = subject.settings[-1]
     stock = subject.stock[setting]
     layers = subject.model.config.num_hidden_layers
     silent = [layer for layer in range(layers) if layer not in stock.calls.functions or layer not in stock.unrotated]
     if silent:
         detail = f"layer {silent[0]} does not call its attention through transformers' AttentionInterface"
-        yield Row(name, FAILED, f"{detail}; no method can be attached to it")
-        return
-    for layer in range(layers):
-        comparisons.append(_rotary_layer(subject, setting, layer))
+        return Row(name, FAILED, f"{detail}; no method can be attached to it")
+    comparisons = [_rotary_layer(subject, setting, layer) for layer in range(layers)]
     detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
     remedy = "this layer gives tokens other positions, so that methods would weave distances it does not use"
-    yield worst_row(name, "", comparisons, detail, remedy)
+    return worst_row(name, "", comparisons, detail, remedy)
 
 
 def _rotary_layer(subject: Subject, setting: Setting, layer: int) -> Comparison:

@@ -5,8 +5,6 @@ It reads a plan's regions and the frequencies of the model's own rotary module, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,12 +13,12 @@ import numpy as np
 from mesa.plan import Plan
 
 
-class Pair(NamedTuple):
-    """A key that a query sees: its distance, and the factor on the query and it."""
+class Seen(NamedTuple):
+    """The keys that a query sees: index, distance, and the factor on the query and the key, each (key,)."""
 
-    key: int
-    distance: float
-    factor: float
+    keys: np.ndarray
+    distance: np.ndarray
+    factor: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -32,21 +30,17 @@ class Positions:
     slopes: np.ndarray | None = None
 
 
-def pairs(plan: Plan, query: int, window: int | None = None) -> list[Pair]:
-    """What the query of a token sees under a plan and a sliding window, itself included in it (None: none).
-
-    ValueError for a pair in two of the plan's regions.
-    """
-    visible = []
-    for key in range(0 if window is None else max(0, query + 1 - window), query + 1):
-        holding = [region for region in plan.regions if region.contains(query, key)]
-        if len(holding) > 1:
-            raise ValueError(f"the pair ({query}, {key}) is in {len(holding)} regions of the plan; it may be in one")
-        for region in holding:
-            scales = (region.query_scale, query), (region.key_scale, key)
-            factor = math.prod(float(scale(index)) for scale, index in scales if scale is not None)
-            visible.append(Pair(key, float(region.query_position(query) - region.key_position(key)), factor))
-    return visible
+def seen_by(plan: Plan, query: int, window: int | None = None) -> Seen:
+    """What the query of a token sees under a plan and a sliding window, itself included in it (None: none)."""
+    parts = []
+    for region in plan.regions:
+        keys = np.arange(0 if window is None else max(0, query + 1 - window), query + 1)
+        keys = keys[region.contains(query, keys)]
+        factor = np.ones(len(keys))
+        for scale, index in ((region.query_scale, query), (region.key_scale, keys)):
+            factor *= 1 if scale is None else scale(index)
+        parts.append((keys, region.query_position(query) - region.key_position(keys), factor))
+    return Seen(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def rotated(state: np.ndarray, distance: np.ndarray, positions: Positions) -> np.ndarray:
@@ -60,19 +54,14 @@ def rotated(state: np.ndarray, distance: np.ndarray, positions: Positions) -> np
 
 
 def attention_output(
-    states: tuple[np.ndarray, np.ndarray, np.ndarray], visible: Sequence[Pair], scaling: float, at: Positions, head: int
+    states: tuple[np.ndarray, np.ndarray, np.ndarray], seen: Seen, scaling: float, at: Positions, head: int
 ) -> np.ndarray:
     """Output (dim,) of a query head: states are its query (dim,), and keys and values (token, dim), in float64."""
-    query, keys, values = states
-    index = [pair.key for pair in visible]
-    distance, factor = (
-        np.array(column) for column in ([pair.distance for pair in visible], [pair.factor for pair in visible])
-    )
-    queries, chosen = np.repeat(query[None], len(index), 0), keys[index]
+    queries, chosen = np.repeat(states[0][None], len(seen.keys), 0), states[1][seen.keys]
     if at.frequencies is not None:
-        queries, chosen = rotated(queries, distance, at), rotated(chosen, distance * 0, at)
-    scores = (queries * chosen).sum(1) * scaling * factor
+        queries, chosen = rotated(queries, seen.distance, at), rotated(chosen, seen.distance * 0, at)
+    scores = (queries * chosen).sum(1) * scaling * seen.factor
     if at.slopes is not None:
-        scores = scores - at.slopes[head] * distance
+        scores = scores - at.slopes[head] * seen.distance
     weights = np.exp(scores - scores.max())
-    return (weights / weights.sum()) @ values[index]
+    return (weights / weights.sum()) @ states[2][seen.keys]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from mesa.plan import LARGEST, LogN, Plan, Position, Product, Region, Scale, token_index
+from mesa.plan import LARGEST, Constant, LogN, Plan, Position, Product, Region, Scale, token_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
     "int": (Integral, "a whole number"),
@@ -52,8 +52,11 @@ class Method(ABC):
 
     @property
     def cached_position(self) -> Position:
-        """The position that a key is rotated to before it is cached: one that most keys keep while decoding."""
-        return token_index
+        """The position that a key is rotated to before it is cached: one that most keys keep while decoding.
+
+        None, 0, for methods that work on rotary frequencies: theirs are not the model's.
+        """
+        return Constant(0) if self.needs_rotary else token_index
 
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; ValueError names the value and what it may be."""
@@ -106,7 +109,9 @@ class Method(ABC):
         if getattr(self, field) is None:
             object.__setattr__(self, field, max(1, round(scaled)))
 
-    def _below_trained_length(self, field: str, smallest: int = 1) -> None:
+    def _below_trained_length(self, field: str, scaled: float = 0, smallest: int = 1) -> None:
+        """Checks a size, `scaled` where it was left out."""
+        self._fill(field, scaled)
         self._require(getattr(self, field) >= smallest, field, f"is below {smallest}")
         complaint = f"is not below the trained length {self.trained_length}"
         self._require(getattr(self, field) < self.trained_length, field, complaint)

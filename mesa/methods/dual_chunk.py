@@ -57,10 +57,8 @@ class DCA(Method):
 
     def _check(self) -> None:
         trained = self.trained_length
-        self._fill("chunk", 3 * trained // 4 - trained // 8)
-        self._fill("most", 3 * trained // 4)
-        self._below_trained_length("chunk")
-        self._below_trained_length("most")
+        self._below_trained_length("chunk", 3 * trained // 4 - trained // 8)
+        self._below_trained_length("most", 3 * trained // 4)
         self._require(self.most >= self.chunk, "most", f"is below chunk={self.chunk}")
 
     @property

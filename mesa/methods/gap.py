@@ -25,9 +25,7 @@ class Gap(Method):
     masked: bool = False
     scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("boundary", self.trained_length / 4)
         self._fill("gap", self.trained_length)
         self._require(self.boundary >= 1, "boundary", "is below 1")

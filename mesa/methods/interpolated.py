@@ -57,11 +57,6 @@ class YaRN(Method):
     def _check(self) -> None:
         self._require(self.factor is not None and self.factor >= 1, "factor", "is not a number from 1 on")
 
-    @property
-    def cached_position(self) -> Position:
-        """None: other frequencies than the model's."""
-        return Constant(0)
-
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies and scaled scores."""
         grown = Constant((0.1 * math.log(self.factor) + 1) ** 2)
@@ -102,11 +97,6 @@ class CoPE(Method):
 
     def _check(self) -> None:
         self._require(self.clip is None or self.clip >= 2, "clip", "is below 2 pairs, which changes nothing")
-
-    @property
-    def cached_position(self) -> Position:
-        """None: other frequencies than the model's."""
-        return Constant(0)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""

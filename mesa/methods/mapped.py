@@ -27,9 +27,8 @@ class STRING(Method):
     local: int = SCALED
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 3)
+        self._below_trained_length("window", self.trained_length / 3)
         self._fill("local", self.trained_length / 1024)
-        self._below_trained_length("window")
         self._require(self.local >= 0, "local", "is below 0")
         self._require(self.local <= self.window, "local", f"exceeds window={self.window}")
 
@@ -76,10 +75,8 @@ class LaMPE(Method):
     mapped: int = SCALED
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 8)
-        self._fill("tail", self.trained_length * 200 // 4096)
-        self._below_trained_length("window")
-        self._below_trained_length("tail")
+        self._below_trained_length("window", self.trained_length / 8)
+        self._below_trained_length("tail", self.trained_length * 200 // 4096)
         self._require(self.tail <= self.window, "tail", f"exceeds window={self.window}")
         if self.mapped is not None:
             self._below_trained_length("mapped", smallest=2)

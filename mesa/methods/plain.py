@@ -57,11 +57,6 @@ class DynamicNTK(Method):
     def _check(self) -> None:
         self._require(self.factor >= 1, "factor", "is below 1")
 
-    @property
-    def cached_position(self) -> Position:
-        """None: the frequencies change with every token."""
-        return Constant(0)
-
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""
         tokens = max(length, prompt_length or 0)
@@ -84,11 +79,6 @@ class NTKMixed(Method):
 
     def _check(self) -> None:
         self._require(self.k >= 1, "k", "is below 1")
-
-    @property
-    def cached_position(self) -> Position:
-        """None: other frequencies than the model's."""
-        return Constant(0)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""

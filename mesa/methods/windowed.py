@@ -19,9 +19,8 @@ class LMInfinite(Method):
     window: int = SCALED
 
     def _check(self) -> None:
-        self._fill("first", self.trained_length * 100 / 4096)
+        self._below_trained_length("first", self.trained_length * 100 / 4096)
         self._fill("window", self.trained_length)
-        self._below_trained_length("first")
         self._require(self.window >= 1, "window", "is below 1")
         self._require(self.window <= self.trained_length, "window", f"exceeds the trained length {self.trained_length}")
 

@@ -50,8 +50,7 @@ class ReRoPE(Method):
     log_n: bool = True
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 8)
-        self._below_trained_length("window")
+        self._below_trained_length("window", self.trained_length / 8)
 
     @property
     def cached_position(self) -> Position:
@@ -75,8 +74,7 @@ class LeakyReRoPE(Method):
     log_n: bool = True
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 8)
-        self._below_trained_length("window")
+        self._below_trained_length("window", self.trained_length / 8)
         self._require(self.k >= 1, "k", "is below 1")
 
     @property
@@ -100,8 +98,7 @@ class SelfExtend(Method):
     group: int = 8
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 4)
-        self._below_trained_length("window")
+        self._below_trained_length("window", self.trained_length / 4)
         self._require(self.group >= 1, "group", "is below 1")
 
     @property
@@ -134,8 +131,7 @@ class StairPE(Method):
     log_n: bool = True
 
     def _check(self) -> None:
-        self._fill("window", self.trained_length / 8)
-        self._below_trained_length("window")
+        self._below_trained_length("window", self.trained_length / 8)
         self._require(self.width >= 1, "width", "is below 1")
 
     @property
