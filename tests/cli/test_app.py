@@ -1,13 +1,11 @@
 """The dashboard's pages on synthetic stores: what they show, what a link reproduces, what a bad store leads to."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import anatomized
@@ -18,15 +16,11 @@ from pages import shown_texts, unopened
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
-from mesa_lens.dashboard import state
-from mesa_lens.dashboard.elements import content, plain
-from mesa_lens.dashboard.runs import entries
+from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.attention.sentences import anatomy_findings
-from probe.figures.export import threshold_export
 from probe.report import write_report
 from probe.store.results import find_anatomy
-from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
@@ -235,19 +229,6 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     app.slider(key="layers").set_value((2, 2)).run()
     app.selectbox(key="run").set_value("nested/second").run()  # which has two layers
     assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 1]
-
-
-def test_downloads_hold_what_is_shown(root):
-    entry = entries(root / "first")[0]
-    hidden = state.states(state.opened(entry), "resid_post", "repeated")
-    crossings = state.searched(entry, "resid_post", "repeated", 64, CrossingRule.scaled(64))
-    assert b"dim 3, layer 1" in content(lambda: threshold_export(hidden, crossings, [(1, 3)]), "svg", several=False)
-    packed = content(lambda: threshold_export(hidden, crossings, [(1, 3)]), "csv", several=True)
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        table = archive.read("thresholds-resid_post-repeated.csv").decode().splitlines()
-    crossing = float(crossings["crossing"].sel({"method": "origin", "layer": 1, "dim": 3}))
-    row = next(dict(zip(table[0].split(","), line.split(","), strict=True)) for line in table[1:] if "origin" in line)
-    assert float(row["crossing"]) == crossing
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):

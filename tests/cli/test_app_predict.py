@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from pages import shown_texts, unopened
+from pages import drawn, shown_texts
 from synthetic import hidden_states, write_run
 
 import mesa
@@ -34,21 +34,27 @@ def prediction(refusal: str = "") -> dict:
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def opened(tmp_path, monkeypatch):
+    """Opens the page over a run with a prediction, or without."""
     write_run(tmp_path / "run", hidden_states(layers=1))
     monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
-    return tmp_path
+
+    def page(summary=None):
+        if summary is not None:
+            (tmp_path / "run" / "predict").mkdir()
+            (tmp_path / "run" / "predict" / "prediction.json").write_text(json.dumps(summary))
+        return drawn("predict")
+
+    return page
 
 
-def test_without_a_prediction_the_page_names_the_command(root):
-    assert "mesa-lens predict --out" in shown_texts(unopened("predict").run())
+def test_without_a_prediction_the_page_names_the_command_and_with_a_refusal_its_reason(opened):
+    assert "mesa-lens predict --out" in shown_texts(opened())
+    assert "Nothing is predicted: nothing is lost." in shown_texts(opened(prediction("nothing is lost")))
 
 
-def test_moving_a_parameter_moves_the_failure(root):
-    (root / "run" / "predict").mkdir()
-    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(prediction()))
-    app = unopened("predict").run()
-    assert not app.exception
+def test_moving_a_parameter_moves_the_failure(opened):
+    app = opened(prediction())
     assert "Predicted: leaky-rerope holds up to 512 tokens" in shown_texts(app)
     app.slider(key="predict.leaky-rerope.k").set_value(1.2).run()
     assert "Predicted: leaky-rerope fails at" in shown_texts(app)
@@ -59,18 +65,10 @@ def test_moving_a_parameter_moves_the_failure(root):
     assert not app.exception
 
 
-def test_log_n_is_not_predicted_where_it_was_not_measured(root):
-    (root / "run" / "predict").mkdir()
+def test_log_n_is_not_predicted_where_it_was_not_measured(opened):
     summary = prediction()
     summary["law"]["scale_power"] = None
-    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(summary))
-    app = unopened("predict").run()
+    app = opened(summary)
     assert "what log n takes away was not measured" in shown_texts(app)
     app.checkbox(key="predict.leaky-rerope.log_n").uncheck().run()
     assert "Predicted: leaky-rerope holds" in shown_texts(app)
-
-
-def test_a_refusal_is_displayed(root):
-    (root / "run" / "predict").mkdir()
-    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(prediction("nothing is lost")))
-    assert "Nothing is predicted: nothing is lost." in shown_texts(unopened("predict").run())

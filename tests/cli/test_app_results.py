@@ -1,13 +1,11 @@
 """The dashboard's page of evaluations and paper runs."""
 
 import json
-import os
 
 import pytest
 from pages import shown_texts, unopened
 from results import evaluation, write_evaluation, write_harness, write_paper
 
-from mesa_lens.dashboard.runs import results
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
@@ -27,18 +25,6 @@ def opened(monkeypatch, tmp_path):
         return app
 
     return open_page
-
-
-def test_results_are_listed_by_their_files_newest_first(tmp_path):
-    for age, (name, write) in enumerate(KINDS.items()):
-        folder = write(tmp_path / "deep" / name)
-        for file in folder.iterdir():
-            os.utime(file, (1000 - age, 1000 - age))
-    write_evaluation(tmp_path / "a" / "b" / "c" / "d")  # four folders down
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "summary.json").write_text("{}")
-    labels = ["deep/eval (eval)", "deep/lm-eval (lm-eval)", "deep/paper (paper)"]
-    assert [result.label for result in results(tmp_path)] == labels
 
 
 def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
@@ -92,11 +78,6 @@ def test_a_paper_run_shows_every_section(opened, tmp_path):
     assert "Not run: no documents were given." in shown_texts(app)
     assert app.dataframe[0].value["512"][0].startswith("+0.8")
     assert any("ROUGE" in element.label for element in app.expander)
-
-
-def test_scores_of_lm_eval_are_a_table(opened, tmp_path):
-    write_harness(tmp_path / "mine")
-    assert opened().dataframe[0].value.iloc[0].tolist() == ["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]
 
 
 @pytest.mark.parametrize(("kind", "file"), [("eval", "summary.json"), ("paper", "results.json")])

@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
@@ -97,18 +96,6 @@ def test_methods_are_listed_with_parameters_and_formula(capsys):
     assert printed["--table"].strip() in (Path(__file__).parents[2] / "docs/models.md").read_text()
 
 
-def test_explain_draws_the_matrix(capsys):
-    assert main(["methods", "explain", "lm-infinite", "--length", "6", "--set", "lm-infinite.window=3"]) == 0
-    assert capsys.readouterr().out.splitlines()[-6:] == [
-        "0 | 0",
-        "1 | 1 0",
-        "2 | 2 1 0",
-        "3 | 3 2 1 0",
-        "4 | 3 . 2 1 0",
-        "5 | 3 . . 2 1 0",
-    ]
-
-
 def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypatch):
     words = ["check", "--model", model, "--methods", "rerope", "--pretended", "24", "--trained-length", "99"]
     assert main(words) == 0
@@ -122,14 +109,6 @@ def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypa
     assert record["failed"] == len(failed) >= 3
     assert main([*words, "--methods", "rope"]) == 2
     assert "unknown method 'rope'" in capsys.readouterr().err
-
-
-def test_random_weights_give_no_window(model, capsys):
-    assert main(["estimate-window", "--model", model, "--longest", "256", "--samples", "3", "--json"]) == 0
-    window = json.loads(capsys.readouterr().out)
-    assert window["works"] is None
-    assert window["text"] == "Cannot tell M: the model is at chance at every length (3 texts)."
-    assert [row["length"] for row in window["lengths"]] == [64, 128, 256]
 
 
 @pytest.mark.slow
@@ -155,16 +134,3 @@ def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words,
     monkeypatch.setattr(f"mesa_lens.{words[0]}.run", refused)
     assert main(words) == 1
     assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"
-
-
-def test_a_signal_while_the_commands_are_imported_ends_in_one_line(monkeypatch, capsys):
-    def ended(*_):
-        raise AssertionError("the process would have ended here, without a word")
-
-    former = signal.signal(signal.SIGTERM, ended)
-    try:
-        monkeypatch.setattr(cli, "parser", lambda: signal.raise_signal(signal.SIGTERM))
-        assert main([]) == 1
-    finally:
-        signal.signal(signal.SIGTERM, former)
-    assert capsys.readouterr().err == "\nmesa-lens: interrupted; nothing half-written was left\n"

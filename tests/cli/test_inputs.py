@@ -2,14 +2,11 @@
 
 import shutil
 
-import numpy as np
 import pytest
 from commands import main
 
-import mesa
-from mesa.methods import METHODS, standard_methods
-from mesa.plan import LARGEST, Stepped
-from mesa.settings import wanted_names
+from mesa.methods import METHODS
+from mesa.plan import LARGEST
 from mesa_lens import cli
 
 
@@ -65,22 +62,6 @@ def test_sizes_beyond_what_integers_hold_are_refused_by_the_config(name):
         for size in (LARGEST + 1, 2**63 - 1, 10**30, -(2**63)) if field.type in ("int", "float") else ():
             with pytest.raises(ValueError, match=f"{field.name}={size}"):
                 METHODS[name](**{"trained_length": 256, field.name: size})
-
-
-def test_the_widest_stair_is_exact_and_wider_steps_are_refused():
-    with pytest.raises(ValueError, match=f"Stepped: width={2**63} exceeds {LARGEST}"):
-        Stepped(2**63)
-    with pytest.raises(ValueError, match=f"exceeds {LARGEST}"):
-        mesa.make("rerope", 256).plan(2**62)
-    widest = mesa.StairPE(trained_length=256, window=32, width=LARGEST).plan(400)
-    far = mesa.distances(widest)[np.subtract.outer(range(400), range(400)) > 32]
-    assert set(far.tolist()) == {33}
-
-
-@pytest.mark.parametrize(("names", "first"), [("all", "origin"), ("all,origin", "nope"), ("mesa,all", "mesa")])
-def test_all_stands_for_the_methods_that_are_not_named(names, first):
-    assert wanted_names(names)[0] == first
-    assert sorted(wanted_names(names)) == sorted(standard_methods())
 
 
 @pytest.mark.parametrize(

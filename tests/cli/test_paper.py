@@ -1,6 +1,5 @@
 """`mesa-lens paper`: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
 
-import itertools
 import json
 import re
 import shutil
@@ -14,13 +13,11 @@ from commands import main
 
 from mesa.settings import make_methods
 from mesa_lens.paper import runner
-from mesa_lens.paper.config import check, estimate, plan_section, read, section_request
+from mesa_lens.paper.config import check, estimate, read, section_request
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import run as running
 from probe.evaluation import worker
 from probe.experiment import model_spec
-from probe.experiment import run as experiment
-from probe.experiment.task import TasksLost
 from probe.statistics import shown
 from probe.store.reader import open_run
 from probe.tasks import sources
@@ -110,14 +107,6 @@ def test_every_config_states_valid_methods(path):
         assert (mesa.window, mesa.width, mesa.first, mesa.last) == (512, 50, 100, 512)
 
 
-def test_the_default_config_runs_every_section_as_it_stands():
-    config = read("default")
-    for name, section in SECTIONS.items():
-        assert name in config.sections
-        if section.tasks and name != "summary":
-            assert plan_section(config, name).cells
-
-
 def test_the_estimate_counts_every_section_and_ends_before_anything_runs(paper, capsys):
     sections = {"passkey": PASSKEY, "ablation": {"lengths": "320", "samples": 1}, "probe": PROBE, "summary": {}}
     paper.write(sections)
@@ -193,19 +182,6 @@ def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys, monkeypatch)
     assert SECTIONS["ruler"].tasks == tuple(task.name for task in RULER)
 
 
-def test_a_section_that_no_worker_could_finish_is_named_and_the_others_go_on(paper, monkeypatch, capsys):
-    def lost(*_, **__):
-        raise TasksLost("no worker could capture mesa, repeated (1 of 2 passes failed)", [("mesa", "repeated")])
-
-    monkeypatch.setattr(runner, "run_probe", lost)
-    paper.write({"probe": PROBE, "passkey": PASSKEY})
-    assert paper.run() == 1
-    printed = capsys.readouterr()
-    assert "probe: left out, no worker could capture mesa, repeated (1 of 2 passes failed)\n" in printed.out
-    assert "failed: probe (1 cells); the same command continues" in printed.err
-    assert len(paper.results["passkey"]["cells"]) == 2
-
-
 def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
     paper.write({"probe": PROBE, "passkey": PASSKEY})
     with monkeypatch.context() as patch:
@@ -214,25 +190,6 @@ def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
     assert "continues from" in capsys.readouterr().err
     monkeypatch.setattr(runner, "run_probe", none_runs)
     assert paper.run() == 0
-
-
-def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(paper, monkeypatch, capsys):
-    paper.write({"nll": {"lengths": LENGTHS, "samples": 1}, "passkey": PASSKEY, "probe": PROBE})
-    checks = itertools.count()  # of the clock: the first is before the first cell
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "run_probe", none_runs)
-        for module in (runner, running, experiment):
-            patch.setattr(module, "is_over", lambda until: until is not None and next(checks) > 0)
-        assert paper.run("--minutes", "5") == 0
-    error = capsys.readouterr().err
-    assert "minutes are over, left: nll (3 cells), probe, passkey; the same command continues from" in error
-    assert "Cells that are not run yet: 3." in paper.html
-    assert paper.html.count("Not run: the time was over") == 2
-    assert [(cell["method"], cell["length"]) for cell in paper.results["nll"]["cells"]] == [("origin", 200)]
-    assert paper.run() == 0
-    assert "minutes are over" not in capsys.readouterr().err
-    assert list(paper.results) == ["probe", "passkey", "nll"]
-    assert len(paper.results["nll"]["cells"]) == 4
 
 
 def test_overwriting_leaves_nothing_old_once_the_model_was_loaded(finished, monkeypatch, capsys):
@@ -252,36 +209,13 @@ def test_overwriting_leaves_nothing_old_once_the_model_was_loaded(finished, monk
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "difference"),
-    [
-        ("probe", {"prompt": "text"}, "config: word (hello there, text now) differs"),
-        ("passkey", {"samples": 2}, "samples (1 there, 2 now)"),
-    ],
-)
-def test_folders_of_another_run_are_refused_before_anything_runs(
-    finished, monkeypatch, capsys, section, change, difference
-):
-    for name in ("run_probe", "run_cells"):
-        monkeypatch.setattr(runner, name, none_runs)
-    sections = {"probe": PROBE, "passkey": PASSKEY}
-    finished.write({**sections, section: {**sections[section], **change}})
-    assert finished.run() == 2
-    assert f"holds a run with another {difference}; use --overwrite or another --out" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sections": {"passkeys": {}}}, "has an unknown key 'passkeys'; known: probe, passkey"),
         ({"sections": {"passkey": {"length": 5}}}, "passkey has an unknown key 'length'; known: methods, "),
         ({"sections": {"passkey": {"lengths": "20"}}}, "length=20 is below the task's fixed text"),
         ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "nowhere.jsonl is not a file or folder"),
-        ({"sections": {"nll": {}}, "set": ["mesa.window=999"]}, "mesa: window=999"),
-        ({"sections": {"nll": {}}, "set": ["leaky_rerope.window=9"]}, "set has an unknown key 'leaky_rerope'; known: "),
         ({"sections": {"ruler": {"tasks": "vt,nll"}}}, "ruler: tasks has an unknown key 'nll'; known: niah-multikey-2"),
         ({"sections": {}}, "config.yaml has no sections; see configs/default.yaml"),
-        ({"sections": {"nll": {}}, "trained_length": "4k"}, "trained_length '4k' is no whole number; see configs/"),
-        ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
     ],
 )
 def test_bad_configs_are_refused_before_anything_runs(paper, changes, message, capsys):
@@ -289,18 +223,6 @@ def test_bad_configs_are_refused_before_anything_runs(paper, changes, message, c
     assert paper.run() == 2
     assert message in capsys.readouterr().err
     assert not paper.out.exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("seed: 1\nseed: 2\n", "config.yaml is not YAML: the key 'seed' stands twice"), ("[" * 5000, "is not YAML: ")],
-)
-def test_yaml_that_cannot_be_read_is_one_line(paper, capsys, text, message):
-    paper.config.write_text(text)
-    assert paper.run() == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", ["4:16:4", "yes", "012", "1_000"])

@@ -1,6 +1,5 @@
 """A whole study of a tiny model, its scores, and the published tables."""
 
-import shutil
 from functools import cache, partial
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from probe.tasks import sources
-from research.thresholds_predict_failure import measure, predict
+from research.thresholds_predict_failure import predict
 from research.thresholds_predict_failure.results import read_results
 from research.thresholds_predict_failure.run import main, parser
 from research.thresholds_predict_failure.tables import scored, settings, tables
@@ -54,21 +53,6 @@ def test_results_are_labelled_and_whole(finished):
     assert set(nll.ravel()) <= {160, 200, 240, 320, 321}
     assert (finished / "study.md").read_text().count("**") == 16
     assert {"lengths.png", "dims.png"} <= {path.name for path in finished.iterdir()}
-
-
-def test_an_interrupted_study_continues_and_ends_the_same(finished, model, tmp_path, capsys, monkeypatch):
-    out, measured, real = tmp_path / "again", [], measure.scores
-    shutil.copytree(finished, out)
-    lines = (out / "journal.jsonl").read_text().splitlines(keepends=True)
-    (out / "journal.jsonl").write_text("".join([*lines[:4], *lines[7:-2], lines[-1][:30]]))
-    monkeypatch.setattr(measure, "scores", lambda *given: measured.append(given[1]) or real(*given))
-    study(model, out, OPTIONS, "--minutes", "0")
-    assert "3 predictions and 2 scores are left; the same command continues" in capsys.readouterr().out
-    study(model, out)
-    assert len(measured) == 2
-    assert (out / "study.json").read_text() == (finished / "study.json").read_text()
-    with pytest.raises(ValueError, match="holds a run with another samples"):
-        study(model, finished, OPTIONS, "--samples", "2")
 
 
 @cache

@@ -9,10 +9,9 @@ import pytest
 
 from theory.bounds import first_failure
 from theory.claim import Reading, crossing, deviation, summary
-from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, theorem1, theorem2
+from theory.claims import CLAIMS, Claim, Settings, Verdict
 from theory.claims.paper import printed_split
 from theory.claims.theorem3 import woven_head_output
-from theory.model import MLP
 
 QUICK = Settings(quick=True)
 
@@ -56,29 +55,6 @@ def test_users_parameters_take_the_place_of_the_grid():
     assert claim.ok
     assert claim.parameters["(M, N)"] == (12, 2)
     assert CLAIMS["corollary"](Settings(M=12, N=2, quick=True)).parameters["(M, N, E)"] == (12, 2, 2)
-
-
-def test_claims_break_where_the_built_weights_are_wrong(monkeypatch):
-    """A wrong printed formula, a step that ends late, o read elsewhere, a C of 2.99: each verdict turns."""
-    right = theorem2.plain_model
-
-    def dull(*args, **options):
-        model = right(*args, **options)
-        if options.get("printed"):
-            model.get_buffer("blocks.1.attn.W_V")[0, 0, 1] += 1
-        elif isinstance(model.blocks[0].mlp, MLP):
-            model.get_buffer("blocks.0.mlp.W_1")[0, 5] -= 2
-        return model
-
-    monkeypatch.setattr(theorem2, "plain_model", dull)
-    for name in ("3.2-printed", "3.2-exact", "recovery"):
-        assert not CLAIMS[name](QUICK).ok, name
-    nope = theorem1.nope_model
-    monkeypatch.setattr(theorem1, "nope_model", lambda M, *args, **options: nope(M + 1, *args, **options))
-    assert not CLAIMS["3.1-reading"](QUICK).ok
-    exact = paper._alibi_slope
-    monkeypatch.setattr(paper, "_alibi_slope", lambda heads: exact(heads) + 0.003)
-    assert not CLAIMS["alibi-constant"](QUICK).ok
 
 
 @pytest.mark.parametrize("shift", [-1, 1])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mesa_lens.cli import main
-from theory.claim import NOTHING, Reading
-from theory.claims import CLAIMS, Settings, rotary_reach
+from theory.claim import Reading
+from theory.claims import CLAIMS, Settings
 from theory.figures import IDEAL, PE, STAIR, WEAVE, attention_figure, excess_figure, position_figure
 from theory.report import curves
 
@@ -49,28 +49,6 @@ def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, 
     line, total = captured.out.splitlines()
     assert "3.3-range" in line
     assert total == "1 claim checked: 1 holds with the stated correction; every verdict is the expected one."
-
-
-def test_in_full_the_longest_inputs_are_built(monkeypatch):
-    """Real matrices of a window of 4096, and Dynamic-NTK followed to 250 tokens; 1024 and 125 otherwise."""
-    built, followed = [], []
-
-    def measured(model, method, length):
-        built.append(length)
-        return np.ones(length), np.ones(length)
-
-    monkeypatch.setattr("theory.claims.rotary.measured", measured)
-    monkeypatch.setattr("theory.claims.rotary.llama", lambda *args: None)
-    monkeypatch.setattr(rotary_reach, "_ntk_failure", lambda *args: (followed.append(args[3]), (None, NOTHING))[1])
-    for words in (
-        "--claim rotary-4096",
-        "--claim rotary-4096 --full",
-        "--claim rotary-ntk",
-        "--claim rotary-ntk --full",
-    ):
-        command(words)
-    assert built == [1024 + 64, 4096 + 64]
-    assert sorted(set(followed)) == [125, 250]
 
 
 @pytest.mark.parametrize(
