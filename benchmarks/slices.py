@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from probe.figures.heatmap import opening_panel, survey
-from probe.store import regions, store
+from probe.figures.heatmap import default_regions, regions, survey
+from probe.store import regions as store_regions
+from probe.store import store
 from probe.store.reader import open_run, partial_path
 
 PANELS = {
@@ -29,7 +30,7 @@ PANELS = {
 
 
 def _opening(hidden, trained):
-    return opening_panel(hidden.sel({"layer": [0]}), trained)
+    return regions(hidden.sel({"layer": [0]}), default_regions(hidden["position"].values, trained))
 
 
 def write_store(folder: Path, layers: int, positions: int, dims: int, trained: int) -> float:
@@ -83,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         cut = write_store(Path(place, "cut"), args.layers, *size, args.trained)
         cuts = timed(Path(place, "cut"), args.trained)
-        regions.WHOLE = 2**62
+        store_regions.WHOLE = 2**62
         whole = write_store(Path(place, "whole"), args.few, *size, args.trained)
         wholes = timed(Path(place, "whole"), args.trained, 1)
     print(f"{args.layers} layers x {size[0]} positions x {size[1]} dims in float16: seconds (of CPU)\n")

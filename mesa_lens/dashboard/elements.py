@@ -7,11 +7,13 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
+from mesa_lens.dashboard.runs import Context
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable
 from probe.figures.render import least_width, untitled
@@ -50,6 +52,15 @@ def suggest(text: str, command: str) -> None:
     """What is missing, and the command that makes it."""
     st.info(plain(text))
     st.code(command, language="bash")
+
+
+def written(context: Context, find: Callable[[Path], Mapping[str, Any] | None], command: str) -> Any:
+    """What a command wrote into the run's folder; where it was not run None, and the command is shown."""
+    summary = find(context.run.path)
+    if summary is None:
+        text = "This run has nothing to show here yet. Run the command, then reload this page:"
+        suggest(text, f"mesa-lens {command} --out {context.run.path}")
+    return summary
 
 
 # Figures and tables

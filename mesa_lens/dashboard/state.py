@@ -16,7 +16,6 @@ from probe.store.regions import list_missing, missing_regions
 from probe.store.results import run_summary
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, analyse, judged_drifts
-from probe.thresholds.predict import negative_control
 from probe.thresholds.search import CrossingRule, search
 
 BY_STORE: dict[Any, Any] = {Entry: lambda entry: (str(entry.path), entry.stamp)}
@@ -85,16 +84,6 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
         thresholds = stored[CROSSINGS]
         return thresholds.sel(prompt=prompt) if "prompt" in thresholds.dims else thresholds
     return cached(run, f"{hook}-{prompt}-{CROSSINGS}", lambda: {CROSSINGS: compute()})[CROSSINGS]
-
-
-@_cache(max_entries=24, show_spinner="Computing the negative control …")
-def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule) -> xr.Dataset | str:
-    """`negative_control` for one prompt, or why it cannot be computed."""
-    run = opened(entry)
-    try:
-        return negative_control(states(run, hook, prompt), trained, rule, reference_of(run))
-    except ValueError as error:
-        return str(error)
 
 
 @_cache(max_entries=8, show_spinner=_ANALYSING)

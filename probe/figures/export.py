@@ -15,7 +15,7 @@ import xarray as xr
 
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_map
-from probe.figures.figure_data import Figure, Raster
+from probe.figures.figure_data import Figure, Heatmaps, Raster
 from probe.figures.heatmap import CELLS, heatmap_grid, layer_limits, pool
 from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
@@ -84,7 +84,13 @@ def heatmap_export(
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
     values = panel if cells is None else pool(panel, cells)
-    figures = _rasters(stem, values, limits) if cells is None else _grids(stem, values, limits, trained_length)
+    figures: dict[str, Figure] = {}
+    if cells is None:
+        for method in values["method"].values.tolist():
+            figures[f"{stem}-{safe_name(method)}"] = Raster(values.sel({"method": method}), limits)
+    else:
+        drawn = grids(values, trained_length, limits)
+        figures |= {stem if len(drawn) == 1 else f"{stem}-{number}": grid for number, grid in enumerate(drawn, 1)}
     numbers = values.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
     return Export(figures, {stem: numbers})
 
@@ -153,16 +159,11 @@ def curves_export(
     return Export({"curves": chart}, {**scores, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
 
 
-def _rasters(stem: str, panel: xr.DataArray, limits: xr.DataArray) -> dict[str, Figure]:
-    methods = panel["method"].values.tolist()
-    return {f"{stem}-{safe_name(method)}": Raster(panel.sel({"method": method}), limits) for method in methods}
-
-
-def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length: int) -> dict[str, Figure]:
-    starts = range(0, panel.sizes["method"], SIDE_BY_SIDE)
-    groups = [panel.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
-    names = [stem] if len(groups) == 1 else [f"{stem}-{number}" for number in range(1, len(groups) + 1)]
-    return {name: heatmap_grid(group, trained_length, limits) for name, group in zip(names, groups, strict=True)}
+def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> list[Heatmaps]:
+    """`heatmap_grid` of the methods, four in a figure."""
+    starts = range(0, values.sizes["method"], SIDE_BY_SIDE)
+    groups = (values.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts)
+    return [heatmap_grid(group, trained_length, limits) for group in groups]
 
 
 def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:

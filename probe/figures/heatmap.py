@@ -19,8 +19,6 @@ FIRST_METHODS = 5
 LIMIT = 0.99
 """Quantile of a layer's absolute values at which its colour scale ends."""
 _SAMPLED = 100_000  # values
-OPENING = "opening"
-"""Name under which `opening` is stored."""
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -137,19 +135,6 @@ def survey(
                     into[list(group).index(method), layer] = farthest(values, at)
         limits.append(upper_quantile(magnitudes, quantile))
     return *(_labelled(*labels) for labels in zip(parts, pooled, starts, strict=True)), _limits(panel, limits)
-
-
-def opening_panel(hidden: xr.DataArray, trained_length: int) -> xr.DataArray:
-    """The first methods of `hidden`, of one prompt, at the default regions; not in memory."""
-    bounds = default_regions(hidden["position"].values, trained_length)
-    return regions(hidden.isel({"method": slice(FIRST_METHODS)}), bounds)
-
-
-def opening(hidden: xr.DataArray, trained_length: int) -> xr.Dataset:
-    """`opening_panel`, `pooled`, and its `limits`."""
-    panel = opening_panel(hidden, trained_length)
-    pooled, limits = survey(panel, [panel["method"].values.tolist()], SCREEN_CELLS)
-    return xr.Dataset({"pooled": pooled, "limits": limits})
 
 
 def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any
 
 import xarray as xr
 
 from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Chart, Figure, Heatmaps
+from probe.figures.figure_data import Drawable, Figure
 from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.figures.tables import row_table
 from probe.store.results import Anatomy, Located, Row, having, number
 
 TABLES = ("loss_gaps", "effects", "smallest")
-_ANATOMY_TABLES = ("heads", "all_heads", "retrieval")
 Labels = Mapping[str, Sequence[Any]]
-T = TypeVar("T")
+Figures = dict[str, Drawable]
 
 
-def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | Heatmaps]:
+def method_figures(summary: Located, method: str, length: int, measure: str) -> Figures:
     """The located figures of one method at one length, by name, the restoration map first; without those not run."""
     at = (summary, method, length, measure)
-    figures: dict[str, Chart | Heatmaps | None] = {
-        "map": restoration_map(*at),
-        "map-without": restoration_map(*at, "without"),
-    }
-    for rule in dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp")):
-        figures[f"clamp-{safe_name(rule)}" if rule else "clamp"] = clamp_chart(*at, rule)
-    return _present(figures)
+    rules = dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp"))
+    clamps = {f"clamp-{safe_name(rule)}" if rule else "clamp": clamp_chart(*at, rule) for rule in rules}
+    return _present({"map": restoration_map(*at), "map-without": restoration_map(*at, "without"), **clamps})
 
 
-def common_figures(summary: Located, length: int, measure: str, methods: Sequence[str]) -> dict[str, Chart]:
+def common_figures(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Figures:
     """The located figures of several methods at one length, by name; without those not run."""
-    figures = {"layers": layer_chart, "smallest": smallest_chart}
-    return _present({name: chart(summary, length, measure, methods) for name, chart in figures.items()})
+    at = (summary, length, measure, methods)
+    return _present({"layers": layer_chart(*at), "smallest": smallest_chart(*at)})
 
 
 def judged_labels(summary: Located) -> dict[str, list[Any]]:
     """The methods, lengths and measures with a judged loss in the summary, each in its order."""
-    judged = [gap for gap in summary["loss_gaps"] if gap["judged"]]
-    return {name: list(dict.fromkeys(gap[name] for gap in judged)) for name in ("method", "length", "measure")}
+    return _labels(having(summary["loss_gaps"], judged=True))
 
 
 def located_export(
@@ -55,20 +50,17 @@ def located_export(
     Raises ValueError for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["loss_gaps"])) for name in requested}
-    chosen = _chosen(requested, known, judged_labels(summary), "located")
+    chosen = _chosen(requested, _labels(summary["loss_gaps"]), judged_labels(summary), "located")
     figures: dict[str, Figure] = {}
-    for length in chosen["length"]:
-        for measure in chosen["measure"]:
-            end = f"{length}-{measure}"
-            for name, figure in common_figures(summary, length, measure, chosen["method"]).items():
-                figures[f"locate-{name}-{end}"] = figure
-            for method in chosen["method"]:
-                for name, figure in method_figures(summary, method, length, measure).items():
-                    figures[f"locate-{name}-{safe_name(method)}-{end}"] = figure
+    for at in product(chosen["length"], chosen["measure"]):
+        parts = {"": common_figures(summary, *at, chosen["method"])}
+        parts |= {f"{safe_name(method)}-": method_figures(summary, method, *at) for method in chosen["method"]}
+        for part, (name, figure) in ((part, item) for part, named in parts.items() for item in named.items()):
+            figures[f"locate-{name}-{part}{at[0]}-{at[1]}"] = figure
     if not figures:
-        wanted = "; ".join(f"{name} {', '.join(map(str, values)) or 'any'}" for name, values in chosen.items())
-        raise ValueError(f"no effect is there for {wanted}: baseline and method do not differ, or it was not run")
+        raise ValueError(
+            f"no effect is there for {_text(chosen)}: baseline and method do not differ, or it was not run"
+        )
     return Export(figures, located_tables(summary, chosen))
 
 
@@ -78,7 +70,7 @@ def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
     return _tables(summary, tables, chosen)
 
 
-def head_figures(summary: Anatomy, method: str, length: int) -> dict[str, Heatmaps]:
+def head_figures(summary: Anatomy, method: str, length: int) -> Figures:
     """The maps of one method at one length, by name; without those not run."""
     return _present({name: head_map(summary, name, method, length) for name in STATISTICS})
 
@@ -97,25 +89,38 @@ def anatomy_export(
     """
     known = anatomy_labels(summary)
     chosen = _chosen({"method": methods, "length": lengths}, known, known, "measured")
-    figures: dict[str, Figure] = {}
-    for length in chosen["length"]:
-        for method in chosen["method"]:
-            for name, figure in head_figures(summary, method, length).items():
-                figures[f"anatomy-{name}-{safe_name(method)}-{length}"] = figure
+    figures: dict[str, Figure] = {
+        f"anatomy-{name}-{safe_name(method)}-{length}": figure
+        for length, method in product(chosen["length"], chosen["method"])
+        for name, figure in head_figures(summary, method, length).items()
+    }
     if not figures:
-        wanted = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
-        raise ValueError(f"nothing is there for {wanted}; run those --parts of `mesa-lens anatomy`")
+        raise ValueError(f"nothing is there for {_text(chosen)}; run those --parts of `mesa-lens anatomy`")
     return Export(figures, anatomy_tables(summary, chosen))
 
 
 def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
-    tables = {name: [_flat(row) for row in summary[name]] for name in _ANATOMY_TABLES}
-    return _tables(summary, tables | {"retrieval_heads": list(_retrieval_rows(summary))}, chosen)
+    tables = {name: [_flat(row) for row in summary[name]] for name in ("heads", "all_heads", "retrieval")}
+    tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
+        {"method": method, **{name: head[name] for name in ("length", "layer", "head", "offset", "lost", "kept")}}
+        | _flat({"inside": head["inside"], "beyond": beyond, "restored": method in head["restored"]})
+        for head in summary["retrieval_heads"]
+        for method, beyond in head["beyond"].items()
+    ]
+    return _tables(summary, tables, chosen)
 
 
-def _present(figures: Mapping[str, T | None]) -> dict[str, T]:
+def _present(figures: Mapping[str, Drawable | None]) -> Figures:
     return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _labels(gaps: Sequence[Row]) -> dict[str, list[Any]]:
+    return {name: list(dict.fromkeys(gap[name] for gap in gaps)) for name in ("method", "length", "measure")}
+
+
+def _text(chosen: Labels) -> str:
+    return "; ".join(f"{name} {', '.join(map(str, values)) or 'any'}" for name, values in chosen.items())
 
 
 def _chosen(requested: Mapping[str, Sequence[Any] | None], known: Labels, default: Labels, verb: str) -> Labels:
@@ -130,12 +135,11 @@ def _chosen(requested: Mapping[str, Sequence[Any] | None], known: Labels, defaul
 def _tables(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], chosen: Labels) -> dict[str, xr.Dataset]:
     """The tables' rows with the chosen labels; a row without a label has all of them."""
     attrs = {name: summary[name] for name in ("model", "trained_length")}
-    datasets = {}
-    for name, rows in tables.items():
-        subset = [row for row in rows if all(row.get(label, values[0]) in values for label, values in chosen.items())]
-        if subset:
-            datasets[name] = row_table(subset).assign_attrs(attrs)
-    return datasets
+    kept = {
+        name: [row for row in rows if all(row.get(label, values[0]) in values for label, values in chosen.items())]
+        for name, rows in tables.items()
+    }
+    return {name: row_table(rows).assign_attrs(attrs) for name, rows in kept.items() if rows}
 
 
 def _by_size(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -151,17 +155,8 @@ def _flat(row: Row) -> dict[str, Any]:
     """The row with a column for each number: intervals as _low and _high."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, list):
-            flat |= dict(zip((name, f"{name}_low", f"{name}_high"), map(number, value), strict=True))
-        else:
-            flat[name] = value
+        several = isinstance(value, list)
+        flat |= (
+            zip((name, f"{name}_low", f"{name}_high"), map(number, value), strict=True) if several else {name: value}
+        )
     return flat
-
-
-def _retrieval_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each head that retrieves inside M and each method beyond it."""
-    for head in summary["retrieval_heads"]:
-        labels = {name: head[name] for name in ("length", "layer", "head", "offset", "lost", "kept")}
-        for method, beyond in head["beyond"].items():
-            scores = _flat({"inside": head["inside"], "beyond": beyond})
-            yield {"method": method, **labels, **scores, "restored": method in head["restored"]}

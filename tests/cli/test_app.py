@@ -180,8 +180,6 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
     assert "Least score (spreads) is 1000 (6)" in app.warning[0].value.replace("\\", "")
     app.number_input(key="minimum_score").set_value(6.0)
-    app.segmented_control(key="below").set_value("negative control").run()
-    assert "as a share of the positions\\: origin 0%, rerope 0%" in app.markdown[-1].value
     app.number_input(key="M").set_value(130).run()  # Origin has left long ago: nothing crosses there
     assert app.markdown[0].value.startswith("**0** of 96")
     assert not app.exception

@@ -6,17 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import (
-    FORMS,
-    buttons,
-    choose_labels,
-    choose_one,
-    file_stem,
-    plain,
-    sheet,
-    show,
-    suggest,
-)
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy import head_map
@@ -44,44 +34,36 @@ _KINDS = {  # of figures, and what each is chosen by
 
 def page(context: Context) -> None:
     """Findings; one kind of figure with its select boxes; downloads of what is displayed."""
-    anatomy = find_anatomy(context.run.path)
+    anatomy = ui.written(context, find_anatomy, "anatomy")
     if anatomy is None:
-        text = "What heads attend to was not measured in this run. Measure it, then reload this page:"
-        suggest(text, f"mesa-lens anatomy --out {context.run.path}")
         return
     for paragraph in anatomy_findings(anatomy):
-        st.markdown(plain(paragraph))
-    kind = choose_one("Figures", list(_KINDS), "anatomy_figures")
+        st.markdown(ui.plain(paragraph))
+    kind = ui.choose_one("Figures", list(_KINDS), "anatomy_figures")
     chosen = _choose(anatomy, kind)
     if kind == _TABLE:
         rows = [
             {"method": row["method"], "queries": row["span"], **head_texts(row)}
             for row in having(anatomy["all_heads"], **chosen)
         ]
-        sheet(rows, "Means over all heads with 95% intervals, by method and queries")
+        ui.sheet(rows, "Means over all heads with 95% intervals, by method and queries")
         return
     name = "retrieval" if kind == "retrieval" else _STATISTICS[chosen["statistic"]]
     figure = head_map(anatomy, name, chosen["method"], chosen["length"])
     if figure is None:
         st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
         return
-    show(figure, f"anatomy-{name}")
+    ui.show(figure, f"anatomy-{name}")
     labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(anatomy)}
-    stem = file_stem(context.run.name, "anatomy", kind, *chosen.values())
-    buttons(lambda: Export({f"anatomy-{name}": figure}, anatomy_tables(anatomy, labels)), stem, FORMS, ("csv",))
+    stem = ui.file_stem(context.run.name, "anatomy", kind, *chosen.values())
+    ui.buttons(lambda: Export({f"anatomy-{name}": figure}, anatomy_tables(anatomy, labels)), stem, ui.FORMS, ("csv",))
 
 
 def overview(context: Context) -> None:
     """The first finding; nothing where `mesa-lens anatomy` was not run."""
-    try:
-        anatomy = find_anatomy(context.run.path)
-    except ValueError as error:
-        st.warning(plain(error))
-        return
-    if anatomy is None:
-        return
-    st.subheader("What does the inside look like?", anchor=False)
-    st.markdown(plain(next(iter(anatomy_findings(anatomy)), "")))
+    if anatomy := find_anatomy(context.run.path):
+        st.subheader("What does the inside look like?", anchor=False)
+        st.markdown(ui.plain(next(iter(anatomy_findings(anatomy)), "")))
 
 
 def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:
@@ -89,4 +71,4 @@ def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:
     known = anatomy_labels(anatomy)
     first = {**{name: values[-1] for name, values in known.items()}, "statistic": next(iter(_STATISTICS))}
     known = {**known, "statistic": list(_STATISTICS)}
-    return choose_labels({name: known[name] for name in _KINDS[kind]}, first, "anatomy")
+    return ui.choose_labels({name: known[name] for name in _KINDS[kind]}, first, "anatomy")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import FORMS, buttons, file_stem, plain, sheet, show, suggest
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
 from mesa_lens.dashboard.views.overview import curves_of
@@ -29,7 +29,7 @@ def page(context: Context) -> None:
     others = {entry.name: entry for entry in context.entries if entry.name != context.run.name and entry.finished}
     if not others:
         command = "mesa-lens probe --length 1024 --prompt world --out runs/second"
-        suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
+        ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
     default = [name for name, entry in others.items() if can_open(entry)][:1]
     names = st.multiselect("Beside", list(others), default, key="with", bind="query-params", filter_mode="contains")
@@ -38,12 +38,12 @@ def page(context: Context) -> None:
         try:
             runs[name] = _read(others[name])
         except (ValueError, OSError) as error:
-            st.warning(plain(f"{name} is left out: {error}"))
+            st.warning(ui.plain(f"{name} is left out: {error}"))
     st.subheader("Predicted and measured failure length")
-    sheet(_failures(runs), "Failure lengths of the runs by method", height="content")
+    ui.sheet(_failures(runs), "Failure lengths of the runs by method", height="content")
     st.subheader("Settings that differ")
     if differing := _differences(runs):
-        sheet(differing, "Settings in which the runs differ", height="content")
+        ui.sheet(differing, "Settings in which the runs differ", height="content")
     else:
         st.markdown("None of those that are recorded.")
     _curves(runs)
@@ -76,7 +76,7 @@ def _curves(runs: Runs) -> None:
     charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}
     chart = overlaid([(name, str(runs[name][1]["model"]), one) for name, one in charts.items()])
     st.subheader("Scores over length", anchor=False)
-    show(chart, "curves")
+    ui.show(chart, "curves")
 
     def export() -> Export:
         tables = {
@@ -86,7 +86,7 @@ def _curves(runs: Runs) -> None:
         }
         return Export({"curves": chart}, tables)
 
-    buttons(export, file_stem(*measured, "curves"), FORMS, ("csv",))
+    ui.buttons(export, ui.file_stem(*measured, "curves"), ui.FORMS, ("csv",))
 
 
 def _differences(runs: Runs) -> list[dict[str, Any]]:

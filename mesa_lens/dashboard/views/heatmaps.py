@@ -9,29 +9,13 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.elements import FORMS, buttons, choose_one, file_stem, follow, plain, show
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
+from probe.figures import heatmap
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
-from probe.figures.heatmap import (
-    FIRST_METHODS,
-    LIMIT,
-    OPENING,
-    SCREEN_CELLS,
-    block_size,
-    default_regions,
-    difference,
-    heatmap_grid,
-    layer_limits,
-    opening,
-    opening_panel,
-    pool,
-    regions,
-    survey,
-)
 from probe.glossary import DIM
-from probe.store.cache import cached
 from probe.store.reader import Run
 from probe.store.select import captured_ranges, listed
 
@@ -61,13 +45,13 @@ def page(context: Context) -> None:
     hook, prompt = choose_states(run)
     first = _defaults(entry, run, hook, prompt)
     methods, minus = _methods(run, first["minus"])
-    st.caption(plain(DIM))
+    st.caption(ui.plain(DIM))
     left, right = st.columns(2)
     layers = _span(left, "Layers", "layers", run.hidden["layer"].values, first.get("layers"))
     dims = _span(right, "Dims", "dims", run.hidden["dim"].values)
     bounds = _bounds(run)
     quantile = st.slider(
-        "Colour scale: share of values within it", 0.9, 1.0, LIMIT, 0.005, key="scale", bind="query-params",
+        "Colour scale: share of values within it", 0.9, 1.0, heatmap.LIMIT, 0.005, key="scale", bind="query-params",
         help="The scale of each layer ends at this quantile of its absolute values, and is shared by all methods",
     )  # fmt: skip
     if not methods:
@@ -75,7 +59,7 @@ def page(context: Context) -> None:
         return
     choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
     panel, limits = _panel(entry, choice)
-    show(heatmap_grid(pool(panel), run.trained_length, limits), "heatmap")
+    ui.show(heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits), "heatmap")
     _scale(panel, limits)
     _downloads(entry, run, choice)
 
@@ -90,7 +74,7 @@ def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> dict[str, Any]:
         if not isinstance(drifts, str):
             layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
             first["layers"] = (layer, layer)
-    follow("heatmaps", entry.name, first)
+    ui.follow("heatmaps", entry.name, first)
     return first
 
 
@@ -100,7 +84,7 @@ def _methods(run: Run, first: str) -> tuple[list[str], str | None]:
     names = run.hidden["method"].values.tolist()
     options, meaning = [_NOTHING, *names], "Shows the difference to this method"
     minus = right.selectbox("Minus", options, options.index(first), key="minus", bind="query-params", help=meaning)
-    chosen = left.multiselect("Methods", names, names[:FIRST_METHODS], key="methods", bind="query-params")
+    chosen = left.multiselect("Methods", names, names[: heatmap.FIRST_METHODS], key="methods", bind="query-params")
     return [name for name in chosen if name != minus], None if minus == _NOTHING else str(minus)
 
 
@@ -119,9 +103,9 @@ def _span(
 def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of positions, none across a gap in what was captured."""
     position = run.hidden["position"].values
-    which = choose_one("Positions", [_AROUND, _ALL, _CHOSEN], "positions")
+    which = ui.choose_one("Positions", [_AROUND, _ALL, _CHOSEN], "positions")
     if which == _AROUND:
-        return tuple(default_regions(position, run.trained_length))
+        return tuple(heatmap.default_regions(position, run.trained_length))
     first, last = int(position[0]), int(position[-1])
     if which == _CHOSEN:
         first, last = _span(st, "First and last position", "zoom", position)
@@ -138,20 +122,15 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
         if not hidden.sizes[name]:
             captured = listed(run.hidden[name].values)
             raise ValueError(f"{name}s {first} to {last} were not captured; captured: {captured}")
-    return regions(hidden.sel({"method": methods}), choice.bounds)
+    return heatmap.regions(hidden.sel({"method": methods}), choice.bounds)
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …", hash_funcs=BY_STORE)
 def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
     run = opened(entry)
-    panel, hidden = _select(run, choice), states(run, choice.hook, choice.prompt)
-    stored = opening_panel(hidden, run.trained_length)
-    if choice.minus is None and choice.quantile == LIMIT and panel.coords.equals(stored.coords):
-        name = f"{choice.hook}-{choice.prompt}-{OPENING}"
-        values = cached(run, name, lambda: {OPENING: opening(hidden, run.trained_length)})[OPENING]
-        return values["pooled"].rename(choice.hook), values["limits"].reset_coords(drop=True)
-    pooled, limits = survey(panel, [choice.methods], SCREEN_CELLS, choice.quantile, choice.minus)
+    panel = _select(run, choice)
+    pooled, limits = heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
     return pooled, limits
 
 
@@ -160,17 +139,17 @@ def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
 
     def export() -> Export:
         values = _select(run, choice).load()
-        values = values if choice.minus is None else difference(values, choice.minus)
-        return heatmap_export(values, run.trained_length, layer_limits(values, choice.quantile))
+        values = values if choice.minus is None else heatmap.difference(values, choice.minus)
+        return heatmap_export(values, run.trained_length, heatmap.layer_limits(values, choice.quantile))
 
     several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()
     minus = [] if choice.minus is None else ["minus", choice.minus]
-    stem = file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus)
-    buttons(export, stem, (*FORMS, "html", "npz"), several)
+    stem = ui.file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus)
+    ui.buttons(export, stem, (*ui.FORMS, "html", "npz"), several)
 
 
 def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:
-    dims, positions = (block_size(panel, name) for name in ("dim", "position"))
+    dims, positions = (heatmap.block_size(panel, name) for name in ("dim", "position"))
     pooled = "Every value is drawn." if dims == positions == 1 else (
         f"Blocks of {dims} dims x {positions} positions are drawn as their value farthest from 0; narrow the "
         "spans to see more."
@@ -178,4 +157,4 @@ def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:
     ends = ", ".join(
         f"layer {layer}: {limit:.3g}" for layer, limit in zip(limits["layer"].values, limits.values, strict=True)
     )
-    st.caption(plain(f"{pooled} Colour scale ends at, in activation: {ends}."))
+    st.caption(ui.plain(f"{pooled} Colour scale ends at, in activation: {ends}."))

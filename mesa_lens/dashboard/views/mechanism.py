@@ -7,19 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import (
-    FORMS,
-    bullets,
-    buttons,
-    choose_labels,
-    choose_one,
-    file_stem,
-    plain,
-    sheet,
-    show,
-    suggest,
-)
-from mesa_lens.dashboard.runs import Context, Entry
+from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard.runs import Context
 from probe.figures.locate import MEASURES
 from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
 from probe.interventions.sentences import located_findings
@@ -36,50 +25,39 @@ _COLUMNS = ("layer", "head", "kind", "way", "rule", "which", "share", "low", "hi
 
 def page(context: Context) -> None:
     """Findings for a method, length and measure; figures; a table of all effects; downloads."""
-    summary = find_located(context.run.path)
+    summary = ui.written(context, find_located, "locate")
     if summary is None:
-        _suggest_locate(context.run)
         return
     first = headline(summary)
     if first is None:
         st.info("No loss is clear at any length and measure, so nothing is located.")
-        sheet(summary["loss_gaps"], "Losses by method, length and measure")
+        ui.sheet(summary["loss_gaps"], "Losses by method, length and measure")
         return
     known = {name: list(dict.fromkeys(gap[name] for gap in summary["loss_gaps"])) for name in first}
-    chosen = choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
+    chosen = ui.choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     for heading, sentences in located_findings(summary, **chosen):
-        st.subheader(plain(heading), anchor=False)
-        st.markdown(bullets(sentences))
+        st.subheader(ui.plain(heading), anchor=False)
+        st.markdown(ui.bullets(sentences))
     _figures(summary, chosen)
     _effects(summary, chosen)
     if having(having(summary["loss_gaps"], **chosen), judged=True):
         labels = {f"{name}s": [value] for name, value in chosen.items()}
-        stem = file_stem(context.run.name, "locate", *chosen.values())
-        buttons(lambda: located_export(summary, **labels), stem, FORMS, FORMS)
+        stem = ui.file_stem(context.run.name, "locate", *chosen.values())
+        ui.buttons(lambda: located_export(summary, **labels), stem, ui.FORMS, ui.FORMS)
 
 
 def overview(context: Context) -> None:
     """The map of the clearest loss, or the command that makes one."""
     st.subheader("Where inside does it arise?", anchor=False)
-    try:
-        summary = find_located(context.run.path)
-    except ValueError as error:
-        st.warning(plain(error))
-        return
+    summary = ui.written(context, find_located, "locate")
     if summary is None:
-        _suggest_locate(context.run)
         return
     chosen = headline(summary)
     for _, sentences in located_findings(summary, **(chosen or {})):
-        st.markdown(bullets(sentences[:_FIRST]))
+        st.markdown(ui.bullets(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
     if figure is not None:
-        show(figure, "located")
-
-
-def _suggest_locate(entry: Entry) -> None:
-    text = "The layers and heads behind this run's loss were not measured. Measure them, then reload this page:"
-    suggest(text, f"mesa-lens locate --out {entry.path}")
+        ui.show(figure, "located")
 
 
 def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
@@ -89,10 +67,10 @@ def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
     kinds = [kind for kind, begins in _KINDS.items() if any(name.startswith(begins) for name in figures)]
     if not kinds:
         return
-    begins = _KINDS[choose_one("Figures", kinds, "locate_figures")]
+    begins = _KINDS[ui.choose_one("Figures", kinds, "locate_figures")]
     for name, figure in figures.items():
         if name.startswith(begins):
-            show(figure, f"locate-{name}")
+            ui.show(figure, f"locate-{name}")
 
 
 def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
@@ -100,4 +78,4 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
     if rows:
         with st.expander(f"All {len(rows)} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}
-            sheet(rows, "Every effect with its interval", column_config=formats)
+            ui.sheet(rows, "Every effect with its interval", column_config=formats)

@@ -12,7 +12,7 @@ import xarray as xr
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
-from mesa_lens.dashboard.elements import download, file_stem, follow, plain, show
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.tables import csv_bytes
 from probe.glossary import WEAVE
@@ -24,7 +24,7 @@ _SIDES = {"a": "rerope", "b": "mesa"}  # and the methods drawn at first
 
 def page(context: Context) -> None:
     """Two methods side by side."""
-    st.caption(plain(WEAVE))
+    st.caption(ui.plain(WEAVE))
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
@@ -42,13 +42,13 @@ def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
     name = str(place.selectbox(f"Method {side}", names, names.index(default), key=side, bind="query-params"))
     sizes = drawing_sizes(name, trained)
     keys = {size: f"{side}.{name}.{size}" for size in sizes}
-    follow(f"{side}.{name}", trained, {keys[size]: value for size, value in sizes.items()})
+    ui.follow(f"{side}.{name}", trained, {keys[size]: value for size, value in sizes.items()})
     for (size, value), column in zip(sizes.items(), place.columns(len(sizes)) if sizes else (), strict=True):
         sizes[size] = int(column.number_input(size, 1, 4096, value, key=keys[size], bind="query-params"))
     try:
         return make(name, trained, **sizes)
     except ValueError as error:
-        place.warning(plain(error))
+        place.warning(ui.plain(error))
         return None
 
 
@@ -62,15 +62,15 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"The largest relative position is {largest:.4g}, {'at or beyond' if beyond else 'inside'} M = {trained}; "
         f"pairs at M or beyond, where the model was never trained: {beyond:,}; causal pairs masked: {masked:,}."
     )
-    st.markdown(f"**{plain(method.name)}** `{method.formula}`  \n{plain(method.source)}")
-    show(matrix_figure(matrix, trained), key, f"Relative positions of {method.name} for {length} tokens. {facts}")
-    st.markdown(plain(facts))
+    st.markdown(f"**{ui.plain(method.name)}** `{method.formula}`  \n{ui.plain(method.source)}")
+    ui.show(matrix_figure(matrix, trained), key, f"Relative positions of {method.name} for {length} tokens. {facts}")
+    st.markdown(ui.plain(facts))
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")
     labels = {"query": range(length), "key": range(length)}
     numbers = xr.Dataset({"relative_position": (("query", "key"), np.where(matrix < 0, np.nan, matrix))}, labels)
-    download(
-        "CSV", lambda: csv_bytes(numbers), f"{file_stem('methods', key, length, 'M', trained)}.csv", key=f"{key} csv"
+    ui.download(
+        "CSV", lambda: csv_bytes(numbers), f"{ui.file_stem('methods', key, length, 'M', trained)}.csv", key=f"{key} csv"
     )
 
 

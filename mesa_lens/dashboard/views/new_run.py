@@ -10,8 +10,8 @@ from pathlib import Path
 
 import streamlit as st
 
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard import run_control
-from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, find_status, name_of
 
 _INTERVAL = 2  # seconds
@@ -23,7 +23,7 @@ def page(context: Context) -> None:
     root = Path(context.root)
     if run_control.ALLOWED_VARIABLE not in os.environ:
         text = "Runs are started from here only where the dashboard was opened with --allow-runs:"
-        suggest(text, f"mesa-lens app --store {root} --allow-runs")
+        ui.suggest(text, f"mesa-lens app --store {root} --allow-runs")
         return
     runs = {name_of(folder, root): folder for folder in run_control.started_runs(root)}
     if runs:
@@ -48,9 +48,9 @@ def _progress(context: Context, name: str, folder: Path, running: bool) -> None:
             st.info("Stopping: finished tasks are kept.")
     elif status is not None and status.state == "finished":
         st.success("The run is finished.")
-        st.page_link(context.pages["overview"], label=f"Overview of {plain(name)}", query_params={"run": name})
+        st.page_link(context.pages["overview"], label=f"Overview of {ui.plain(name)}", query_params={"run": name})
     else:
-        st.warning(plain(run_control.last_error(lines) or "It ended without an error; see the log."))
+        st.warning(ui.plain(run_control.last_error(lines) or "It ended without an error; see the log."))
         if st.button("Resume", key="resume", icon=":material/play_arrow:", help="The same command continues"):
             run_control.resume(folder)
             st.rerun()
@@ -70,7 +70,7 @@ def _form(root: Path) -> None:
         folder = run_control.run_folder(root, name)
         words = run_control.arguments(values, folder)
     except ValueError as error:
-        st.error(plain(error))
+        st.error(ui.plain(error))
         return
     st.code(run_control.command_line(words), language="bash", wrap_lines=True)
     with st.container(horizontal=True):
@@ -88,6 +88,6 @@ def _act(label: str, act: Callable[[], object]) -> bool:
         with st.spinner(label):
             act()
     except (ValueError, OSError) as error:
-        st.error(plain(error))
+        st.error(ui.plain(error))
         return False
     return True

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, plain, sheet, show
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
@@ -36,7 +36,7 @@ _PREDICTED = (
 
 
 def page(context: Context) -> None:
-    """Scores over length, the verdict, where drift and loss arise, links and provenance."""
+    """Scores over length, the verdict, where drift and loss arise, provenance."""
     status = find_status(context.run.path)
     if status is not None and status.state != "finished":
         st.code(status.text(), language=None)
@@ -46,9 +46,11 @@ def page(context: Context) -> None:
     st.html(html(summary[VERDICT]))
     _scores(summary)
     _drift(context.run, summary)
-    mechanism.overview(context)
-    anatomy.overview(context)
-    _links(context, summary)
+    for part in (mechanism.overview, anatomy.overview):
+        try:
+            part(context)
+        except ValueError as error:
+            st.warning(ui.plain(error))
     _provenance(run, summary)
 
 
@@ -63,7 +65,7 @@ def _scores(summary: dict[str, Any]) -> None:
     formats["predicted"] = st.column_config.TextColumn(help=_PREDICTED)
     with st.expander("Scores by length"):
         alt = "Predicted failure length and scores of each method"
-        sheet(rows, alt, column_config=formats, height="content")
+        ui.sheet(rows, alt, column_config=formats, height="content")
         if compared := difference_table(summary):
             _table(compared)
 
@@ -86,17 +88,17 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
         return
     first, *others = parted(cast(Chart, export.figures["curves"]))
-    show(first, "curves")
+    ui.show(first, "curves")
     with st.expander("Passkeys, and files"):
         for chart in others:
-            show(chart, "passkeys")
-        buttons(lambda: export, file_stem(entry.name, "curves"), FORMS, ("csv",))
+            ui.show(chart, "passkeys")
+        ui.buttons(lambda: export, ui.file_stem(entry.name, "curves"), ui.FORMS, ("csv",))
 
 
 def _table(table: Table) -> None:
     title = f"{table.title[0].upper()}{table.title[1:]}"
-    st.markdown(plain(title))
-    sheet([dict(zip(table.head, row, strict=True)) for row in table.rows], title, height="content")
+    st.markdown(ui.plain(title))
+    ui.sheet([dict(zip(table.head, row, strict=True)) for row in table.rows], title, height="content")
 
 
 def _drift(entry: Entry, summary: dict[str, Any]) -> None:
@@ -104,37 +106,19 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     st.subheader("Where inside does it show?", anchor=False)
     drifts = drifted(entry)
     if isinstance(drifts, str):
-        st.info(plain(f"Drift could not be judged: {drifts}."))
+        st.info(ui.plain(f"Drift could not be judged: {drifts}."))
         return
     prompt, drift = next(iter(drifts.items()))
     figure = drift_map(drift, prompt)
-    show(figure, "drift-map")
-    stem = file_stem(entry.name, prompt, "drift-map")
-    buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",))
+    ui.show(figure, "drift-map")
+    stem = ui.file_stem(entry.name, prompt, "drift-map")
+    ui.buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
     if not isinstance(summary["drift"], str):
         with st.expander("Drift, prompt by prompt"):
             for name, row in summary["drift"]["prompts"].items():
                 _table(drift_table(row["methods"], name))
     if doubt := threshold_doubt(summary):
-        st.caption(plain(doubt))
-
-
-def _links(context: Context, summary: dict[str, Any]) -> None:
-    """Links to other pages, with the run, the prompt and the clearest dim in the address."""
-    st.subheader("Look closer")
-    run = {"run": context.run.name}
-    prompt, best = run | {"prompt": summary["prompt"]}, summary["best"]
-    pairs = {"pairs": f"{best[0]['layer']}:{best[0]['dim']}"} if best else {}
-    links = (
-        ("mechanism", "Clamps, smallest sets", run),
-        ("anatomy", "What every head attends to", run),
-        ("tokens", "Token by token", run),
-        ("thresholds", "The clearest dim over position", prompt | pairs),
-        ("heatmaps", "Hidden states, method by method", prompt),
-        ("compare", "Beside another run", run),
-    )
-    for column, (url, label, query) in zip(st.columns(len(links)), links, strict=True):
-        column.page_link(context.pages[url], label=label, query_params=query)
+        st.caption(ui.plain(doubt))
 
 
 def _provenance(run: Run, summary: dict[str, Any]) -> None:
@@ -142,4 +126,4 @@ def _provenance(run: Run, summary: dict[str, Any]) -> None:
         st.json(provenance(run) | {"versions": summary["versions"]})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
         st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
-    download("Summary (JSON)", json.dumps(summary, indent=1), "summary.json")
+    ui.download("Summary (JSON)", json.dumps(summary, indent=1), "summary.json")

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from mesa.methods import Method, make, standard_methods
-from mesa_lens.dashboard.elements import FORMS, buttons, file_stem, plain, show, suggest
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import Export
 from probe.figures.prediction import method_chart, prediction_chart
@@ -21,15 +21,11 @@ _HIDDEN = ("trained_length", "layers", "heads")
 
 def page(context: Context) -> None:
     """What was predicted of the run's methods; then any method, with its parameters to move."""
-    summary = find_prediction(context.run.path)
+    summary = ui.written(context, find_prediction, "predict")
     if summary is None:
-        suggest(
-            "Nothing was predicted in this run. Predict, then reload this page:",
-            f"mesa-lens predict --out {context.run.path}",
-        )
         return
     if summary["refusal"]:
-        st.info(plain(f"Nothing is predicted: {summary['refusal']}."))
+        st.info(ui.plain(f"Nothing is predicted: {summary['refusal']}."))
         return
     law, lengths, trained = stored_law(summary), summary["lengths"], summary["trained_length"]
     names = [name for name, method in standard_methods().items() if name != "origin" and not method.needs_rotary]
@@ -51,13 +47,15 @@ def page(context: Context) -> None:
     longest = max(lengths)
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
     inside = f"its measured cost inside M is {cost:+z.2f} nats/token" if known else "a cost inside M is not included"
-    st.markdown(plain(f"Predicted: {name} {answer} (M = {trained}; {inside})."))
+    st.markdown(ui.plain(f"Predicted: {name} {answer} (M = {trained}; {inside})."))
     chart = method_chart(law, method, lengths, cost)
-    show(chart, "method")
+    ui.show(chart, "method")
     st.subheader("Methods of this run", anchor=False)
     figure = prediction_chart(summary)
-    show(figure, "predictions")
-    buttons(lambda: Export({"prediction": figure}, {}), file_stem(context.run.name, "prediction"), FORMS[:-1], ())
+    ui.show(figure, "predictions")
+    ui.buttons(
+        lambda: Export({"prediction": figure}, {}), ui.file_stem(context.run.name, "prediction"), ui.FORMS[:-1], ()
+    )
 
 
 def _parameters(name: str, trained: int) -> Method | None:
@@ -77,7 +75,7 @@ def _parameters(name: str, trained: int) -> Method | None:
     try:
         return make(name, trained, **values)
     except ValueError as error:
-        st.warning(plain(error))
+        st.warning(ui.plain(error))
         return None
 
 

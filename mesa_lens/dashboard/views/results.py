@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, plain, sheet, show, suggest
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results, unfinished
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.evaluation.effective import effective_table
@@ -38,19 +38,19 @@ def page(context: Context) -> None:
         with st.expander(f"Not finished: {len(running)}"):
             st.code("\n".join(status.text() for status in running), language=None)
     if not known:
-        suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(root))
+        ui.suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(root))
         return
     name = st.query_params.get("result")
     if name is not None and name not in known:
-        st.warning(plain(f"There is no result {name} under the folder of runs."))
+        st.warning(ui.plain(f"There is no result {name} under the folder of runs."))
     result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
     summary = _read(result)
-    model = f"Model **{plain(summary['model'])}**"
+    model = f"Model **{ui.plain(summary['model'])}**"
     if result.kind == HARNESS:
-        st.markdown(f"{model}, prompts of at most {plain(summary['max_length'])} tokens.")
+        st.markdown(f"{model}, prompts of at most {ui.plain(summary['max_length'])} tokens.")
         table(harness_table(summary))
     elif result.kind == EVALUATION:
-        st.markdown(f"{model}, trained window **M = {plain(summary['trained_length'])}** tokens.")
+        st.markdown(f"{model}, trained window **M = {ui.plain(summary['trained_length'])}** tokens.")
         _evaluation(summary, result.name)
     else:
         st.markdown(f"{model}. The paper's numbers are of its models, not of this one.")
@@ -69,7 +69,7 @@ def _read(result: Result) -> Mapping[str, Any]:
 def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
     """Effective lengths, LongPPL, differences to the reference, curves with downloads, and all means in a fold."""
     for sentence in sentences(summary):
-        st.markdown(plain(sentence))
+        st.markdown(ui.plain(sentence))
     tables = {
         "Effective length": effective_table(summary.get("effective", ())),
         "LongPPL": longppl_table(summary.get("longppl", ())),
@@ -86,10 +86,10 @@ def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
         st.subheader("Scores over length", anchor=False)
     numbers = evaluation_numbers(summary)
     for task, chart in evaluation_charts(summary).items():
-        key = file_stem(stem, task)
-        show(chart, key)
+        key = ui.file_stem(stem, task)
+        ui.show(chart, key)
         export = Export({task: chart}, {name: data for name, data in numbers.items() if data.attrs["task"] == task})
-        buttons(lambda export=export: export, key, FORMS, ("csv",) if len(export.numbers) > 1 else ())
+        ui.buttons(lambda export=export: export, key, ui.FORMS, ("csv",) if len(export.numbers) > 1 else ())
     with st.expander("All scores"):
         for values in mean_tables(summary["cells"]):
             table(values)
@@ -98,24 +98,24 @@ def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
 def _paper(context: Context, result: Result, summary: Mapping[str, Any]) -> None:
     """The sections in the report's order, each beside what the paper prints; the report as a download."""
     printed = json.loads(files("mesa_lens.paper").joinpath("printed.json").read_text(encoding="utf-8"))
-    download("Report (HTML)", (result.path / REPORT).read_bytes, f"{file_stem(result.name)}.html")
+    ui.download("Report (HTML)", (result.path / REPORT).read_bytes, f"{ui.file_stem(result.name)}.html")
     for name, measured in summary["sections"].items():
         section = SECTIONS.get(name)
         if section is None:
-            st.warning(plain(f"Section {name} is not known to this version."))
+            st.warning(ui.plain(f"Section {name} is not known to this version."))
             continue
-        st.header(plain(section.title), anchor=False, divider="gray")
-        st.caption(plain(f"{section.place}. The paper: {section.paper}"))
+        st.header(ui.plain(section.title), anchor=False, divider="gray")
+        st.caption(ui.plain(f"{section.place}. The paper: {section.paper}"))
         _section(context, result, section, measured)
         for key in section.printed:
-            with st.expander(plain(f"Printed in the paper: {printed[key]['title']}")):
+            with st.expander(ui.plain(f"Printed in the paper: {printed[key]['title']}")):
                 table(Table("", tuple(printed[key]["head"]), tuple(map(tuple, printed[key]["rows"]))))
 
 
 def _section(context: Context, result: Result, section: Section, measured: Mapping[str, Any]) -> None:
     """The numbers of a section, or why it was left out."""
     if "left_out" in measured:
-        st.info(plain(f"Not run: {measured['left_out']}."))
+        st.info(ui.plain(f"Not run: {measured['left_out']}."))
     elif "results" in measured:
         table(harness_table(measured))
     elif VERDICT in measured:
@@ -124,12 +124,12 @@ def _section(context: Context, result: Result, section: Section, measured: Mappi
         if any(entry.name == run for entry in context.entries):
             st.page_link(context.pages["overview"], label="Look closer at this run", query_params={"run": run})
     else:
-        _evaluation(measured, file_stem(result.name, section.name))
+        _evaluation(measured, ui.file_stem(result.name, section.name))
 
 
 def table(values: Table) -> None:
     """A table under its title; columns of long names are as wide as these."""
-    st.markdown(plain(values.title))
+    st.markdown(ui.plain(values.title))
     columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
     longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
     wide = {
@@ -137,4 +137,4 @@ def table(values: Table) -> None:
         for name, length in longest.items()
         if length > _LONG
     }
-    sheet(columns, values.title, height="content", column_config=wide)
+    ui.sheet(columns, values.title, height="content", column_config=wide)

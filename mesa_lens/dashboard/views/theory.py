@@ -10,7 +10,7 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.elements import download, file_stem, plain, sheet, show, suggest
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.tables import csv_bytes
 from probe.glossary import WEAVE
@@ -30,19 +30,19 @@ def page(context: Context) -> None:
         "H where D(t) passes M. Plain positions give D(t) = t; weaving slows it down. These are the closed forms; "
         "`mesa-lens verify` checks them on real weights."
     )
-    st.caption(plain(WEAVE))
+    st.caption(ui.plain(WEAVE))
     M, H, N, E = _parameters()
     try:
         check_window(M, N, E)
     except ValueError as error:
-        st.warning(plain(error))
+        st.warning(ui.plain(error))
         return
     data = closed_forms(M, H, N, E)
     weave, stair = data.attrs["T_weave"], data.attrs["T_stair"]
     reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
-    st.caption(plain(first_failures(M, N, E)))
+    st.caption(ui.plain(first_failures(M, N, E)))
     output, position, attention = st.tabs(
         ["Head output o_t", "Recovered position", "Attention on <bos>"],
         key="theory_tab",
@@ -51,15 +51,15 @@ def page(context: Context) -> None:
     )
     reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
     with output:
-        show(output_figure(data), "output", f"Head output o_t over position t: fails below H = {H:g}. {reach}")
-        st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
+        ui.show(output_figure(data), "output", f"Head output o_t over position t: fails below H = {H:g}. {reach}")
+        st.caption(ui.plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
         raised = (data["excess"] + H).assign_attrs(data.attrs, long_name="head output o_t").rename("output")
         _download(raised)
     with position:
-        show(position_figure(data), "position", f"The position that layer 1 recovers at t. {reach}")
+        ui.show(position_figure(data), "position", f"The position that layer 1 recovers at t. {reach}")
         _download(data["position"].assign_attrs(data.attrs))
     with attention:
-        show(attention_figure(data), "attention", f"Attention on bos over t: above 1/M succeeds. {reach}")
+        ui.show(attention_figure(data), "attention", f"Attention on bos over t: above 1/M succeeds. {reach}")
         _download(data["attention"].assign_attrs(data.attrs))
     _claims(Path(context.root))
 
@@ -80,8 +80,8 @@ def first_failures(M: int, N: int, E: int) -> str:
 def _download(values: xr.DataArray) -> None:
     """The numbers of a figure, named by what is drawn and the sliders."""
     sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
-    name = f"{file_stem('theory', values.name, *sliders)}.csv"
-    download("CSV", lambda: csv_bytes(values.to_dataset(name=str(values.name))), name, key=name)
+    name = f"{ui.file_stem('theory', values.name, *sliders)}.csv"
+    ui.download("CSV", lambda: csv_bytes(values.to_dataset(name=str(values.name))), name, key=name)
 
 
 def _parameters() -> tuple[int, float, int, int]:
@@ -110,13 +110,13 @@ def _claims(root: Path) -> None:
     path = root / REPORT
     if not path.is_file():
         text = f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"
-        suggest(text, f"mesa-lens verify --html {path.with_suffix('')}")
+        ui.suggest(text, f"mesa-lens verify --html {path.with_suffix('')}")
         return
     claims = json.loads(path.read_text(encoding="utf-8"))
-    st.markdown(plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))
+    st.markdown(ui.plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))
     columns = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
     rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
-    sheet(
+    ui.sheet(
         [{name: claim.get(name) for name in columns} for claim in rows],
         "Every claim with its verdict, margin and error",
         column_config={"margin": st.column_config.NumberColumn(format="%.2g")},

@@ -7,17 +7,16 @@ from typing import Any
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.elements import FORMS, buttons, choose_one, file_stem, follow, plain, sheet, show
+from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import choose_states, control, opened, reference_of, searched, states
+from mesa_lens.dashboard.state import choose_states, opened, reference_of, searched, states
 from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.store.reader import Run
-from probe.thresholds.predict import as_many, best, crossing_texts, false_predictions
+from probe.thresholds.predict import best, crossing_texts
 from probe.thresholds.search import CrossingRule
 
-_RANKING, _CONTROL = "ranking of dims", "negative control"
 _MOST = 6  # figures drawn at once
 _ROWS = 1000  # dims in the table
 _EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
@@ -34,7 +33,7 @@ _LABELS = {
 
 
 def page(context: Context) -> None:
-    """Widgets, one figure a chosen (layer, dim), ranking or control."""
+    """Widgets, one figure a chosen (layer, dim), and the ranking."""
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
@@ -42,22 +41,18 @@ def page(context: Context) -> None:
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
     st.markdown(
-        f"**{int(crossings['qualified'])}** of {crossings.attrs['searched']} (layer, dim) pairs show a "
-        f"threshold at position {trained} under {plain(reference_of(run))}; the smoothed value at that position is the "
-        "threshold."
+        f"**{int(crossings['qualified'])}** of {crossings.attrs['searched']} (layer, dim) pairs show a threshold at "
+        f"position {trained} under {ui.plain(reference_of(run))}; the smoothed value at that position is the threshold."
     )
-    st.caption(plain(f"{DIM} {THRESHOLD_DIM}"))
+    st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
     pairs = _pairs(crossings)
     for layer, dim in pairs:
-        show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
+        ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
     if pairs:
-        several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: crossings, and values
-        stem = file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
-        buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*FORMS, "html"), several)
-    if choose_one("Below", [_RANKING, _CONTROL], "below") == _CONTROL:  # many more searches, so only on demand
-        _negative_control(control(entry, hook, prompt, trained, rule))
-    else:
-        _ranking(crossings)
+        several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
+        stem = ui.file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
+        ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
+    _ranking(crossings)
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -75,7 +70,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("floor", 0.0, 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
     defaults = {key: default for key, _, _, default, _, _ in widgets}
-    follow("rule", name, defaults)
+    ui.follow("rule", name, defaults)
     values: dict[str, Any] = {}
     changes = st.container()
     with st.expander("The rule: M, smoothing, how long a crossing must last"):
@@ -90,7 +85,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         if values[key] != default
     ]
     if changed:
-        changes.warning(plain(f"The rule is changed: {'; '.join(changed)}. In brackets: the run's rule."))
+        changes.warning(ui.plain(f"The rule is changed: {'; '.join(changed)}. In brackets: the run's rule."))
     return values.pop("M"), CrossingRule(**values)
 
 
@@ -108,7 +103,7 @@ def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
     texts = [text.strip() for text in typed.split(",") if text.strip()]
     pairs = list(dict.fromkeys(pair for text in texts if (pair := _pair(text, crossings)))) or clearest
     if len(pairs) > _MOST:
-        st.warning(plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are displayed"))
+        st.warning(ui.plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are displayed"))
     return pairs[:_MOST]
 
 
@@ -118,7 +113,7 @@ def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
     if layer.strip().isdigit() and dim.strip().isdigit() and int(layer) in layers and int(dim) in dims:
         return int(layer), int(dim)
     spans = f"layers {layers[0]} to {layers[-1]}, dims {dims[0]} to {dims[-1]}"
-    st.warning(plain(f"{text!r} is no captured layer:dim; the store holds {spans}"))
+    st.warning(ui.plain(f"{text!r} is no captured layer:dim; the store holds {spans}"))
     return None
 
 
@@ -135,7 +130,7 @@ def _ranking(crossings: xr.Dataset) -> None:
         table[column] = [f"{text:>8}" for text in texts.sel({"method": method}).values]
     pairs = [f"{layer}:{dim}" for layer, dim in zip(table["layer"], table["dim"], strict=True)]
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
-    sheet(
+    ui.sheet(
         table[["layer", "dim", *names, *methods.values()]],
         "Dims by score, with threshold and crossing of each method",
         key=key,
@@ -152,22 +147,3 @@ def _ranking(crossings: xr.Dataset) -> None:
 def _draw(key: str, pairs: list[str]) -> None:
     """Chooses the pairs of the ticked rows."""
     st.session_state["pairs"] = ", ".join(pairs[row] for row in st.session_state[key].selection.rows[:_MOST])
-
-
-def _negative_control(places: xr.Dataset | str) -> None:
-    st.markdown(
-        "**Negative control**: the same search at positions inside the window, where the model works. Crossings there "
-        "are drift alone, and what they predict is false."
-    )
-    if isinstance(places, str):
-        st.info(plain(f"The control could not be computed: {places}."))
-        return
-    rates = false_predictions(places)
-    methods = rates["method"].values.tolist()
-    shares = ", ".join(f"{name} {float(rates.sel({'method': name})):.0%}" for name in methods)
-    st.markdown(
-        plain(
-            f"False predictions, by {places.attrs['least']} dims or more, as a share of the positions: {shares}. At "
-            f"{float(as_many(places)):.0%} of them as many dims are threshold dims as at M, or more."
-        )
-    )
