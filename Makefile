@@ -31,9 +31,8 @@ test: .venv/installed  ## set up, then the tests
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
 
-test-ray: .venv/ray  ## workers on a real Ray: every command, 40 kills, lost machines (needs mesa-lens[ray])
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/probe/experiment/test_ray.py tests/probe/experiment/test_ray_commands.py \
-	  tests/probe/experiment/test_ray_machines.py
+test-ray: .venv/ray  ## workers on a real Ray: every command, 40 kills (needs mesa-lens[ray])
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/probe/experiment/test_ray.py tests/probe/experiment/test_ray_commands.py
 
 test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one line that names what is wrong
 	$(BIN)/python tests/fuzz/command_lines.py 2000

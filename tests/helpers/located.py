@@ -9,10 +9,10 @@ LENGTHS = (512, 1024)
 TOP = {"rerope": 0.82, "mesa": 0.7, "dynamic-ntk": 0.3}  # restored by the second last headed layer alone
 
 
-def summary(layers=4, heads=8, headed=None, seed=0, model="default", trained=256):
-    """headed: layers whose heads were gone over (default: all). The third method is not judged at 512 tokens."""
+def summary(layers=4, heads=8, seed=0, model="default", trained=256):
+    """The third method is not judged at 512 tokens."""
     rng = np.random.default_rng(seed)
-    headed = list(range(layers)) if headed is None else list(headed)
+    headed = list(range(layers))
     gaps, effects, smallest = [], [], []
     for measure in ("nll", "passkey"):
         for length in LENGTHS:

@@ -14,10 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from research.shipped_models.making import train_tokenizer
 
 TRAINED = 24
-CHAT = (
-    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
-)
 
 
 def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: int = TRAINED) -> LlamaForCausalLM:

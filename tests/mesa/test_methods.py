@@ -7,7 +7,6 @@ import cases
 import numpy as np
 import oracle
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
@@ -115,17 +114,6 @@ def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length,
         assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
-def test_positions_are_the_same_from_torch_and_numpy(name):
-    plan = cases.method(name).plan(70, 61)
-    array, tensor = np.arange(70), torch.arange(70)
-    for region in plan.regions:
-        for position in (region.query_position, region.key_position):
-            np.testing.assert_allclose(position(array), position(tensor).numpy())
-        inside = region.contains(tensor[:, None], tensor[None, :])
-        assert (region.contains(array[:, None], array[None, :]) == inside.numpy()).all()
-
-
 @given(
     trained=st.integers(8, 300),
     extra=st.integers(1, 2000),
@@ -210,13 +198,6 @@ BAD += [
 def test_bad_parameters_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=re.escape(f"{name}: {message}")):
         mesa.make(name, 64, **parameters)
-
-
-def test_bad_names_and_windows_are_named():
-    with pytest.raises(ValueError, match="unknown method 'rope'; known: origin, nope, rerope"):
-        mesa.make("rope", 64)
-    with pytest.raises(ValueError, match="rerope: trained_length=0 is below 2 tokens"):
-        mesa.make("rerope", 0)
 
 
 def heads(given, **changes):

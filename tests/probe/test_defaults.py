@@ -88,3 +88,11 @@ def test_anatomy_leaves_out_parts_that_the_window_is_too_small_for(capsys):
         anatomy.plan(replace(request, lengths=(6, 24)))
     with pytest.raises(ValueError, match="fixed text"):
         anatomy.plan(replace(request, parts=("retrieval",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [({}, 1), ({"lengths": (256, 8192)}, 0), ({"samples": 0}, 0), ({"refine": 3}, 3), ({"refine": 0}, 0)],
+)
+def test_one_further_length_is_measured_by_default_where_a_pass_is_cheap(options, rounds):
+    assert plan(ProbeRequest(length=2048, **options)).refine == rounds

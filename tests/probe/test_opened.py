@@ -2,8 +2,6 @@
 
 import json
 
-import anatomized
-import located
 import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states, write_run
@@ -77,19 +75,6 @@ def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
     assert bundle["text/plain"] == repr(view)
     assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
     assert len(view.figure().data) == len(bundle[PLOTLY]["data"])
-
-
-@pytest.mark.slow
-def test_what_was_located_and_looked_at_is_shown(tmp_path):
-    folder = write_run(tmp_path, hidden_states(layers=2, dims=16), evaluation())
-    located.write(folder)
-    anatomized.write(folder)
-    run = probe.open_run(folder)
-    assert set(run.located().data) == {"loss_gaps", "effects", "smallest"}
-    assert run.located().names[0].startswith("locate-map-")
-    assert run.located()._repr_mimebundle_()["image/png"].startswith(PNG)
-    assert "heads" in run.anatomy().data
-    assert run.anatomy()._repr_mimebundle_()["image/png"].startswith(PNG)
 
 
 @pytest.mark.parametrize("part", ["located", "anatomy"])

@@ -15,9 +15,6 @@ from elsewhere import Elsewhere
 from probe import plan as planning
 from probe import run, stages
 from probe.capture.spec import CaptureSpec
-from probe.evaluation.plan import EvalRequest
-from probe.evaluation.plan import plan as plan_evaluation
-from probe.evaluation.run import run as run_evaluation
 from probe.experiment import model_spec as source
 from probe.experiment.task import TasksLost
 from probe.plan import ProbeRequest
@@ -76,20 +73,6 @@ def same(out, other):
     first, second = (untimed(json.loads((folder / "summary.json").read_text())) for folder in (out, other))
     assert first == second
     assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
-
-
-def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_path):
-    planned = plan_evaluation(
-        EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
-    )
-    run_evaluation(planned, tmp_path)
-    rows = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines()[1:])
-    cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
-    assert cells == scored(uninterrupted)
-    stored = xr.open_zarr(uninterrupted / "store.zarr", group="evaluation")
-    for (task, method, length), values in cells.items():
-        at = stored[{"nll": "tail_nll"}.get(task, task)].sel({"method": method, "length": length})
-        assert at.values.tolist() == values
 
 
 def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, monkeypatch):

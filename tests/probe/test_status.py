@@ -1,23 +1,18 @@
 """How far a run is, told from what lies in its folder: nothing is written, and no model is needed."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import synthetic
 import yaml
+from holding import held
 
 from mesa_lens.cli import main
 from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
 from probe.status import status_of
 from probe.store import store
-
-ROOT = Path(__file__).parents[2]
 
 
 def evaluated(path, done, expected=None, **settings):
@@ -53,15 +48,6 @@ def test_the_journal_holds_the_number_of_cells(tmp_path, capsys):
     assert [status[key] for key in ("state", "done", "left", "failed", "of")] == ["unfinished", 4, 3, 0, 7]
     other = evaluated(tmp_path / "other" / "journal.jsonl", 2)
     assert "eval: 2 of unknown cells done" in status_of(other.parent).text()
-
-
-def test_only_a_summary_newer_than_the_journal_counts(tmp_path):
-    path = evaluated(tmp_path / "journal.jsonl", 2)
-    (tmp_path / "summary.json").write_text(json.dumps({"tasks_left": 3, "out_of_memory": [["nll", "mesa", 9]]}))
-    (part,) = status_of(tmp_path).parts
-    assert (part.cells, part.failed, part.left) == (6, 1, 3)
-    os.utime(path, ns=(0, (tmp_path / "summary.json").stat().st_mtime_ns + 10**9))
-    assert status_of(tmp_path).parts[0].cells is None
 
 
 def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
@@ -122,26 +108,10 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, kind, capsys):
     assert "journal.jsonl is no journal of a run" in capsys.readouterr().err
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from probe.experiment.lock import LOCK, owned
-with owned(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.readline()
-"""
-
-
 def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):
     path = evaluated(tmp_path / "journal.jsonl", 3, 12)
     path.write_bytes(path.read_bytes()[:-5])  # it drops what an interrupt cut
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with held(tmp_path) as holder:
         evaluated(path, 4, 12)
         before, status = files(tmp_path), status_of(tmp_path)
         assert status.state == "running"
@@ -152,11 +122,6 @@ def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):
         assert status_of(tmp_path).parts[0].seconds == pytest.approx(8 * since / 2, 1e-3)  # two of four rows are new
         lock.write_bytes(before[lock])
         assert files(tmp_path) == before
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdin.close()
-        holder.stdout.close()
     status = status_of(tmp_path)
     assert status.state == "unfinished"
     assert f"process {holder.pid} on" in status.text()

@@ -1,7 +1,5 @@
 """The theorems' head is found where it is built and nowhere else; holding attention on the first key does just that."""
 
-import json
-
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -13,7 +11,6 @@ from research.script import Journal
 from research.trained_counterpart import counterpart
 from research.trained_counterpart.first_key import first_key
 from research.trained_counterpart.reading import chosen_queries, read_heads
-from research.trained_counterpart.run import main, parser
 
 M, LENGTH = 32, 100
 ORIGIN = mesa.Origin(trained_length=M)
@@ -75,14 +72,3 @@ def test_the_built_head_is_detected_and_holding_it_takes_its_crossing_away(built
     assert [row["set"] for row in summary["held"]] == ["found", "nearest", "every"]
     with pytest.raises(ValueError, match="holds a run with another draws"):
         Journal(tmp_path / "journal.jsonl", request(built, words, draws=3).settings)
-
-
-def test_the_script_writes_heads_and_tables(built, words, tmp_path, capsys):
-    """In float32, too; one text has no intervals."""
-    options = f"--model {built} --method stair --lengths {LENGTH} --samples 1 --find-only --text {words}"
-    main(parser().parse_args([*options.split(), "--out", str(tmp_path)]))
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert parts(summary["heads"]) == {(1, 0): "counterpart", (0, 0): "kin"}
-    assert summary["heads"][0]["linear"][1:] == [None, None]
-    assert (summary["texts"], summary["held"]) == ({"found_on": 1, "judged": 0}, [])
-    assert "| counterpart |" in capsys.readouterr().out

@@ -58,28 +58,6 @@ def test_first_failure_is_the_first(data):
     assert all(pairs_denominator(t, N, E) < M for t in range(M + 1, math.ceil(reach)))
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "E", "reach", "failure"),
-    [
-        (4, 2, None, 13.3415, 14),
-        (8, 3, None, 106.2985, 107),
-        (16, 4, 2, 85.7955, 86),
-        (64, 8, 2, 3171.1175, 3172),
-        (4, 2, 50, 11.4032, 26),  # wider than N: min(r, 3) up to r = 52, so it reaches further than the weave's 14
-    ],
-)
-def test_reach_is_what_it_was_measured_to_be(M, N, E, reach, failure):
-    assert bounds.extended_length(M, N, E) == pytest.approx(reach, abs=0.01)
-    assert bounds.first_failure(M, N, E) == failure
-
-
-@pytest.mark.parametrize(("E", "twice"), [(2, 6.33), (3, 5.48), (5, 5.20), (50, 5.16)])
-def test_stair_formula_where_the_width_divides_the_window(E, twice):
-    N = 50 if E == 50 else 60
-    formula = 2 * N + math.exp(N * (1 - 1 / E)) * (64 - twice)
-    assert bounds.extended_length(64, N, E) == pytest.approx(formula, rel=1e-3)
-
-
 @pytest.mark.parametrize(("M", "N", "E", "slope", "failure"), [(16, 14, None, 0.0625, 20), (8, 6, 2, 0.5, 14)])
 def test_small_slopes_fail_before_or_where_the_line_begins(M, N, E, slope, failure):
     """Lines hold beyond 2N: the one that is at M from the first, in the second case, reaches it at its first t, 14."""

@@ -12,7 +12,7 @@ from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
 from theory import chunked
 from theory.bounds import denominator, stair_is_recovered
-from theory.claims.mesa import PAPER, SIZES, woven_first_failure
+from theory.claims.mesa import SIZES, woven_first_failure
 from theory.constructions import mesa_model
 from theory.rotary import READS, Rotary
 
@@ -74,15 +74,6 @@ def test_where_chunks_fail(size, start, woven):
     assert chunked.fails_from(method) == start
     assert all(chunked.mesa_denominator(method, T) >= size[0] for T in range(start, 6 * size[0]))
     assert woven_first_failure(size) == woven
-
-
-def test_the_papers_constants():
-    method = chunked.mesa_method(*PAPER)
-    assert (chunked.fails_from(method), chunked.hopeless(method)) == (8804, 5450)
-    assert (chunked.last_middle_chunk(method, 8803), chunked.last_middle_chunk(method, 8804)) == (4096, 5560)
-    assert chunked.mesa_denominator(method, 8803) == pytest.approx(3.16395, abs=1e-5)
-    assert chunked.mesa_denominator(method, 8804) == pytest.approx(94722.66, abs=0.01)
-    assert chunked.mesa_denominator(chunked.mesa_method(*PAPER, "woven"), 8804) == pytest.approx(3.16395, abs=1e-5)
 
 
 @given(st.data())

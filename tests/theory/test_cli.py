@@ -10,7 +10,7 @@ import pytest
 from mesa_lens.cli import main
 from theory.claim import Reading
 from theory.claims import CLAIMS, Settings
-from theory.figures import IDEAL, PE, STAIR, WEAVE, attention_figure, excess_figure, position_figure
+from theory.figures import IDEAL, PE, STAIR, WEAVE, excess_figure
 from theory.report import curves
 
 
@@ -81,18 +81,6 @@ def test_report_opens_offline(tmp_path, capsys):
     assert "M = 8, N = 2, E = 2" in html
     assert "<p>1 claim checked: 1 fails as printed; every verdict is the expected one." in html
     assert [claim["name"] for claim in json.loads((tmp_path / "report.json").read_text())] == ["3.3-eq48"]
-
-
-@pytest.mark.parametrize("sizes", [(16, 3), (30, 11)])
-def test_figures_say_where_their_curves_stop(sizes):
-    """At M = 30, N = 11 the weave's T* is 1.6 million tokens, of which 2000 are built."""
-    data = curves(Settings(*sizes, E=2, quick=True))
-    stops = data.T_weave > data.t[-1]
-    assert stops == (sizes == (30, 11))
-    for draw in (excess_figure, position_figure, attention_figure):
-        texts = " ".join(note.text for note in draw(data).layout.annotations).replace("<br>", " ")
-        assert ("Curves stop at t = 2,000" in texts) == stops
-        assert ("T* of the weave, 1.6068e+06, lie beyond" in texts) == stops
 
 
 def test_curves_cross_where_the_closed_forms_say():

@@ -131,11 +131,13 @@ def test_recovered_ranges_are_measured(kind, dtype, positions):
     options = {"recovers": positions, "recovery": kind, "dtype": getattr(torch, dtype)}
     recovered = plain_model(8, **options).recovered_position(positions)
     assert np.abs(recovered - np.arange(1, positions + 1)).max() <= 0.01
+    with pytest.raises(ValueError, match=rf"{positions + 1} positions exceed .* \({positions}\)"):
+        plain_model(8, **{**options, "recovers": positions + 1})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_log_steps_go_on_where_matrices_overflow(dtype):
-    model = plain_model(900, recovers=1000, recovery="log", dtype=dtype, shape=Shape(heads=1))
+    model = plain_model(900, recovers=1000, recovery="log", dtype=dtype, shape=Shape(heads=2))
     assert np.abs(model.recovered_position(1000) - np.arange(1, 1001)).max() < 1e-3
     assert crossing(model.head_output(1000), 900, 0.5) > 1e-3  # one position is 1.1e-3; t = 900 itself is undecided
 

@@ -148,7 +148,10 @@ def test_keys_alike_are_theorem_31_under_every_method(name, methods):
     ("make", "message"),
     [
         (lambda: theory.build("plain", M=M, recovery="log"), "recovery='log' is a function, no matrices; take"),
-        (lambda: theory.save(theory.build("nope", M=M, shape=Shape()), "x"), "vocabulary=11 is not the 257 tokens"),
+        (
+            lambda: theory.save(theory.build("nope", M=M, shape=Shape(vocabulary=300)), "x"),
+            "vocabulary=300 is not the 257 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_built_or_saved_is_refused(make, message):

@@ -8,7 +8,6 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from mesa.finite import states_checked
 from mesa.models import config_of, load
 from mesa_lens.cli import main
 
@@ -90,15 +89,6 @@ def test_a_config_that_no_model_can_have_is_named(good, tmp_path, changes, compl
     assert "config.json" in str(error.value)
 
 
-def test_a_key_that_transformers_does_not_know_is_named(good, tmp_path):
-    shutil.copytree(good, tmp_path / "model")
-    config = json.loads((good / "config.json").read_text())
-    rope = {"rope_type": "foo", "rope_theta": 10000.0}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
-    with pytest.raises(ValueError, match="a file of it is damaged or wrong: 'foo' is not known"):
-        load(str(tmp_path / "model"))
-
-
 @pytest.mark.parametrize(("layers", "message"), [(2, "has 9 weights that its model does not"), (4, "lacks 9 weights")])
 def test_a_config_of_more_or_fewer_layers_is_refused(good, tmp_path, layers, message):
     shutil.copytree(good, tmp_path / "model")
@@ -126,10 +116,3 @@ def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     assert "the states of layer 1 are not finite; run the model with --dtype float64" in capsys.readouterr().err
     assert not (tmp_path / "out" / "journal.jsonl").exists()
-
-
-def test_the_check_leaves_no_hooks(good):
-    model = load(str(good)).model
-    with states_checked(model):
-        model(torch.tensor([[1, 2, 3]]))
-    assert not any(module._forward_hooks for module in model.modules())

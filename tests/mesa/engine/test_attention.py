@@ -198,13 +198,6 @@ def test_a_far_part_is_one_causal_call():
     assert list(calls(far, 99, 100)) == [Call((99, 100), (0, 89))]
 
 
-def test_a_wide_band_is_masked_only_from_where_its_first_keys_are_too_far():
-    band = Region((0, 1000), (0, 1000), nearest=10, farthest=900)
-    opened, rest = calls(band, 0, 1000)
-    assert opened == Call((10, 901), (0, 891), causal=True)
-    assert rest == Call((901, 1000), (1, 990), masked=True)
-
-
 def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
     query, key, value = states(30)
     schedule = Schedule(cases.method("rerope").plan(30), 0, token_index, rotate())

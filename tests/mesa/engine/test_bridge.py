@@ -68,19 +68,6 @@ def test_run_with_cache_holds_the_methods_states(model, tokenizer, executor):
     assert torch.equal(part, expected.hidden_states[2])
 
 
-def test_scores_are_transformer_lens_own(tokenizer, tmp_path):
-    tiny.folder(tmp_path)
-    ours, theirs = load(str(tmp_path)), load(str(tmp_path))
-    own = TransformerBridge.boot_transformers(
-        "LlamaForCausalLM", hf_model=theirs.model, tokenizer=theirs.tokenizer
-    ).run_with_cache(tokens())[1]
-    cache = cached(mesa.bridge(ours.model, ours.tokenizer), ORIGIN)[1]
-    for layer in range(3):
-        for hook in ("attn_scores", "pattern"):
-            torch.testing.assert_close(cache[name(hook, layer)], own[name(hook, layer)], atol=2e-5, rtol=1e-5)
-    assert (cache[name("attn_scores")][0, 0, 3, 4:] == LOWEST).all()
-
-
 def test_edits_of_scores_and_patterns_count(model, tokenizer):
     """A query that sees itself alone gives its own value on."""
     bridge, method, alone = mesa.bridge(model, tokenizer), cases.method("stair"), torch.eye(40).bool()
@@ -285,17 +272,3 @@ def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
         for row, each in zip(rows, ids, strict=True)
     ]
     torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
-
-
-def test_what_a_cache_lacks_is_explained(model, tokenizer):
-    bridge = mesa.bridge(model, tokenizer)
-    few = cached(bridge, cases.method("rerope"), stop_at_layer=2, names_filter=lambda hook: "pattern" in hook)[1]
-    for cache in (few, few.to("cpu"), few.remove_batch_dim()):
-        for key, reason in (
-            (("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
-            (("resid_post", 9), "no hook of this model"),
-            (("pattern", 2), "names_filter or stop_at_layer left it out"),
-        ):
-            with pytest.raises(KeyError, match=reason):
-                cache[key]
-    assert few["pattern", 1].shape == (4, 40, 40)

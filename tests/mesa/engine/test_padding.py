@@ -119,20 +119,6 @@ def test_generate_needs_padding_on_the_left(model):
         model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
 
 
-def test_gradients_flow_through_a_right_padded_batch(model):
-    ids, mask = tokens(3, 30), torch.ones(3, 30, dtype=torch.long)
-    mask[1, 21:] = 0
-    grads = []
-    with mesa.applied(model, cases.method("mesa"), executor="dense"):
-        for given in ((ids[1:2, :21], None), (ids[1:2], mask[1:2])):
-            model.zero_grad()
-            labels = given[0] if given[1] is None else given[0].masked_fill(given[1] == 0, -100)
-            model(given[0], attention_mask=given[1], labels=labels).loss.backward()
-            grads.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
-    model.zero_grad()
-    torch.testing.assert_close(grads[1], grads[0], atol=1e-6, rtol=1e-4)
-
-
 class TestSliding:
     """A sliding layer's cache drops keys by their slots, which padding in between pushes out early."""
 
@@ -158,18 +144,6 @@ class TestSliding:
             grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
             with pytest.raises(ValueError, match=r"sliding layer's cache has dropped .*tokenizer\.padding_side='left'"):
                 logits(model, steps[:, :1], attention_mask=grown, past_key_values=cache)
-
-    def test_short_prompts_go_on(self, model):
-        """Nothing is dropped yet."""
-        ids, mask, step = tokens(2, 12), torch.ones(2, 12, dtype=torch.long), tokens(2, 1, seed=1)
-        mask[1, 9:] = 0
-        cache = DynamicCache(config=model.config)
-        with mesa.applied(model, cases.method("rerope")):
-            logits(model, ids, attention_mask=mask, past_key_values=cache)
-            grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
-            after = logits(model, step, attention_mask=grown, past_key_values=cache)
-            alone = logits(model, torch.cat([ids[1:, :9], step[1:]], 1))
-        torch.testing.assert_close(after[1, 0], alone[0, -1], atol=2e-5, rtol=0)
 
 
 PACKED = torch.ones(1, 20, dtype=torch.long)

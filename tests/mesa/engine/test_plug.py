@@ -129,16 +129,6 @@ def test_bad_input_is_refused(model):
         logits(model, tokens(1, 1), past_key_values=cache)
 
 
-def test_a_stated_prompt_length_holds_also_for_a_cache_that_the_model_makes(model):
-    ids, method = tokens(1, 61), cases.method("mesa")
-    with mesa.applied(model, method):
-        whole = logits(model, ids)[:, 30:]
-    with mesa.applied(model, method, prompt_length=61), torch.no_grad():
-        first = model(ids[:, :30], use_cache=True)
-        second = logits(model, ids[:, 30:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(second, whole, atol=2e-5, rtol=0)
-
-
 def test_arguments_by_position_are_heeded(model):
     ids, mask = tokens(2, 40), torch.ones(2, 40, dtype=torch.long)
     mask[0, :9] = 0

@@ -8,10 +8,8 @@ from tiny import tokens
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine.attention import EXECUTORS, rows
-from mesa.engine.kernels import attend_plainly
+from mesa.engine.attention import EXECUTORS
 from mesa.engine.schedule import Schedule
-from mesa.methods.mapped import SHARPER
 from mesa.models import load
 from mesa.plan import Plan, Region, token_index
 
@@ -48,26 +46,6 @@ def test_alibi_in_half_precision_keeps_its_accuracy_at_32k(executor, dtype):
     got = EXECUTORS[executor](alibi(torch.float32, slopes), *(part.to(dtype) for part in given), DIM**-0.5)[0]
     assert got.dtype == dtype
     assert max(rms(got.double() - exact)) < 2.5e-3
-
-
-def test_a_factor_on_scores_is_not_rounded_to_bfloat16():
-    """Rounded first, STRING's factor is 0.25% too small, in every score alike."""
-    given = states()[0]
-    got = Schedule(Plan(LENGTH, ()), 0, token_index).scaled(given, SHARPER, 0, LENGTH)
-    assert got.dtype == torch.bfloat16
-    assert float((got.float() / given.float()).mean()) == pytest.approx(SHARPER(0), rel=2e-4)
-
-
-def test_rows_of_alibi_in_bfloat16_are_as_accurate():
-    slopes, (query, key, value), chosen = [STEEPEST, GENTLE], states(), [5, 500, 1023]
-    exact = EXECUTORS["dense"](alibi(torch.float64, slopes), query.double(), key.double(), value.double(), DIM**-0.5)
-    got = rows(alibi(torch.float32, slopes), query, key, DIM**-0.5, chosen)
-    torch.testing.assert_close(got.double(), exact[1][:, :, chosen], atol=4e-3, rtol=0)
-
-
-def test_plain_operations_keep_a_large_bias_in_bfloat16(monkeypatch):
-    monkeypatch.setattr("mesa.engine.attention.attend", lambda *given: attend_plainly(*given[:6]))
-    test_alibi_in_half_precision_keeps_its_accuracy_at_32k("fused", torch.bfloat16)
 
 
 @torch.no_grad()

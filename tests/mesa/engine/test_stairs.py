@@ -107,15 +107,6 @@ def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkey
     assert (got.double() - expected).abs().max() < {torch.bfloat16: 0.03, torch.float32: 1e-5}[dtype]
 
 
-def test_masks_are_kept_for_one_device():
-    """Layers of one pass may lie on several."""
-    query, key, value = states(LENGTH)
-    schedule = Schedule(Plan(LENGTH, (NEAR, PLAIN, CARRIED)), 0, Stepped(7))
-    with torch.no_grad():
-        attention.fused(schedule, query, key, value, DIM**-0.5)
-    assert all(query.device in known or query.device in known[-1] for known in schedule._masks)
-
-
 def test_leaves_narrower_than_a_stair_have_masks_of_their_own(monkeypatch):
     """They are as large as one another and begin at other residues."""
     monkeypatch.setattr(stairs, "_LEAF", 16)

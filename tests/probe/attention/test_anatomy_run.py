@@ -8,7 +8,7 @@ import tiny
 from commands import main
 from elsewhere import Elsewhere
 
-from probe.attention.request import AnatomyRequest, estimate, plan
+from probe.attention.request import AnatomyRequest, plan
 from probe.attention.results import intervals, retrieval_heads
 from probe.attention.run import AnatomyExperiment
 from probe.experiment.run import run as run_plan
@@ -28,13 +28,6 @@ def folder(tmp_path_factory):
     model = tiny.folder(tmp_path_factory.mktemp("model"), trained=M)
     drawn = np.random.default_rng(0).choice(["a text", "of a few", "words,", "to make", "a", "tokenizer", "from"], 1500)
     (model / "text.txt").write_text(" ".join(drawn))
-    return model
-
-
-@pytest.fixture(scope="module")
-def weightless(tmp_path_factory):
-    model = tiny.folder(tmp_path_factory.mktemp("weightless"), trained=M)
-    (model / "model.safetensors").write_bytes(b"")
     return model
 
 
@@ -117,29 +110,6 @@ def test_other_settings_are_refused(folder, whole, capsys):
         assert run(folder, whole, *options) == 2
         assert message in capsys.readouterr().err
     assert (whole / "anatomy" / "journal.jsonl").read_text() == before
-
-
-def planned(folder, **options):
-    return plan(AnatomyRequest(**{"model": str(folder), "lengths": (M, LENGTH), "samples": 2} | options))
-
-
-def test_bad_requests_are_refused_before_any_weights(weightless):
-    with pytest.raises(ValueError, match="layer 0-3 is out of range"):
-        planned(weightless, layers="0-3")
-    with pytest.raises(ValueError, match="length=9 is below"):
-        planned(weightless, lengths=(9,), parts=("retrieval",))
-
-
-def test_the_estimate_needs_no_weights(weightless):
-    text = estimate(planned(weightless, methods="origin,rerope"))
-    assert f"{2 * 2 * 2 * 2} passes, {2 * 2 * 2 * (M + LENGTH):,} tokens" in text
-
-
-def test_answers_are_predicted_within_the_length(weightless):
-    """A prompt of M tokens would have all but the first of them predicted beyond M."""
-    for length, prompts in planned(weightless, parts=("retrieval",)).passkeys.items():
-        assert max(len(prompt.ids) + len(prompt.answer_ids) - 2 for prompt in prompts) == length - 1
-        assert min(len(prompt.answer_ids) for prompt in prompts) > 1
 
 
 def test_a_head_is_lost_and_restored_by_its_intervals():

@@ -110,35 +110,6 @@ def test_queries_are_spread_over_both_spans():
     assert min(chosen) == 128
 
 
-def test_bad_sizes_and_absent_answers_are_named():
-    model, prompt = tiny.model(), Prompt(ids=(7, 8, 3), answer_ids=(7, 8), answer="78", key_position=1)
-    for call, message in (
-        (
-            lambda: heads.head_statistics(model, [[1, 2, 3], [1, 2, 3, 4]], ORIGIN),
-            r"prompts have lengths \[3, 4\]; give prom",
-        ),
-        (
-            lambda: heads.head_statistics(model, [[1, 2, 3]], ORIGIN, near=8),
-            "near=8 is not between 1 and the trained length 8",
-        ),
-        (lambda: heads.sampled_queries(1, 8), "length=1 and count=48: both must be at least 2"),
-        (
-            lambda: heads.retrieval_scores(retrieving(), [prompt], NOPE),
-            r"the answer '78' \(tokens \[7, 8\]\) does not stand in",
-        ),
-        (lambda: heads.retrieval_scores(retrieving(), [], NOPE), "prompts is empty"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
-def test_a_head_that_is_not_seen_is_an_error(monkeypatch):
-    model = tiny.model()
-    monkeypatch.setattr(model.config, "num_attention_heads", 5)
-    with pytest.raises(RuntimeError, match="not each of 3 x 5 once"):
-        heads.recorded_attention(model, IDS, ORIGIN, lambda schedule, query, key, scale: {"query": query[0]})
-
-
 NOPE = mesa.NoPE(trained_length=8)
 PROMPT = Prompt(ids=(0, 12, 13, 6, 7, 8, 12, 13, 14, 5), answer_ids=(6, 7, 8), answer="678", key_position=2)
 """The last token is 5; the answer goes on 6, 7, 8, which stands at 3 to 5."""
@@ -182,8 +153,3 @@ def test_a_model_whose_states_are_not_finite_has_no_scores():
     built.model.embed_tokens.weight.data[5] = float("inf")
     with pytest.raises(RuntimeError, match="nope: logits are not finite; run the model with a wider --dtype"):
         heads.retrieval_scores(built, [PROMPT], NOPE)
-
-
-def test_the_needle_is_every_place_where_the_answer_stands_from_the_key_on():
-    prompt = Prompt(ids=(7, 8, 3, 7, 8, 2, 7, 8, 9), answer_ids=(7, 8), answer="78", key_position=2)
-    assert np.flatnonzero(heads.needle_positions(prompt)).tolist() == [3, 4, 6, 7]

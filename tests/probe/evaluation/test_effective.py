@@ -111,13 +111,6 @@ def test_what_copying_the_prompt_gives_is_chance():
     assert [entries["vt", method]["length"] for method in ("origin", "mesa")] == [256, 512]  # at 512 copying has 0.7
 
 
-def test_a_base_beyond_the_window_judges_nothing():
-    scores = [row for row in rows(mesa=(1, 0.9, 0.9, 0.9)) if row["length"] > M]
-    entries = by_method(scores)
-    assert entries["vt", "mesa"]["length"] is None
-    assert effective_table([*entries.values()]).rows[1] == ("mesa", "not judged: no length within M = 256")
-
-
 def test_the_mean_is_over_tasks_that_a_method_has_all_of():
     scores = [*rows(origin=(1, 1, 0.5, 0)), *rows("cwe", origin=(0.9, 0.8, 0.8, 0), mesa=(0.9, 0.9, 0.9, 0.9))]
     entries = by_method(scores)

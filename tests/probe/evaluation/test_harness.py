@@ -135,11 +135,3 @@ def test_a_task_that_lacks_a_package_says_which_extra(folder, capsys, monkeypatc
     monkeypatch.setattr(harness, "_manager", lambda *_: manager)
     assert main(command(folder, "qasper", "--overwrite")) == 2
     assert "qasper lacks a package: Please install jieba for qasper.; pip install 'mesa-" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_overwriting_removes_nothing_for_tasks_that_are_unknown(folder, finished, capsys):
-    before = (folder / "out" / harness.JOURNAL).read_text()
-    assert main(command(folder, "nonsense", "--overwrite")) == 2
-    assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
-    assert (folder / "out" / harness.JOURNAL).read_text() == before

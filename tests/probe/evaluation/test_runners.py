@@ -10,9 +10,7 @@ from elsewhere import Elsewhere, same_evaluation
 from probe.evaluation import run as running
 from probe.evaluation.plan import plan
 from probe.evaluation.run import run
-from probe.evaluation.worker import EvalWorker, eval_tasks
-from probe.experiment.runner import Runner
-from probe.tasks.likelihood import Likelihood
+from probe.evaluation.worker import EvalWorker
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +57,6 @@ def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_req
     assert "mesa-lens: 1 cells failed; the same command continues from" in printed.err
 
 
-def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal(eval_request, tmp_path, monkeypatch):
-    def failing(self, loaded, length, *rest):
-        if length > 100:
-            raise RuntimeError("the states are not finite")
-        return original(self, loaded, length, *rest)
-
-    original = Likelihood.measure
-    monkeypatch.setattr(Likelihood, "measure", failing)
-    planned = plan(replace(eval_request, tasks=("nll", "passkey")))
-    for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
-        with pytest.raises(RuntimeError, match="not finite"):
-            run(planned, tmp_path / name, runner=runner)
-    lines = [(tmp_path / name / "journal.jsonl").read_text().count("\n") for name in ("local", "elsewhere")]
-    assert lines == [5, 5]  # the settings, both tasks of both methods at 96
-
-
 def test_a_worker_with_another_model_is_refused_naming_what_differs(eval_request):
     source = EvalWorker.of(plan(eval_request)).source
     source.check()
@@ -82,16 +64,6 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(eval_request
         changed = replace(source, fingerprints={**source.fingerprints, what: "another"})
         with pytest.raises(ValueError, match=f"a worker has other {what} of .* than this machine"):
             changed.check()
-
-
-def test_tasks_say_what_memory_they_take(eval_request):
-    planned = plan(replace(eval_request, tasks=("passkey", "nll"), methods="origin", batch=4))
-    tasks = {(task.key[0], task.key[2]): task for task in eval_tasks(planned, planned.cells)}
-    one = 96 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # tokens, bytes; keys and values of 2 heads, hidden states
-    passkey, nll = tasks["passkey", 96], tasks["nll", 96]
-    assert one < passkey.memory_bytes < tasks["passkey", 150].memory_bytes
-    assert passkey.best_bytes - passkey.memory_bytes >= 3 * one
-    assert nll.best_bytes == nll.memory_bytes  # it is no batch
 
 
 @pytest.mark.parametrize(

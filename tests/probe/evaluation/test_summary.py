@@ -8,7 +8,7 @@ from scipy.stats import multinomial
 
 from probe.eval_report import render_evaluation
 from probe.evaluation.plan import TASKS
-from probe.evaluation.summary import interval, paired, places, summarize, tables
+from probe.evaluation.summary import interval, paired, summarize, tables
 from probe.figures.curves import evaluation_charts, write_curves
 from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson
@@ -97,14 +97,6 @@ def test_intervals_of_limited_scores_end_at_their_limits():
     assert interval([1, 1, 0.9], Metric("nll", "nats"))[1] > 1
 
 
-def test_differences_are_of_the_same_prompts():
-    nll, other = [1.0, 5.0, 9.0], [0.9, 4.88, 8.9]
-    low, high = paired(nll, other, LOSS)
-    assert (low, high) == pytest.approx(student([0.1, 0.12, 0.1]))
-    assert low > 0 > student(nll)[0] - student(other)[1]  # apart, prompts hide it
-    assert paired([1, 1, 0, 1], [0, 0, 1, 1], FOUND) == bonett_price(2, 1, 4)
-
-
 def test_tables_have_methods_down_and_lengths_across(cells):
     assert tables(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
@@ -146,13 +138,6 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     assert [path.name for path in written] == ["passkey.png", "passkey.html", "nll.png", "nll.html"]
     assert (tmp_path / "nll.png").read_bytes().startswith(b"\x89PNG")
     assert "some/model" in (tmp_path / "nll.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("means", "expected"), [((0.0123, 0.0004), 4), ((0.5, 1.0), 2), ((12.3, 1e6), 1), ((512.3, 3000.0), 0), ((0.0,), 2)]
-)
-def test_three_digits_of_the_largest_mean_are_read(means, expected):
-    assert places([{"mean": mean} for mean in means]) == expected
 
 
 def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():

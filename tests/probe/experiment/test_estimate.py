@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from mesa.methods import LMInfinite, Origin, ReRoPE
+from mesa.methods import Origin, ReRoPE
 from probe.experiment import estimate
 
 CONFIG = LlamaConfig(
@@ -60,29 +60,6 @@ def test_the_range_holds_what_passes_take_at_any_load_of_the_trial(monkeypatch, 
     assert max(machine.lengths) < 4000
     assert machine.truth(PASSES, 1) * 0.97 <= low < machine.truth(PASSES, 2) < high <= 1.3 * machine.truth(PASSES, 3.1)
     assert machine.now < 4 * estimate._SECONDS
-
-
-def test_a_single_stall_does_not_make_hours_of_a_minute(monkeypatch):
-    loads = iter(range(10**6))
-    machine = Machine(monkeypatch, load=lambda: 100.0 if next(loads) == 12 else 1.0)
-    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    assert machine.truth(PASSES) <= low <= high < 1.4 * machine.truth(PASSES)
-
-
-def test_pairs_are_those_that_the_engine_computes():
-    assert estimate._scored_pairs(ORIGIN, 10, "fused") == 55
-    assert estimate._scored_pairs(ORIGIN, 10, "dense") == 100
-    assert estimate._scored_pairs(REROPE, 10, "dense") == 200
-    far, farther = (estimate._scored_pairs(LMInfinite(trained_length=64), length, "fused") for length in (2**16, 2**17))
-    assert farther < 2.1 * far
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "text"),
-    [(3.2, 12, "about 3 s to 12 s"), (90, 130, "about 2 min"), (5000, 9000, "about 83 min to 2.5 h")],
-)
-def test_a_range_in_words(low, high, text):
-    assert estimate.format_range(low, high) == text
 
 
 def test_an_estimate_says_what_its_range_means(monkeypatch):

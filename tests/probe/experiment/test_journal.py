@@ -2,7 +2,6 @@
 
 import json
 import math
-import zlib
 
 import pytest
 
@@ -73,17 +72,6 @@ def test_a_flipped_bit_is_named_by_its_line_wherever_it_is(path, bit):
             Journal(path, SETTINGS)
 
 
-@pytest.mark.parametrize("cell", [None, 5, [], [None], [["nll"]], ["nll", 64.5]], ids=str)
-def test_a_sealed_line_without_a_key_is_damaged(path, cell):
-    Journal(path, SETTINGS).add(KEY, ROW)
-    line = {"cell": cell, **ROW}
-    checksum = f"{zlib.crc32(json.dumps(line).encode()):08x}"
-    with path.open("a") as file:
-        file.write(json.dumps({**line, "crc32": checksum}) + "\n")
-    with pytest.raises(ValueError, match="line 3 is damaged"):
-        Journal(path, SETTINGS)
-
-
 def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
     origin = Origin(trained_length=64)
     Journal(path, {"seed": 1, "model": "m"}).add(KEY, {**ROW, "config": origin.describe()})
@@ -109,10 +97,3 @@ def test_a_row_without_what_is_needed_is_named_by_file_and_key(path, row, proble
         ValueError, match=rf"journal\.jsonl: the row of \['nll', 'origin', 64\] .*{problem}.*; remove its"
     ):
         Journal(path, SETTINGS, needed=("nll", "rules"))
-
-
-def test_a_journal_without_rows_binds_to_nothing(path):
-    Journal(path, {"seed": 1})
-    Journal(path, {"seed": 2}).add(KEY, ROW)
-    with pytest.raises(FileExistsError, match="another seed"):
-        Journal(path, {"seed": 1})

@@ -1,8 +1,6 @@
 """Results come in the tasks' order, whichever ends first; what is not wanted, or too late, is not begun."""
 
-import io
 import random
-import weakref
 
 import pytest
 from tqdm import tqdm
@@ -80,20 +78,6 @@ def test_a_worker_gets_a_task_that_fits_its_memory():
     assert [queue.take(20), queue.take(20), queue.take(40), queue.take(100)] == [tasks[1], None, tasks[2], tasks[0]]
 
 
-def test_the_task_that_all_others_wait_for_begins_however_many_wait():
-    tasks, unwanted = [Task("count", (size,), memory_bytes=size) for size in (9, 1, 2, 8, 3)], []
-    queue = Queue(tasks, max_ahead=2, wanted=lambda task: task not in unwanted)
-    for task in tasks[1:3]:
-        assert queue.take(3) == task
-        queue.end(task, Outcome(0))
-    assert queue.take(3) is None  # two results wait
-    assert queue.take() == tasks[0]
-    queue.end(tasks[0], Outcome(0))
-    unwanted.append(tasks[3])
-    assert [task for task, _ in queue.due()] == tasks[:3]
-    assert queue.take() == tasks[4]
-
-
 def test_a_tasks_error_is_raised_after_the_results_before_it():
     class Failing(Backwards):
         def run(self, queue, progress):
@@ -104,17 +88,3 @@ def test_a_tasks_error_is_raised_after_the_results_before_it():
     assert [next(failing)[0] for _ in range(3)] == TASKS[:3]
     with pytest.raises(ValueError, match="no number"):
         next(failing)
-
-
-def test_a_result_is_released_before_the_next_is_computed():
-    references, alive = [], []
-
-    def large(task):
-        alive.append(sum(reference() is not None for reference in references))
-        value = io.BytesIO()
-        references.append(weakref.ref(value))
-        return value
-
-    for _, outcome in results(LocalPool(large)):
-        del outcome
-    assert alive == [0] * len(TASKS)

@@ -1,7 +1,5 @@
 """Threads: as many as torch has, never more than a container gives; or those stated."""
 
-import re
-
 import pytest
 import tiny
 import torch
@@ -54,19 +52,6 @@ def test_one_an_idle_cpu_at_most_as_many_as_torch_has(count, quota, busy, expect
     with threads.computing() as chosen:
         assert chosen == torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4
-
-
-COMPUTING = ("probe", "check", "verify")
-
-
-@pytest.mark.parametrize("command", COMPUTING)
-def test_every_command_that_computes_refuses_more_threads_than_cpus(command, machine, capsys, tmp_path):
-    machine(8)
-    out = [] if command in ("check", "verify") else ["--out", str(tmp_path / "out")]
-    for threads_, reason in (("two", "'two' is no whole number"), ("9", "9 is above 8, the CPUs that this process")):
-        assert main([command, *out, "--threads", threads_]) == 2
-        assert re.fullmatch(rf"mesa-lens: --threads {reason}[^\n]*\n", capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, capsys, monkeypatch):

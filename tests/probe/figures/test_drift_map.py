@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from synthetic import hidden_states
 
-from probe.figures import interactive, render, static
 from probe.figures.drift import COLUMNS, drift_map
 from probe.thresholds.drift import find_drift
 
@@ -41,14 +40,3 @@ def test_many_runs_keep_their_largest_and_gaps_stay_empty(drift):
     empty = np.isnan(gap.cells[0][0].values).all(axis=0)
     assert empty[50:70].all()  # a column is two runs
     assert not empty[30:50].any()
-
-
-def test_both_renderers_draw_every_map_and_its_title_is_text(drift):
-    figure = drift_map(drift, "<b>repeated</b>")
-    plot = interactive.draw(figure)
-    assert [trace.type for trace in plot.data].count("heatmap") == 4
-    assert "origin, layer 1, positions" in plot.data[0].customdata[1][-1]
-    assert "ranges, limit" in plot.data[0].customdata[1][-1]
-    assert len(static.draw(figure).axes) == 5  # with the colour scale
-    assert "prompt &lt;b&gt;repeated&lt;/b&gt;" in render.html_embed(figure).partition("</figcaption>")[0]
-    assert render.untitled(figure).layout.title.text is None

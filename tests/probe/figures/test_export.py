@@ -18,7 +18,7 @@ from synthetic import evaluation, hidden_states, write_run
 from probe.figures import tables
 from probe.figures.export import curves_export, formats, heatmap_export, threshold_export
 from probe.figures.heatmap import difference, regions
-from probe.figures.tables import csv_bytes, npz_bytes, rounded
+from probe.figures.tables import npz_bytes
 from probe.files import json_text, write
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best
@@ -262,14 +262,6 @@ def test_labels_from_a_store_are_only_text(one):
             assert b"<script>alert(1)" not in content
         texts = [item.text or "" for item in ElementTree.fromstring(content).iter()]
         assert any("$\\frac$" in text for text in texts)  # not mathematics
-
-
-def test_a_csv_has_no_rest_of_rounding():
-    crossings = np.array([0.1 + 0.2 - 0.3, 0.1 + 0.2, np.nan, -1234.5, -1e-17])
-    numbers = xr.Dataset({"share": ("layer", crossings), "rest": ("layer", np.full(5, 2.78e-17))}, {"layer": range(5)})
-    rows = csv_bytes(numbers).decode().splitlines()[1:]
-    assert rows == ["0,0.0,0.0", "1,0.3,0.0", "2,,0.0", "3,-1234.5,0.0", "4,0.0,0.0"]
-    assert rounded(np.array([3e14 + 0.25, 1.0])).tolist() == [3e14, 1.0]
 
 
 def test_json_is_strict():

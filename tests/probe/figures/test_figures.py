@@ -7,11 +7,11 @@ from synthetic import evaluation, hidden_states
 from probe.figures import interactive, styles
 from probe.figures.curves import curves_chart, parted
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
-from probe.figures.static import DPI, draw
+from probe.figures.static import draw
 from probe.figures.styles import style
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import best, crossing_texts
+from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search
 
 M = 64
@@ -89,25 +89,6 @@ def test_curve_marks():
     assert [part.panels[0].title for part in parted(chart)] == ["", ""]
 
 
-def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden):
-    early = hidden.copy()
-    early.loc[{"method": "dynamic-ntk", "layer": 1, "dim": 3}] = hidden.sel(
-        {"method": "origin", "layer": 1, "dim": 3}
-    ).values[-1]
-    crossings = search(early, M, CrossingRule.scaled(M))
-    chart = threshold_chart(early, crossings, 1, 3)
-    out = [line for line in chart.panels[1].lines if line.faint]
-    assert [line.label for line in out] == ["dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"]
-    assert not any(point.text.startswith("dynamic-ntk") for point in chart.panels[1].points)
-    at = crossings.sel(layer=1, dim=3)
-    hover_text = crossing_texts(at).to_series().to_dict()
-    assert hover_text.pop("origin") == f"{at['crossing'].sel({'method': 'origin'}):.0f}"
-    assert hover_text == {"dynamic-ntk": "excluded", "rerope": "never", "mesa": "never"}
-    assert [
-        trace.opacity for trace in interactive.draw(chart).data if trace.name.replace("<br>", " ") == out[0].label
-    ] == [0.35] * 2
-
-
 def test_heatmap_traces(hidden):
     panel = regions(hidden, [(32, 96), (256, 320)])
     figure = interactive.draw(heatmap_grid(panel, M))
@@ -143,24 +124,3 @@ def test_static_figures_draw_the_same(hidden, crossings):
         image = draw(heatmap_grid(displayed, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
-
-
-def test_dims_beside_a_gap_have_the_right_labels(hidden):
-    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
-    figure = draw(heatmap_grid(panel, M))
-    axis = figure.axes[0]
-    assert tuple(axis.images[0].get_extent()) == (31.5, 95.5, 11.5, -0.5)  # one row a dim, none for the gap
-    labels = dict(zip(axis.get_yticks(), [label.get_text() for label in axis.get_yticklabels()], strict=True))
-    assert [labels[row] for row in (0, 5, 6, 11)] == ["0", "5", "18", "23"]
-    assert interactive.draw(heatmap_grid(panel, M)).data[0].y[6] == "18"
-
-
-def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
-    many = hidden.isel({"method": [0], "layer": [0], "dim": np.arange(4000) % 32}) * 0
-    many = many.assign_coords(dim=np.arange(4000))
-    many[0, 0, 200, 1717] = -5
-    grid = heatmap_grid(regions(many, [(0, 320)]), M)
-    figure = draw(grid)
-    displayed = figure.axes[0].images[0].get_array()
-    assert displayed.shape[0] < DPI * figure.get_figheight()
-    assert displayed.min() == -5

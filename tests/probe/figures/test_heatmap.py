@@ -126,41 +126,6 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
     ]
 
 
-def test_pictures_and_pools_hold_one_layer_of_one_method(tmp_path):
-    hidden = hidden_states(windows=4).sel(prompt="repeated")
-    disk, lazy = on_disk(hidden)
-    selected = heatmap.regions(lazy, [(0, 64)])
-    xr.testing.assert_identical(heatmap.pool(selected, 500), heatmap.pool(heatmap.regions(hidden, [(0, 64)]), 500))
-    write_png(
-        selected.sel({"method": "mesa"}),
-        tmp_path / "lazy.png",
-        heatmap.layer_limits(heatmap.regions(hidden, [(0, 64)])),
-    )
-    assert disk.reads == [(64, 32)] * (4 * 3 + 3)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("size", [1, 2, 250_001])
-def test_an_upper_quantile_is_the_quantile(dtype, size):
-    values = np.abs(np.random.default_rng(size).normal(size=size)).astype(dtype)
-    for array in (values, np.sort(values), np.zeros_like(values), values.round()):
-        for quantile in (0, 0.5, 0.99, 1):
-            expected = np.quantile(array.astype(np.result_type(dtype, np.float32)), quantile)
-            assert heatmap.upper_quantile(array, quantile) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_survey_of_a_difference_is_the_pooled_difference(dtype):
-    hidden = hidden_states(layers=2, prompts=("repeated",)).isel(prompt=0).astype(dtype)
-    selected = heatmap.regions(hidden, [(10, 60), (200, 320)])
-    pooled, limits = heatmap.survey(selected, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
-    less = heatmap.difference(selected, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
-    expected = heatmap.pool(less, 900)
-    xr.testing.assert_identical(pooled, expected.transpose(*pooled.dims))
-    assert limits.equals(heatmap.layer_limits(less, 0.9))
-    assert pooled.size < less.size
-
-
 @pytest.fixture
 def small():
     hidden = hidden_states(layers=2, dims=16)

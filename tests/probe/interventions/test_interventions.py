@@ -12,7 +12,7 @@ from mesa.engine.bridge import bridge as bridge_to
 from probe.interventions.clamp import Clamp, control_dims
 from probe.interventions.interventions import weaves
 from probe.interventions.loss_gap import PairedLosses
-from probe.interventions.passes import BASELINE, PATCHED, Edit, Item, RunPair, Start, run
+from probe.interventions.passes import BASELINE, PATCHED, Item, RunPair, Start, run
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -88,11 +88,3 @@ def test_control_dims_are_other_dims_of_similar_variance():
         assert variance[dims].tolist() == [1e-4, 1e-4, 1.0]
     with pytest.raises(ValueError, match="31 of 60 dims leave too few"):
         control_dims(variance, range(31))
-
-
-def test_edits_outside_the_pass_are_errors():
-    bridge, start = bridged(planted()), Start(1, torch.zeros(LENGTH, 32))
-    with pytest.raises(ValueError, match="'resid_post' of layer 0 is not reached by a pass over layers 1-2"):
-        run(bridge, item(), METHODS[BASELINE], [Edit(("resid_post", 0), lambda states: states)], start=start)
-    with pytest.raises(ValueError, match="'hook_q' of layer 0"):
-        run(bridge, item(), METHODS[BASELINE], record=[("hook_q", 0)])

@@ -77,24 +77,6 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
     assert summarize(locate_plan, journal)["tasks_left"] == 0
 
 
-def test_lost_plain_runs_and_head_sets_hold_up_what_follows_from_them(checkpoint, tmp_path):
-    locate_plan, lost = planned(checkpoint, "smallest", heads="1"), ("nll", 320, "rerope", 0, "run")
-    journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(lost=(lost,)))
-    assert [task.key for task in failed] == [lost]
-    assert len(journal.rows) == 2 * 4 - 1
-    first = ("nll", 320, "rerope", 0, "set", "1:0")
-    journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(lost=(first,)))
-    assert [task.key for task in failed] == [first]
-    assert not any("chosen" in key for key in journal.rows)
-    assert locate(locate_plan, tmp_path)[1] == []
-    lines = [json.loads(line) for line in (tmp_path / "locate" / "journal.jsonl").read_text().splitlines()]
-    done, expected, unfinished = 0, 0, []
-    for line in lines:  # wherever the file is cut, it expects more rows than it has
-        done, expected = done + ("cell" in line), line.get("cells", expected)
-        unfinished.append(done < expected)
-    assert all(unfinished[:-1])
-
-
 def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):
     stale = tmp_path / "run" / "locate" / "summary.json"
     stale.parent.mkdir(parents=True)

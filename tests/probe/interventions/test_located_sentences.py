@@ -1,16 +1,10 @@
 """Sentences of locate say what the tables say, no more; also over random tables with missing parts."""
 
-import re
-
 import located
-import numpy as np
 import pytest
 
-from probe.figures.locate import restoration_map
 from probe.interventions.sentences import located_findings
 from probe.store.results import find_located, having, headline, percent, read_located
-
-SHARE = re.compile(r"-?\d+% (?:\[-?\d+, -?\d+\]|\(no interval\))")
 
 
 def text_of(summary, method="rerope", length=1024):
@@ -83,86 +77,6 @@ def test_methods_without_a_gap_or_a_set():
     assert "None of 7 sets restores 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
     unknown = changed("effects", dict.fromkeys(("share", "low", "high")))
     assert "%" not in text_of(unknown).partition("3 heads")[0]
-
-
-def random_summary(seed):
-    """Shares of any size, some unknown, some without an interval, some of fewer items; kinds that were not run."""
-    rng = np.random.default_rng(seed)
-    summary = located.summary(layers=int(rng.integers(2, 5)), heads=int(rng.integers(4, 8)) + 2, seed=seed)
-    kinds = rng.choice(["weave", "clamp"], rng.integers(0, 3), replace=False)
-    effects = [row for row in summary["effects"] if row["kind"] in kinds and rng.random() < 0.8]
-    for row in effects:
-        row |= _share(rng) | {"items": int(rng.integers(1, 13))}
-    for row in summary["smallest"]:
-        shares = [_share(rng) for _ in row["heads"]]
-        row |= {name: [share[name] for share in shares] for name in ("share", "low", "high")}
-        known = shares[-1]["share"] is not None and shares[-1]["share"] >= 0.9
-        row |= {"finished": bool(rng.random() < 0.8), "enough": len(shares) if known else None}
-    for gap in summary["loss_gaps"]:
-        ends = sorted(rng.normal(0.5, 1, 2) - 9 * (not gap["judged"]))
-        low, high = ends if rng.random() < 0.8 else (None, None)
-        gap |= {"low": low, "high": high, "judged": low is not None and low > 0}
-        gap |= {"baseline": 2 + np.mean(ends), "patched": 2.0, "items": int(rng.integers(1, 13))}
-    return summary | {"effects": effects}
-
-
-def _share(rng):
-    value, wide = rng.normal(0.3, 0.5), abs(rng.normal(0, 0.5))
-    kind = rng.random()
-    if kind < 0.1:
-        return dict.fromkeys(("share", "low", "high"))
-    if kind < 0.25:
-        return {"share": value, "low": None, "high": None}
-    return {"share": value, "low": value - wide, "high": value + wide}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_sentence_says_more_than_its_table(seed):
-    summary = random_summary(seed)
-    for gap in summary["loss_gaps"]:
-        labels = {name: gap[name] for name in ("method", "length", "measure")}
-        ((_, sentences),) = located_findings(summary, **labels)
-        assert f"{gap['items']} item" in sentences[0]
-        if not gap["judged"]:
-            assert len(sentences) == 1
-            assert ("worse" in sentences[0]) == (gap["high"] is not None and gap["high"] < 0)
-            continue
-        effects, (smallest,) = having(summary["effects"], **labels), having(summary["smallest"], **labels)
-        known = {percent(row["share"], row["low"], row["high"]) for row in effects}
-        for names in (("share", "low", "high"), ("random", "random_low", "random_high")):
-            known |= {percent(*values) for values in zip(*(smallest[name] for name in names), strict=True)}
-        assert set(SHARE.findall(" ".join(sentences))) <= known
-        _check_best(sentences, restoration_map(summary, **labels))
-        _check_layers(sentences, effects)
-        text = " ".join(sentences)
-        assert ("unfinished" in text) == (not smallest["finished"])
-        assert ("Smallest set found" in text) == bool(smallest["finished"] and smallest["enough"])
-
-
-def _check_best(sentences, cells):
-    """The best head is the map's largest cell, of as many as the map has."""
-    blocks = [block for block in (cells.cells[0] if cells else ()) if block.title == "head"]
-    counted = int(np.isfinite(blocks[0].values).sum()) if blocks else 0
-    best = [sentence for sentence in sentences if "single heads" in sentence]
-    assert len(best) == bool(counted)
-    for sentence in best:
-        values, significant = blocks[0].values, ~blocks[0].muted & (blocks[0].values > 0)
-        assert sentence.startswith(f"The best of {counted} single heads restores {round(100 * np.nanmax(values))}% ")
-        assert ("not significant" in sentence) == (not significant.flat[np.nanargmax(values)])
-        assert ("none is" in sentence) == (not significant.any())
-
-
-def _check_layers(sentences, effects):
-    for way, begin in (("only", "alone restores: "), ("without", "loses again: ")):
-        rows = [row for row in having(effects, kind="weave", way=way, head=None) if row["share"] is not None]
-        matching = [sentence for sentence in sentences if begin in sentence]
-        assert len(matching) == bool(rows)
-        unclear = sum(row["low"] is None or row["low"] <= 0 <= row["high"] for row in rows)
-        for sentence in matching:
-            count = re.search(r"(\d+) of (\d+) layers not significant", sentence)
-            assert (tuple(map(int, count.groups())) if count else (0, len(rows))) == (unclear, len(rows))
-            largest = max(rows, key=lambda row: row["share"])
-            assert percent(largest["share"], largest["low"], largest["high"]) in sentence or largest["share"] < 0
 
 
 def test_the_headline_is_the_clearest_loss_by_nll():

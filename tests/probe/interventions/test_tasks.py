@@ -9,7 +9,7 @@ from probe.interventions.interventions import by_layer
 from probe.interventions.request import LocateRequest, needed_bytes, plan
 from probe.interventions.results import summarize
 from probe.interventions.run import config_of
-from probe.interventions.tasks import known_clamps, remaining, tasks
+from probe.interventions.tasks import remaining, tasks
 
 GROUP = ("nll", 320)
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -45,44 +45,6 @@ def test_plain_runs_come_first_and_what_follows_is_foreseen(folder, tmp_path):
     no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
     assert tasks(locate_plan, no_gap.rows) == []
     assert needed_bytes(planned(folder, "smallest")) > needed_bytes(planned(folder, "weave"))  # states of every item
-
-
-@pytest.mark.parametrize(("kind", "count"), [("clamp", 2), ("smallest", 12 * 2 + 1)])
-def test_what_was_not_run_remains(folder, tmp_path, kind, count):
-    locate_plan = planned(folder, kind)
-    assert remaining(locate_plan, with_plain_runs(locate_plan, tmp_path).rows) == count
-
-
-def test_clamps_remain_until_they_are_run(folder, tmp_path):
-    locate_plan = planned(folder, "clamp")
-    journal = with_plain_runs(locate_plan, tmp_path)
-    assert [task.key for task in tasks(locate_plan, journal.rows)] == [("dims", 320, "rerope")]
-    add(
-        journal,
-        locate_plan,
-        ("dims", 320, "rerope"),
-        rules={"drift": [[1, [3], [[4], [5], [6], [7], [8]]]], "paper": []},
-    )
-    keys = [clamp.key for clamp in known_clamps(locate_plan, journal.rows, GROUP)] + [("run-inside",)]
-    assert remaining(locate_plan, journal.rows) == len(tasks(locate_plan, journal.rows)) == 4 * len(keys)
-    for number in range(4):
-        for key in keys:
-            add(journal, locate_plan, (*GROUP, "origin", number, *key), nll=[3.0] * 8)
-    assert tasks(locate_plan, journal.rows) == []
-
-
-def test_clamps_of_one_key_hold_the_same_dims(folder, tmp_path):
-    """Whatever layers and methods the folder was begun with."""
-    locate_plan = planned(folder, "clamp")
-    journal = with_plain_runs(locate_plan, tmp_path)
-    sets = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    rules = {"drift": [[1, [30, 31], sets], [2, [20, 21], sets]], "paper": []}
-    add(journal, locate_plan, ("dims", 320, "rerope"), rules=rules)
-    every = {clamp.key: clamp.dims for clamp in known_clamps(locate_plan, journal.rows, GROUP)}
-    other = planned(folder, "clamp", layers="2", methods="mesa")
-    some = {clamp.key: clamp.dims for clamp in known_clamps(other, journal.rows, GROUP)}
-    assert some.items() < every.items()
-    assert {dims for (*_, layer), dims in some.items() if layer == -1} >= {((1, (30, 31)), (2, (20, 21)))}
 
 
 def searched(locate_plan, journal, losses, journaled=3):

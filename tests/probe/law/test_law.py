@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import mesa
-from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods, resampled
-from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys, scored_queries
-from probe.law.prediction import auc
-from probe.statistics import student
+from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
+from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys
 
 M, LONGEST, TEXTS = 64, 512, 6
 
@@ -33,13 +31,6 @@ def test_far_keys_are_summed_as_written(method):
         np.testing.assert_allclose(far.sums[number], expected, rtol=1e-9)
 
 
-def test_sums_between_two_powers_are_close_to_exact():
-    far = far_keys(mesa.Origin(trained_length=M).plan(400), [70, 200, 399], M)
-    for power in (0.05, 0.77, 1.95):
-        exact = [sum((d - M + 1.0) ** power for d in range(M, query + 1)) for query in (70, 200, 399)]
-        np.testing.assert_allclose(far.weighted_sums(power, 0), exact, rtol=5e-3)
-
-
 @pytest.mark.parametrize("power", [0.0, 0.6, 2.0, 12.0])
 def test_origin_is_given_its_curve(power):
     curve = excess_curve(np.linspace(-1, 3, LONGEST), M)
@@ -49,25 +40,12 @@ def test_origin_is_given_its_curve(power):
     np.testing.assert_allclose(Law(M, curve, power).at(far), expected, atol=1e-9)
 
 
-def test_the_curve_does_not_fall_and_begins_at_zero():
-    noisy = np.concatenate([np.full(M, 9.0), [-0.5, 1.0, 0.2, 0.4, 2.0]])
-    curve = excess_curve(noisy, M)
-    assert curve[0] == 0
-    assert (np.diff(curve) >= 0).all()
-    assert curve[-1] == 2
-
-
 @pytest.mark.parametrize(
     ("excess", "length"),
     [([0, 0.6, 0.7], 20), ([0.6, 0, 0.7], 30), ([0.7, 0.6, 0.5], 10), ([0.7, 0.6, 0.4], None)],
 )
 def test_a_failure_lasts_to_the_longest_length(excess, length):
     assert failure_length([10, 20, 30], np.array(excess)) == length
-
-
-def test_auc():
-    assert auc(np.array([1, 2, 3, 3]), np.array([False, False, True, False])) == pytest.approx(2.5 / 3)
-    assert auc(np.array([1, 2]), np.array([True, True])) is None
 
 
 def planted(power: float, scale_power: float, noise: float = 0.02, steepness: float = 2.5) -> dict:
@@ -133,23 +111,9 @@ def test_keys_beyond_all_that_origin_was_measured_with_are_known():
     assert law.is_beyond(far)
 
 
-@pytest.mark.parametrize("texts", [4, 8, 16])
-def test_resampled_means_vary_as_students_interval(texts):
-    values = np.random.default_rng(2).normal(0, 1, texts)
-    means = [np.average(values, weights=weight) for weight in resampled(texts, 4000)[1:]]
-    low, high = student(values.tolist())
-    assert 1.96 * 2 * np.std(means) == pytest.approx(high - low, rel=0.12)
-
-
 def test_a_model_that_does_not_read_distance_is_refused():
     losses = planted(0.5, 0)
     for name, length in losses:
         if name.startswith("gap "):
             losses[name, length] = losses["no gap", length]
     assert "no effect of distances beyond M is seen" in Calibration.of(M, M, LONGEST, losses).refusal()
-
-
-def test_scored_queries_are_those_of_the_last_quarter():
-    queries = scored_queries(200, M, 16)
-    assert queries[0] == 200 - M // 4 - 1
-    assert queries[-1] == 198

@@ -63,12 +63,6 @@ def test_a_finished_run_measures_nothing_again(out, capsys):
     assert (out / "journal.jsonl").read_bytes() == journal
 
 
-def test_other_parameters_under_the_same_name_are_refused(out, capsys):
-    words = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope", "--set", "rerope.window=99", "--check"]
-    assert main(["predict", "--out", str(out.parent), *words]) == 2
-    assert "rerope at 256 with other parameters" in capsys.readouterr().err
-
-
 def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, capsys):
     words = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope"]
     assert main(["predict", "--out", str(out.parent), *words]) == 0
@@ -121,11 +115,3 @@ def test_lengths_are_sorted_and_texts_do_not_overlap(tmp_path):
     assert planned.lengths == (512, 1024)
     tokens = sum(map(len, heldout_ids(tokenizer_of("default"), texts(str(path)))))
     assert sum(len(text) - 1 for text in planned.texts) <= tokens
-
-
-def test_two_passes_for_each_length_beyond_the_calibration():
-    planned = plan(PredictRequest(lengths=(512, 1024), samples=2, methods="all"))
-    longest = [key for key in planned.passes if key[1] > planned.trained_length]
-    assert len(longest) == 3  # Origin, with and without log n, and the reference
-    inside = [key for key in planned.passes if key[0] in planned.methods and key[1] == planned.trained_length]
-    assert len(inside) == len(planned.methods) - len(planned.refused)

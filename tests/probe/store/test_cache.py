@@ -41,12 +41,6 @@ def test_an_analysis_from_the_cache_has_the_same_numbers(run):
     assert summarize(first) == summarize(again)
 
 
-def test_a_reason_for_no_result_is_cached(run):
-    save(run, "drift", "too short")
-    assert load(run, "drift") == "too short"
-    assert load(run, "control") is None
-
-
 def test_the_cache_of_other_values_is_not_used(run, number, tmp_path):
     save(run, "a/name", number)
     xr.testing.assert_identical(load(run, "a/name")["all"], number["all"])
@@ -72,8 +66,3 @@ def test_a_damaged_or_linked_cache_is_recomputed(run, number):
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
     assert load(run, "one") is None
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(run, number):
-    (run.path.parent / DERIVED).write_text("a file")
-    assert cached(run, "one", lambda: number) is number

@@ -1,22 +1,19 @@
 """A store at the URL of an object store is the same store: sealed, checked, gone on with, and told of in one line."""
 
-import contextlib
 import importlib.util
-import itertools
 
 import numpy as np
 import objects
 import pytest
 import synthetic
 from commands import main
-from zarr.storage import FsspecStore
 
 from mesa_lens.dashboard.runs import entries
 from probe.opened import open_run
 from probe.status import status_of
-from probe.store import location, regions, store
+from probe.store import location, store
 from probe.store.cache import mark
-from probe.store.location import POINTER, Remote, as_path, store_in
+from probe.store.location import POINTER, as_path, store_in
 from probe.store.reader import partial_path
 from probe.store.regions import whole_passes
 
@@ -153,35 +150,6 @@ def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(model, tmp_pa
     store.remove(near.path)
     assert main(["report", str(out)]) == 2
     assert "no run at memory://bucket/far/store.zarr" in capsys.readouterr().err
-
-
-def test_a_folder_names_the_url_of_a_store_that_was_begun(url, tmp_path):
-    for begun in (False, True):
-        with location.url_recorded(tmp_path, "store.zarr", url):
-            assert (tmp_path / POINTER).exists()
-            if begun:
-                Remote(f"{url}/store.zarr/zarr.json").write_bytes(b"{}")
-        assert (tmp_path / POINTER).exists() == begun
-    assert store_in(tmp_path, "store.zarr") == store_in(as_path(url), "store.zarr")
-
-
-@pytest.mark.parametrize("written_objects", [1, 9, 17])
-def test_a_run_that_is_cut_short_while_its_template_is_written_goes_on(written_objects, monkeypatch):
-    """After so many objects, of about 20."""
-    fsspec.filesystem("memory").store.clear()
-    path = store_in(as_path("memory://bucket/run"), "store.zarr")
-    put, count = FsspecStore.set, itertools.count()
-
-    async def cut(self, *args, **more):
-        if next(count) < written_objects:
-            await put(self, *args, **more)
-
-    monkeypatch.setattr(FsspecStore, "set", cut)
-    with contextlib.suppress(Exception):  # it misses what is not there any more
-        store.create(path, **LABELS)
-    monkeypatch.undo()
-    store.create(path, **LABELS)
-    assert regions.missing_regions(partial_path(path))[0].startswith("resid_post of method")
 
 
 @pytest.mark.parametrize(

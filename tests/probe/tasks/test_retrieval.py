@@ -46,13 +46,6 @@ def test_the_passkey_prompt_reads_as_the_papers(tokenizer):
         assert tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
 
 
-def test_every_record_is_a_line(tokenizer):
-    text = text_of(tokenizer, retrieval.lines(tokenizer, 700, np.random.default_rng(0)))
-    assert text.startswith(retrieval.LINES_HEADER)
-    assert " \n" not in text
-    assert all(line.startswith("line ") for line in text[len(retrieval.LINES_HEADER) :].strip().splitlines()[:-1])
-
-
 def test_special_tokens_are_those_the_tokenizer_puts_first():
     byte_level = tiny.byte_level()
     assert retrieval.first_ids(byte_level) == (byte_level.bos_token_id,)

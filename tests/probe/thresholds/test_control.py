@@ -5,11 +5,10 @@ import pytest
 import xarray as xr
 
 from probe.thresholds.predict import ALPHA, as_many, false_predictions, negative_control, predict
-from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
+from probe.thresholds.search import CrossingRule, search
 
 M, LENGTH = 128, 320
 RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, warm-up 32
-INSIDE = list(range(48, 113))  # where the search can be put
 
 
 def states(*dims, methods=("origin",), seed=0, noise=0.1):
@@ -56,15 +55,6 @@ def test_a_step_at_m_is_distinguished_from_steps_inside():
     assert (float(as_many(inside)), false_predictions(inside).item()) == (9 / 16, 9 / 16)  # nothing qualifies at M
 
 
-def test_where_dims_step_anywhere_m_is_like_any_other_place():
-    """One dim steps at each position inside the window, and one at as many around M."""
-    everywhere = negative_control(states(*INSIDE, *range(M, M + 65)), M, RULE)
-    qualified, matched = (everywhere[name].values for name in ("qualified", "matched"))
-    assert qualified.min() > 0
-    assert abs(np.median(qualified) - np.median(matched)) <= 2
-    assert float(as_many(everywhere)) > ALPHA
-
-
 def test_fewer_dims_than_the_least_predict_nothing():
     four, five = (negative_control(states(*[82] * count, noise=0), M, RULE) for count in (4, 5))
     assert (four["qualified"].max(), five["qualified"].max()) == (4, 5)
@@ -90,16 +80,6 @@ def test_the_rate_on_noise_that_wanders_is_stated():
     assert all(float(as_many(one)) > ALPHA for one in wandering)  # M is told from no other place
 
 
-def test_prompts_are_counted_one_by_one():
-    both = xr.concat([states(*[82] * 6, noise=0), states(*[130] * 6, noise=0)], "prompt").assign_coords(
-        prompt=["a", "b"]
-    )
-    control = negative_control(both, M, RULE)
-    assert control["qualified"].sum("place").values.tolist() == [6 * 9, 0]
-    assert control["matched"].sum("place").values.tolist() == [0, 6 * 16]
-    assert false_predictions(control).sel({"method": "origin"}).values.tolist() == [9 / 16, 0]
-
-
 def test_what_was_not_captured_leaves_places_out():
     short = negative_control(states(140).sel(position=slice(0, M + 20)), M, RULE)
     assert short["last"].values.tolist() == [min(int(at) + 20, M) for at in short["place"]]
@@ -112,12 +92,3 @@ def test_what_was_not_captured_leaves_places_out():
         negative_control(states(140).sel(position=slice(110, None)), M, RULE)
     with pytest.raises(ValueError, match=r"places .* lie 48 positions behind the 62 left out at the start .* no room"):
         negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, warm_up=32 + 30))
-
-
-def test_a_search_put_at_several_places_is_each_one_by_itself():
-    hidden = states(*range(40, 300, 5), *[None] * 8, methods=["origin", "mesa"])
-    windows = [SearchWindow(60, 32, M), SearchWindow(100, 40, 200), SearchWindow(M, 32, LENGTH - 1)]
-    for window, searched in zip(windows, searches(hidden, windows, RULE), strict=True):
-        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, warm_up=window.first)
-        alone = search(hidden.sel(position=slice(0, window.last)), window.at, rule)
-        xr.testing.assert_identical(searched, alone)

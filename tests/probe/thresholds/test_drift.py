@@ -315,11 +315,6 @@ def test_the_interval_says_how_many_draws_call_nothing():
     assert (call.low, call.length, call.high) == (700, 700, None)
 
 
-def test_a_gap_of_one_run_may_hide_where_it_began():
-    call = drift_calls(find_drift(states("step").isel(position=np.r_[0:700, 704:LENGTH]), M))[0]
-    assert (call.low, call.length) == (700, 704)
-
-
 @pytest.mark.parametrize(("alarming", "trusted", "rate"), [(0, False, 0.0), (1, True, 1.0)])
 def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted, rate, monkeypatch):
     """Layer 0 alarms in every second window; the first, third ... decide on trust, the others give the rate."""

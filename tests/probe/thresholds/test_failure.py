@@ -64,11 +64,6 @@ def test_a_failure_that_does_not_last_is_a_dip():
     assert str(failure) == "none up to 1024; dips at 384, 512"
 
 
-def test_rules_may_fail_in_turns():
-    failure = of(scores(above=(0, 0, 0.8, 0, 0.8), hits=((20, 20, 20, 20, 3, 20), (20,) * 6)))
-    assert (failure.length, failure.by_nll, failure.by_passkey) == (512, 1024, None)
-
-
 def test_none_has_an_interval_too():
     evaluation = scores(hits=((20,) * 5 + (11,), (20,) * 6))
     failure = of(evaluation)
@@ -80,13 +75,6 @@ def test_few_answers_rule_out_little():
     three, four = (scores(above=(0, 0, 0, 0, 2)).isel(sample=slice(count)) for count in (3, 4))
     assert str(of(three)) == "(0, 1024]"  # 3 of 3 may be found by one half: Wilson's from 0.44
     assert str(of(four)) == "(768, 1024]"
-
-
-def test_windows_that_agree_by_chance_are_not_sure():
-    evaluation = scores(above=(0, 0, 0.6, 2, 2))
-    evaluation["tail_nll"][0, 3, :3] += np.array([-0.05, 0, 0.05])
-    failure = of(evaluation.isel(window=slice(3)))
-    assert str(failure) == "(384, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -112,13 +100,6 @@ def test_one_prompt_has_no_interval():
     assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not asked
 
 
-def test_passkeys_that_were_not_measured_did_not_fail():
-    evaluation = scores()
-    evaluation["passkey"][1, 5] = np.nan
-    failure = of(evaluation, "mesa")
-    assert (failure.length, failure.low, failure.high) == (None, None, None)
-
-
 def test_lengths_that_one_method_lacks_do_not_count_for_it():
     evaluation = scores(above=(0, 0.8, 0.8, 0.8, 0.8))
     evaluation["tail_nll"][1, [2, 5]] = evaluation["passkey"][1, [2, 5]] = np.nan
@@ -141,17 +122,6 @@ def test_what_is_not_at_chance_still_judges():
     assert str(of(scores(above=(0, 0, 0.8, 0.8, 0.8), hits=hits))) == "(384, 512]"
     assert str(of(scores(level=8.3))) == "not judged by tail NLL; none up to 1024 by passkey"
     assert of(scores(level=8.3, vocabulary=10**5)).holds
-
-
-def test_one_prompt_of_a_model_at_chance():
-    one = scores(level=math.log(4096), hits=((0,) * 6,) * 2).isel(window=slice(1), sample=slice(1))
-    assert str(of(one)) == "not judged: at chance inside M"
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_no_passkey_retrieved_is_chance_however_few_prompts_there_are(count):
-    few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(count))
-    assert measured_failure(few, M).chance == (PASSKEY,)
 
 
 @pytest.mark.parametrize(("answers", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])

@@ -77,13 +77,6 @@ def test_one_sign_is_enough(changes, sign):
     assert [sign in one.text for one in decision.signs] == [True]
 
 
-def test_where_the_shortest_length_fails_already_no_length_is_said_to_work():
-    far = scores().sel(length=[1024, 2048])
-    decision = measured_failure(far, 2048).stated
-    assert (decision.outcome, decision.works, decision.fails) == (TOO_LARGE, None, 1024) or decision.works == 1024
-    assert "origin fails at" in str(measured_failure(scores(origin=level(3.2)), 256).stated)
-
-
 def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     held = scores(origin=level(), passkeys=(20,) * 7)
     decision = stated_window(held, 128, "origin")
@@ -110,13 +103,6 @@ def test_few_or_noisy_prompts_cannot_tell(windows, noise):
     assert decision.outcome == CANNOT_TELL
     assert decision.is_doubtful
     assert str(decision).endswith("on too few prompts to be sure.")
-
-
-def test_one_passkey_of_one_cannot_tell():
-    one = scores(origin=level(), others=level()).isel(sample=[0])
-    decision = measured_failure(one, 1024).stated
-    assert (decision.outcome, decision.is_doubtful) == (CANNOT_TELL, True)
-    assert "passkeys 0 of 1 at 1024 tokens, 1 of 1 at 128, on too few" in str(decision)
 
 
 def test_a_model_at_chance_and_a_window_alone_cannot_tell_and_are_not_doubted():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from probe.thresholds.window_estimate import doubled, estimate_window
+from probe.thresholds.window_estimate import estimate_window
 
 
 def planted(window, slope=0.004, texts=20, noise=0.03, gain=0.4, seed=0):
@@ -31,18 +31,6 @@ def test_a_planted_window_is_estimated(window, seed):
     assert len(tried) <= 16
     assert tried == list(dict.fromkeys(tried))
     assert f"M is at most about {estimate.works} tokens" in str(estimate)
-
-
-def test_two_worse_lengths_in_turn_end_the_search():
-    measure, tried = planted(256)
-    estimate_window(measure, 65536)
-    assert max(tried) == 1024
-
-
-def test_lengths_are_doubled():
-    assert doubled(1024) == [64, 128, 256, 512, 1024]
-    assert doubled(1000) == [64, 128, 256, 512, 1000]
-    assert doubled(128) == [64, 128]
 
 
 def test_a_model_that_never_gets_worse_has_a_window_of_the_longest_or_more():
@@ -81,9 +69,3 @@ def test_what_the_texts_leave_open_is_not_said_to_bound_the_window():
     beyond = estimate_window(measure, 1024)
     assert (beyond.works, beyond.fails) == (128, None)
     assert "What lies beyond, up to 1024, cannot be told." in str(beyond)
-
-
-def test_less_than_certain_lengths_are_not_said_to_work():
-    """Few texts lower what is known to work; they never raise it."""
-    sure, unsure = (estimate_window(planted(256, texts=texts, noise=0.2)[0], 1024) for texts in (100, 4))
-    assert unsure.works is None or unsure.works <= sure.fails

@@ -109,29 +109,6 @@ def test_a_failure_that_is_not_ruled_out_is_stated_wherever_none_is_seen(planted
         assert "; one prompt rules no failure out." in texts[heading]
 
 
-def test_nothing_is_mended_where_it_may_not_be_broken(planted):
-    summary = copy.deepcopy(planted)
-    summary["methods"][0]["measured"]["high"] = None
-    assert texts_of(summary)["What mended it"].startswith(
-        "Cannot tell whether origin fails, so whether there is anything to mend. mesa and rerope hold"
-    )
-
-
-def test_drift_that_some_resamples_do_not_call_may_be_none(planted):
-    summary = copy.deepcopy(planted)
-    summary["methods"][0]["measured"] |= {"length": 128}
-    for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
-        call["high"] = None
-    assert "the states of origin may leave their in-window range" in texts_of(summary)["Where"]
-
-
-def test_layers_with_false_alarms_are_not_hidden_behind_those_without(planted):
-    summary = copy.deepcopy(planted)
-    for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
-        call["untrusted"] = [0]
-    assert texts_of(summary)["How sure"].startswith("No false alarms inside the window in the layers judged (0 of ")
-
-
 def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted):
     stated = planted["stated_window"] | {
         "outcome": "cannot tell",
@@ -188,28 +165,6 @@ def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
     assert ranks(rerope=(0.176, None, None))["rerope"] == 1
 
 
-def test_a_method_worse_than_one_of_a_rank_does_not_share_it():
-    """a and b are level, and c is level with a: it is worse than b."""
-    less = {("b", "a"): (0.1, -0.1, 0.3), ("c", "a"): (0.2, -0.1, 0.5), ("c", "b"): (0.1, 0.05, 0.15)}
-    methods = [
-        {
-            "method": name,
-            "measured": {"judged_by": ["tail NLL"], "length": None, "longest": 320},
-            "longest": {
-                "length": 320,
-                "tail_nll": mean,
-                "tail_nll_interval": [None, None],
-                "less": {
-                    o: dict(zip(("mean", "low", "high"), v, strict=True)) for (n, o), v in less.items() if n == name
-                },
-            },
-        }
-        for name, mean in (("a", 2.0), ("b", 2.1), ("c", 2.2))
-    ]
-    rows = ranked({"methods": methods, "reference": "a", "drift": "not judged"}, None)
-    assert [(row["method"], row["rank"]) for row in rows] == [("a", 1), ("b", 1), ("c", 3)]
-
-
 def test_a_method_worse_than_crop_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
@@ -258,16 +213,6 @@ def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
     assert result["notes"][1] == "Heads: those located in this folder are of methods with other parameters."
 
 
-def test_a_search_cut_short_with_an_unknown_share_is_not_called_a_failure(planted):
-    where = located.summary()
-    for row in where["smallest"]:
-        row |= {"enough": None, "finished": False, "share": [float("nan")] * 7, "random": [None] * 7}
-    result = verdict(planted | {"model": "default", "trained_length": 256}, where)
-    json.dumps(result, allow_nan=False)
-    assert cells(result)["rerope"]["smallest set of heads"].startswith("search not done: 7 (")
-    assert cells(result)["mesa"]["smallest set of heads"].endswith(": unknown")
-
-
 def test_what_was_located_on_another_model_is_not_believed(planted):
     result = verdict(planted, located.summary(model="other"))
     assert "smallest set of heads" not in result["head"]
@@ -287,15 +232,6 @@ def by_nll_alone(summary, to_crop):
         row["measured"] |= {"judged_by": ["tail NLL"]}
         row["longest"]["tail_nll_to_crop"] = dict(zip(("mean", "low", "high"), to_crop[row["method"]], strict=True))
     return changed | {"judged_by": ["tail NLL"]}
-
-
-def test_crop_stands_beside_every_tail_nll(planted):
-    result = planted["verdict"]
-    table = cells(result)
-    assert table["origin"]["NLL less crop's"].startswith("+0.8")
-    assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
-    assert result["sentences"][2]["text"].count("No method clearly beats `crop`") == 1
-    assert result["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
 
 
 def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
