@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 STUDY = ROOT / "research" / "thresholds_predict_failure" / "results" / "default.json"
-PROMPT, TOP = "repeated", 10
+PROMPTS, TOP = {"repeated": "", "text": ", text"}, 10
+"""Prompts that drift and thresholds are read on, and what follows a rule's name there."""
 DRAWS = 1000
 
 
@@ -66,16 +68,16 @@ def bounds(study: dict[str, Any], names: Sequence[str]) -> dict[str, list[float]
 
 
 def calls(study: dict[str, Any], names: Sequence[str]) -> dict[str, list[float]]:
-    """Drift's and thresholds' failure lengths on repeated words: the median of the seeds that can tell.
+    """Drift's and thresholds' failure lengths by prompt: the median of the seeds that can tell.
 
     Where no seed can tell, the rule is taken to say that it holds.
     """
     coords, data = study["coords"], study["predicted"]["data"]
     result = {}
-    for rule, title in (("standard", "thresholds"), ("drift", "drift")):
-        part = data[coords["prompt"].index(PROMPT)][coords["rule"].index(rule)][coords["top"].index(TOP)]
+    for (prompt, suffix), (rule, title) in product(PROMPTS.items(), (("standard", "thresholds"), ("drift", "drift"))):
+        part = data[coords["prompt"].index(prompt)][coords["rule"].index(rule)][coords["top"].index(TOP)]
         seeds = [[value for value in part[coords["config"].index(name)] if value is not None] for name in names]
-        result[title] = [float(np.median(values)) if values else np.inf for values in seeds]
+        result[title + suffix] = [float(np.median(values)) if values else np.inf for values in seeds]
     return result
 
 

@@ -25,13 +25,17 @@ BOUNDS = {
 }
 
 
-def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
+def judge(plan: PredictPlan, losses: Losses, fitted: str, others: Losses | None = None) -> dict[str, Any]:
     """Laws from the even texts, judged on the odd ones; the config `fitted` is judged apart from the others.
 
     A single text serves both: then p and q rest on its gaps and on Origin alone, and intervals are over configs.
+    others: losses of other texts; then p and q come from these, all texts are judged, and what p and q they would have
+    had is told too.
     """
     step = min(2, len(plan.texts))
     halves = [{key: values[begin % step :: step] for key, values in losses.items()} for begin in (0, 1)]
+    if others is not None:
+        halves = [others, dict(losses)]
     trained, lengths = plan.trained_length, plan.lengths
     fit, test = (Calibration.of(trained, plan.gap_tokens, plan.longest, half) for half in halves)
     refusals = [half.refusal() for half in (fit, test)]
@@ -72,6 +76,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
         for rule in bounds:
             scores[rule].append(_scores(bounds[rule][rows], values[rows], lengths))
     best, whole = predicted(laws[GAPS], draws[0][1]), truth(draws[0][1])
+    alone = test.law(np.ones(test.texts))
     curve = excess_curve(test.differences().mean(0), trained)
     final = replace(laws[GAPS], excess=curve)
     return {
@@ -80,6 +85,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
         "lengths": lengths,
         "texts": {"fitted": fit.texts, "judged": test.texts},
         "power_over_no_gap_and_masked": fit.fit_powers(law.excess, ones),
+        **({} if others is None else {"by_judged_texts": {"power": alone.power, "scale_power": alone.scale_power}}),
         "rules": {
             rule: {
                 **({"power": laws[rule].power, "scale_power": laws[rule].scale_power} if rule in laws else {}),

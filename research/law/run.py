@@ -9,8 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from mesa_lens.cli import main as mesa_lens
+from probe.experiment.journal import read_journal
+from probe.files import write_json
+from probe.law.calibration import Losses
+from probe.law.plan import PredictPlan, plan
+from probe.law.run import FOLDER, JOURNAL, losses_of
+from probe.options import parse_lengths
+from probe.request import PredictRequest
+from research.law.judge import judge
 from research.script import run
 
 CONFIGS = {
@@ -45,23 +57,13 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--samples", type=int, default=16, help="texts")
     top.add_argument("--text", help="text file or folder")
     top.add_argument("--minutes", help="stop after this; the same command continues")
-    top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL)")
+    top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL); its name is the results'")
+    top.add_argument("--fitted-on", type=Path, help="folder of another run, from whose even texts p and q are taken")
     return top
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs every pass, then judges."""
-    import pandas as pd
-
-    from mesa_lens.cli import main as mesa_lens
-    from probe.experiment.journal import read_journal
-    from probe.files import write_json
-    from probe.law.plan import plan
-    from probe.law.run import FOLDER, JOURNAL, losses_of
-    from probe.options import parse_lengths
-    from probe.request import PredictRequest
-    from research.law.judge import judge
-
     name = Path(args.model).name
     out = args.out or Path("runs/law") / name
     configs = CONFIGS.get(name, CONFIGS["default"])
@@ -86,9 +88,10 @@ def main(args: argparse.Namespace) -> None:
         return
     planned = replace(planned, texts=planned.texts[:finished])
     losses = losses_of(planned, rows)
-    result: dict[str, Any] = judge(planned, losses, FITTED)
+    others = fitted_losses(args.fitted_on / FOLDER / JOURNAL, planned) if args.fitted_on else None
+    result: dict[str, Any] = judge(planned, losses, FITTED, others)
     RESULTS.mkdir(exist_ok=True)
-    write_json(RESULTS / f"{name}.json", result)
+    write_json(RESULTS / f"{out.name}.json", result)
     if "rules" in result:
         scores = [
             {"rule": rule, "score": score, **dict(zip(("value", "low", "high"), values[score], strict=True))}
@@ -96,8 +99,15 @@ def main(args: argparse.Namespace) -> None:
             for score in values
             if isinstance(values[score], list)
         ]
-        pd.DataFrame(scores).to_csv(RESULTS / f"{name}-rules.csv", index=False)
+        pd.DataFrame(scores).to_csv(RESULTS / f"{out.name}-rules.csv", index=False)
     print(json.dumps(result.get("rules", result), indent=1))
+
+
+def fitted_losses(path: Path, planned: PredictPlan) -> Losses:
+    """Losses of a journal's even texts, of the passes that a plan has too. KeyError for one that the journal lacks."""
+    rows = read_journal(path).rows
+    texts = sorted({text for *_, text in rows})[::2]
+    return {key: np.array([rows[(*key, text)]["nll"] for text in texts]) for key in planned.passes}
 
 
 if __name__ == "__main__":

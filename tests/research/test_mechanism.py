@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
+import tiny
+import torch
 
+import mesa
+from mesa.decoder import layers_of
+from probe.interventions.passes import Item
 from research.correlation import rank_correlation
+from research.mechanism.attribution import before, restored
 from research.mechanism.head_sets import pairs, sharpest
 from research.mechanism.positional_vectors import Moments
 
@@ -40,3 +46,39 @@ def test_the_sharpest_heads_are_local_and_of_least_entropy():
     assert drawn == pairs(HEADS, 4)
     assert [sum(map(len, heads.values())) for heads in drawn] == [2] * 4
     assert len(pairs(HEADS[:3], 99)) == 3
+
+
+@torch.no_grad()
+def test_what_a_head_restores_to_first_order_is_the_slope_of_a_small_step():
+    """A step of 1% towards the method's output, either way, in one head."""
+    model, step = tiny.model().double(), 0.01
+    method = mesa.ReRoPE(trained_length=24, window=8, log_n=False)
+    item = Item(tuple(np.random.default_rng(0).integers(2, 97, 60).tolist()), 12)
+    layers, ids = layers_of(model), torch.tensor([item.ids])
+    projections, states, given = [layer.self_attn.o_proj for layer in layers], [], []
+    with before(layers, lambda layer, args, kwargs: states.append(args[0])):
+        model(ids)
+    as_origin = before(layers, lambda layer, args, kwargs: ((states[layer], *args[1:]), kwargs))
+    with mesa.applied(model, method), as_origin, before(projections, lambda layer, args, kwargs: given.append(args[0])):
+        model(ids)
+
+    def loss(number, head, size):
+        dims = slice(head * model.config.head_dim, (head + 1) * model.config.head_dim)
+
+        def towards(layer, args, kwargs):
+            output = args[0].clone()
+            output[..., dims] += size * (layer == number) * (given[layer] - output)[..., dims]
+            return (output,), kwargs
+
+        with before(projections, towards):
+            logits = model(ids, logits_to_keep=item.scored + 1).logits[0, :-1]
+        return float(torch.nn.functional.cross_entropy(logits, ids[0, -item.scored :]))
+
+    with torch.enable_grad():
+        estimates = restored(model.requires_grad_(False), item, method)
+    slopes = [
+        [(loss(layer, head, -step) - loss(layer, head, step)) / (2 * step) for head in range(4)]
+        for layer in range(len(layers))
+    ]
+    np.testing.assert_allclose(estimates, slopes, rtol=0.02, atol=1e-5)
+    assert abs(estimates).max() > 0.01
