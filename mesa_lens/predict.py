@@ -21,12 +21,12 @@ def run(request: PredictRequest, options: AddedOptions) -> int:
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
+    from probe.experiment.run import run as run_plan
     from probe.law.report import sentences, write
     from probe.law.run import FOLDER, Predict
-    from probe.law.run import run as run_passes
 
-    journal, failed = run_passes(plan, out, **how)
-    if left := len(Predict(plan).tasks(journal.rows)):
+    journal, failed = run_plan(experiment := Predict(plan), out, **how)
+    if left := len(experiment.tasks(journal.rows)):
         return Results({"tasks_left": left}, "", len(failed), str(left))
     summary, written = write(plan, journal.rows, out)
     files = f"wrote {out / FOLDER}: {', '.join(path.name for path in written)}"

@@ -27,7 +27,7 @@ from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base
 from mesa.support import BY_LAYER, ROTARY, check_method, is_rotary
-from probe.attention.heads import common_length, labelled, recorded_attention, sampled_queries
+from probe.attention.heads import labelled, recorded_attention, sampled_queries
 
 _CIRCLE = 2 * math.pi
 _BLOCK = 256  # queries
@@ -65,19 +65,19 @@ class Phases:
 
 def unmet_share(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    ids: Sequence[int],
     method: Method,
     *,
     queries: Sequence[int] | None = None,
 ) -> xr.Dataset:
     """The share of sum |q_m||k_m| in unmet phases, over rotary pairs m and the keys visible to each sampled query.
 
-    `norms`: every key counts alike; `attention`: weighted by the attention it gets. Both (prompt, layer, head, query).
-    Dims that are not rotated are left out. prompts: token ids, all of one length. queries: token positions,
+    `norms`: every key counts alike; `attention`: weighted by the attention it gets. Both (layer, head, query).
+    Dims that are not rotated are left out. ids: a prompt. queries: token positions,
     `sampled_queries` if None. Raises ValueError for a model without rotary embeddings, or with several.
     """
     check_rotary(model.config, method)
-    length = common_length(prompts)
+    length = len(ids)
     chosen = sampled_queries(length, method.trained_length) if queries is None else sorted(queries)
     decoder: Any = model.get_decoder()
     trained, in_use = frequencies(decoder.rotary_emb, method, length)
@@ -86,8 +86,7 @@ def unmet_share(
         phases = Phases.of(schedule.plan, trained, in_use, method.trained_length)
         return _shares(schedule, query, key, scale, chosen, phases)
 
-    values = [recorded_attention(model, ids, method, measure) for ids in prompts]
-    data = labelled(values, {}, chosen, method.trained_length)
+    data = labelled(recorded_attention(model, ids, method, measure), {}, chosen, method.trained_length)
     for name, weighted in (("norms", "norms"), ("attention", "norms and attention")):
         data[name].attrs.update(long_name=f"share of unmet phases, by {weighted}", units="share")
     return data.assign_attrs(trained_length=method.trained_length, length=length)

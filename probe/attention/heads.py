@@ -29,55 +29,40 @@ PARTS = ("first", "near", "window", "beyond")
 """Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
 QUERIES, STRONGEST = 32, 12
 """Queries whose attention is stored token by token, and how many keys of each."""
-_UNITS = {
-    "mass": ("attention mass", "share"),
-    "entropy": ("entropy of attention", "nats"),
-    "mean_distance": ("mean distance attended to", "tokens"),
-    "sink": ("attention on token 0", "share"),
-    "previous": ("attention on the token before", "share"),
-}
 Measure = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
 """Statistics (head, ...) by name, of some heads of one layer: from schedule, queries, keys and scale."""
 
 
 def head_statistics(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    ids: Sequence[int],
     method: Method,
     *,
     near: int | None = None,
     queries: Sequence[int] | None = None,
 ) -> xr.Dataset:
-    """What every head attends to in `prompts` (token ids, all of one length) under `method`.
+    """What every head attends to in a prompt (token ids) under `method`.
 
-    `mass` (prompt, layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1.
-    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
-    (prompt, layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token
-    positions; `sampled_queries` if None. Raises ValueError for an N out of range, and for prompts of several lengths.
+    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1. `entropy`
+    (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before): (layer, head,
+    query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
+    `sampled_queries` if None. Raises ValueError for an N out of range.
     """
-    length, trained = common_length(prompts), method.trained_length
+    length, trained = len(ids), method.trained_length
     near = max(1, trained // 8) if near is None else near
     if not 1 <= near < trained:
         raise ValueError(f"near={near} is not between 1 and the trained length {trained}")
     chosen = sampled_queries(length, trained) if queries is None else sorted(queries)
-    parts = torch.from_numpy(_parts(np.array(chosen), length, near, trained))
+    distance = np.array(chosen)[:, None] - np.arange(length)
+    later = np.broadcast_to(np.arange(length) >= FIRST, distance.shape)
+    beyond_near, beyond = distance > near, distance >= trained
+    parts = [~later, later & ~beyond_near, later & beyond_near & ~beyond, later & beyond]
+    in_part = torch.from_numpy(np.stack(parts, -1).astype(np.float64))  # (query, key, part)
 
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
-        return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, parts)
+        return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, in_part)
 
-    values = [recorded_attention(model, ids, method, measure) for ids in prompts]
-    data = labelled(values, {"part": PARTS}, chosen, trained)
-    for name, (long_name, units) in _UNITS.items():
-        data[name].attrs.update(long_name=long_name, units=units)
-    return data.assign_attrs(trained_length=trained, near=near, length=length)
-
-
-def _parts(chosen: np.ndarray, length: int, near: int, trained_length: int) -> np.ndarray:
-    """Which part each key is in for each query: (query, key, part), 0 or 1, float64."""
-    distance = chosen[:, None] - np.arange(length)
-    later = np.broadcast_to(np.arange(length) >= FIRST, distance.shape)
-    parts = [~later, later & (distance <= near), later & (distance > near) & (distance < trained_length)]
-    return np.stack([*parts, later & (distance >= trained_length)], -1).astype(np.float64)
+    return labelled(recorded_attention(model, ids, method, measure), {"part": PARTS}, chosen, trained)
 
 
 def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[str, Tensor]:
@@ -103,14 +88,6 @@ def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[i
     within = min(length, trained_length)
     spans = [(within // 2, within - 1), (trained_length, length - 1)][: 1 + (length > trained_length)]
     return sorted({int(at) for span in spans for at in np.linspace(*span, count // len(spans)).round()})
-
-
-def common_length(prompts: Sequence[Sequence[int]]) -> int:
-    """The prompts' length in tokens; ValueError where they have none or several."""
-    lengths = sorted({len(ids) for ids in prompts})
-    if len(lengths) != 1:
-        raise ValueError(f"prompts have lengths {lengths}; give prompts of one length")
-    return lengths[0]
 
 
 @torch.no_grad()
@@ -145,47 +122,22 @@ def recorded_attention(
 
 
 def labelled(
-    prompts: Sequence[Mapping[str, np.ndarray]],
-    dims: Mapping[str, Sequence[str]],
-    chosen: Sequence[int],
-    trained_length: int,
+    values: Mapping[str, np.ndarray], dims: Mapping[str, Sequence[str]], chosen: Sequence[int], trained_length: int
 ) -> xr.Dataset:
-    """`recorded_attention` of several prompts as (prompt, layer, head, query, *dims), with positions and spans."""
-    spans = [SPANS[token >= trained_length] for token in chosen]
-    axes = ("prompt", "layer", "head", "query", *dims)
-    values = {name: np.stack([prompt[name] for prompt in prompts]) for name in prompts[0]}
+    """`recorded_attention` as (layer, head, query, *dims), with positions and spans."""
+    axes = ("layer", "head", "query", *dims)
     data = xr.Dataset({name: (axes[: value.ndim], value) for name, value in values.items()})
     labels = {"layer": range(data.sizes["layer"]), "head": range(data.sizes["head"]), "query": list(chosen)}
+    spans = [SPANS[token >= trained_length] for token in chosen]
     return data.assign_coords({**labels, "span": ("query", spans), **{name: list(x) for name, x in dims.items()}})
 
 
 def by_span(data: xr.Dataset) -> xr.Dataset:
-    """Means over the queries inside M and beyond M (dim `span`, those that there are), a value for each prompt.
+    """Means over the queries inside M and beyond M (dim `span`, those that there are).
 
-    Intervals are to be taken over `prompt`: queries of one prompt are not independent.
+    Intervals are to be taken over prompts: queries of one prompt are not independent.
     """
-    spans = [span for span in SPANS if (data["span"] == span).any()]
-    means = [data.isel(query=(data["span"] == span).values).mean("query", keep_attrs=True) for span in spans]
-    return xr.concat(means, "span").assign_coords(span=spans)
-
-
-def retrieval_scores(
-    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, *, offsets: Sequence[int] = (0, 1)
-) -> xr.DataArray:
-    """How often each head retrieves: (prompt, layer, head, offset), the share of the answer's tokens.
-
-    A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
-    (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It misses heads that
-    read the token from the one after it, where an earlier layer has moved it: offset 1 counts those. Tokens are decoded
-    one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises ValueError
-    for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
-    """
-    if not prompts:
-        raise ValueError("prompts is empty; give at least one retrieval prompt")
-    scores = np.stack([_retrieval(model, prompt, method, offsets) for prompt in prompts])
-    labels = {"layer": range(scores.shape[1]), "head": range(scores.shape[2]), "offset": list(offsets)}
-    attrs = {"long_name": "retrieval score", "units": "share of answer tokens"}
-    return xr.DataArray(scores, labels, ("prompt", "layer", "head", "offset"), "retrieval_score", attrs)
+    return data.groupby("span").mean("query").sel(span=[span for span in SPANS if span in data["span"]])
 
 
 def token_values(model: PreTrainedModel, ids: np.ndarray, method: Method) -> dict[str, xr.DataArray]:
@@ -228,8 +180,17 @@ def needle_positions(prompt: Prompt) -> np.ndarray:
 
 
 @torch.no_grad()
-def _retrieval(model: PreTrainedModel, prompt: Prompt, method: Method, offsets: Sequence[int]) -> np.ndarray:
-    """Share of the answer's tokens that each head retrieves, (layer, head, offset)."""
+def retrieval_scores(
+    model: PreTrainedModel, prompt: Prompt, method: Method, *, offsets: Sequence[int] = (0, 1)
+) -> xr.DataArray:
+    """How often each head retrieves: (layer, head, offset), the share of the answer's tokens.
+
+    A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
+    (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It misses heads that
+    read the token from the one after it, where an earlier layer has moved it: offset 1 counts those. Tokens are decoded
+    one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises ValueError
+    for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
+    """
     needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
     top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
     hits = np.zeros((*top.shape, len(offsets)))
@@ -255,4 +216,5 @@ def _retrieval(model: PreTrainedModel, prompt: Prompt, method: Method, offsets: 
             for number, offset in enumerate(offsets):
                 hits[..., number] += np.isin(top - offset, holds)
             tokens.append(emitted)
-    return hits / len(prompt.answer_ids)
+    labels = {"layer": range(len(top)), "head": range(top.shape[1]), "offset": list(offsets)}
+    return xr.DataArray(hits / len(prompt.answer_ids), labels, ("layer", "head", "offset"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
 from probe.capture.memory import check_beside
-from probe.experiment.journal import Journal, Rows
+from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
@@ -38,11 +37,10 @@ def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, 
     if part == "tokens":
         row, values = {}, token_values(model, plan.texts[length][number], plan.methods[name])
     elif part == "retrieval":
-        scores = retrieval_scores(model, [plan.passkeys[length][number]], plan.methods[name])
-        row, values = {}, {"score": scores.isel(prompt=0)}
+        row, values = {}, {"score": retrieval_scores(model, plan.passkeys[length][number], plan.methods[name])}
     else:
-        means = by_span(head_statistics(model, [plan.texts[length][number].tolist()], plan.methods[name]))
-        means = means.isel(prompt=0).transpose("span", "layer", "head", ...)
+        means = by_span(head_statistics(model, plan.texts[length][number].tolist(), plan.methods[name]))
+        means = means.transpose("span", "layer", "head", ...)
         row, values = {"spans": means["span"].values.tolist()}, {str(key): array for key, array in means.items()}
     for key, array in values.items():
         if not np.isfinite(array.values).all():
@@ -73,8 +71,3 @@ class AnatomyExperiment(Experiment):
         """The parts of prompts that the journal lacks."""
         missing = [key for key in self.plan.keys if key not in rows]
         return [Task(key[0], key, pass_bytes(self.plan, key[0], key[2]), weight=key[2]) for key in missing]
-
-    def record(self, journal: Journal, task: Task, value: Any) -> None:
-        """Journals a row."""
-        config = json.loads(json.dumps(self.plan.methods[str(task.key[1])].describe()))  # as a journal gives it back
-        journal.add(task.key, {"config": config, **value})

@@ -108,8 +108,7 @@ class HarnessWorker(PlanWorker):
 
         def row(task: Task) -> dict[str, Any]:
             name, method = str(task.key[0]), str(task.key[1])
-            scores = self._scores(loaded, name, method)
-            return {"config": self.plan.methods[method].describe(), "results": scores}
+            return {"results": self._scores(loaded, name, method)}
 
         return row
 

@@ -100,7 +100,6 @@ def _row(
     if scores is None:
         return None
     return {
-        "config": method.describe(),
         "peak_mib": None if peak is None else peak.bytes / 2**20,
         "scores": [asdict(score) for score in scores],
     }

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,6 @@ def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str,
         raise FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
-def check_methods(path: Path, configs: Iterable[Mapping[str, Any]], methods: Mapping[str, Method]) -> None:
-    """Raises FileExistsError for a file whose method `configs` have other parameters than `methods`, by name."""
-    wanted = {name: json.loads(json.dumps(method.describe())) for name, method in methods.items()}
-    for config in configs:
-        if config != wanted.get(config["name"], config):
-            raise FileExistsError(
-                f"{path} holds {config['name']} with other parameters; use --overwrite or another --out"
-            )
-
-
 def bad_row(path: Path, key: Key, problem: str) -> ValueError:
     """The error for a row that is sealed and yet not what a command writes."""
     return ValueError(f"{path}: the row of {list(key)} {problem}; remove its line, use --overwrite or another --out")
@@ -99,23 +89,24 @@ class Journal:
 
     The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, or with other parameters of one of `methods`; ValueError for a file that is no journal, has
-    a damaged line, or a row without a method's config or without any of the values `needed`.
+    run with other settings, or with other parameters of a method; ValueError for a file that is no journal, has a
+    damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
+    row by its key, whose config is stored with the row; None: of none that is known.
     """
 
     def __init__(
         self,
         path: Path,
         settings: Mapping[str, Any],
-        methods: Mapping[str, Method] | None = None,
+        method_of: Callable[[Key], Method | None] = lambda key: None,
         needed: Sequence[str] = (),
     ) -> None:
-        self.path, self.settings, self.needed = path, dict(settings), needed
+        self.path, self.settings, self.needed, self._method_of = path, dict(settings), needed, method_of
         self.rows: dict[Key, dict[str, Any]] = {}
         self._expected: int | None = None
         self._written: int | None = None
         if path.exists() and path.stat().st_size:
-            self._read(methods or {})
+            self._read()
 
     def expect(self, rows: int) -> None:
         """How many rows the finished run has; written with the next row."""
@@ -123,6 +114,7 @@ class Journal:
 
     def add(self, key: Key, row: Row) -> None:
         """Stores a task's row. Raises RuntimeError for a measured value that is not finite."""
+        row = {**self._config(key), **row}
         if wrong := [name for name in _MEASURED if not _is_finite(row.get(name))]:
             raise RuntimeError(
                 f"{wrong[0]!r} of {' '.join(map(str, key))} is not finite; try a wider --dtype (float32, float64)"
@@ -135,9 +127,14 @@ class Journal:
             self._append(expected)
         self._written = self._expected or self._written
         self._append({"cell": key, **row})
-        self.rows[key] = dict(row)
+        self.rows[key] = row
 
-    def _read(self, methods: Mapping[str, Method]) -> None:
+    def _config(self, key: Key) -> dict[str, Any]:
+        """The config of a row's method, as JSON gives it back."""
+        method = self._method_of(key)
+        return {"config": json.loads(json.dumps(method.describe()))} if method else {}
+
+    def _read(self) -> None:
         file = read_journal(self.path)
         if file.settings is None:
             return
@@ -151,7 +148,12 @@ class Journal:
                 raise bad_row(self.path, key, problem)
         if file.rows:
             check_settings(self.path, file.settings, self.settings)
-            check_methods(self.path, (row["config"] for row in file.rows.values() if "config" in row), methods)
+        for key, row in file.rows.items():
+            if (config := self._config(key)) and config["config"] != row.get("config"):
+                name = config["config"]["name"]
+                raise FileExistsError(
+                    f"{self.path} holds {name} with other parameters; use --overwrite or another --out"
+                )
         self.rows, self._written = file.rows, file.expected
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)

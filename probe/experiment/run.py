@@ -8,13 +8,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from mesa.methods import Method
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.lock import owned, tell_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Task, Worker
+from probe.experiment.task import Key, Task, Worker
 
 
 class Experiment:
@@ -42,6 +43,10 @@ class Experiment:
         """What a resumed run must have the same, ready for JSON."""
         return self.plan.settings
 
+    def method(self, key: Key) -> Method | None:
+        """The method of a task; None: it is not of the plan."""
+        return self.plan.methods.get(key[1])
+
     def check_memory(self) -> None:
         """Raises MemoryError for what does not fit beside the model in this process."""
 
@@ -57,7 +62,7 @@ class Experiment:
         folder = out / self.folder
         for old in [path for name in (self.journal, *self.written) for path in folder.glob(name)] if overwrite else ():
             old.unlink()
-        return Journal(folder / self.journal, self.settings, self.plan.methods, self.needed)
+        return Journal(folder / self.journal, self.settings, self.method, self.needed)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
         """Tasks that need as much memory as any that is to come, for the size of the workers."""

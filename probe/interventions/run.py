@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +126,14 @@ class Locate(Experiment):
         """The rows that the journal lacks, as far as can be foreseen."""
         return remaining(self.plan, rows)
 
+    def method(self, key: Key) -> Method | None:
+        """As for Experiment."""
+        return self.plan.methods.get(str(key[2]))
+
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a task's rows."""
         for key, row in value:
-            journal.add(key, {"config": config_of(self.plan.methods[str(key[2])]), **row})
+            journal.add(key, row)
 
 
 def locate(
@@ -146,11 +149,6 @@ def locate(
     if not (lost or experiment.tasks(rows) or any(judged_methods(plan, rows, group) for group in plan.items)):
         raise RuntimeError(_no_gap(plan, rows))
     return journal, lost
-
-
-def config_of(method: Method) -> Any:
-    """The method's description, as a journal gives it back."""
-    return json.loads(json.dumps(method.describe()))
 
 
 def _no_gap(plan: LocatePlan, rows: Rows) -> str:

@@ -44,8 +44,8 @@ def main(args: argparse.Namespace) -> None:
     prompts = [text.tolist() for text in planned.texts]
     leak: dict[str, np.ndarray] = {}
     for name, method in methods.items():
-        mass = head_statistics(model, prompts, method, near=NEAR, queries=queries.tolist())["mass"]
-        leak[name] = 1 - mass.sel(part="near").transpose("prompt", "layer", "head", "query").values
+        measured = [head_statistics(model, ids, method, near=NEAR, queries=queries.tolist()) for ids in prompts]
+        leak[name] = 1 - np.stack([data["mass"].sel(part="near").values for data in measured])
         print(name, flush=True)
     far = {name: far_keys(method.plan(length), queries, trained) for name, method in methods.items()}
     beyond = queries >= trained

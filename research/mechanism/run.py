@@ -20,6 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import xarray as xr
+
 import mesa
 from mesa_lens.cli import main
 from probe.attention.heads import by_span
@@ -91,8 +93,8 @@ def unmet_by_head(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     planned, model = plan(AnatomyRequest(methods="origin", parts=("heads",), lengths=lengths)), mesa.load().model
     rows = []
     for length, texts in planned.texts.items():
-        measured = by_span(unmet_share(model, [ids.tolist() for ids in texts], planned.methods["origin"]))
-        means = measured.sel(span="beyond M").mean("prompt")
+        measured = [by_span(unmet_share(model, ids.tolist(), planned.methods["origin"])) for ids in texts]
+        means = xr.concat(measured, "prompt").sel(span="beyond M").mean("prompt")
         for layer, head in product(means["layer"].values.tolist(), means["head"].values.tolist()):
             values = {name: [float(means[name].sel(layer=layer, head=head))] for name in ("norms", "attention")}
             labels = {"method": "origin", "length": length, "span": "beyond M", "layer": layer, "head": head}

@@ -77,9 +77,9 @@ def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
     Journal(path, {"seed": 1, "model": "m"}).add(KEY, {**ROW, "config": origin.describe()})
     with pytest.raises(FileExistsError, match=r"another seed \(1 there, 2 now\); use --overwrite or another --out$"):
         Journal(path, {"seed": 2, "model": "m"})
-    assert set(Journal(path, {"seed": 1, "model": "m"}, {"origin": origin}).rows) == {KEY}
+    assert set(Journal(path, {"seed": 1, "model": "m"}, lambda key: origin).rows) == {KEY}
     with pytest.raises(FileExistsError, match="holds origin with other parameters; use --overwrite"):
-        Journal(path, {"seed": 1, "model": "m"}, {"origin": Origin(trained_length=96)})
+        Journal(path, {"seed": 1, "model": "m"}, lambda key: Origin(trained_length=96))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from probe.interventions.head_search import Round, random_sets, set_key
 from probe.interventions.interventions import by_layer
 from probe.interventions.request import LocateRequest, needed_bytes, plan
 from probe.interventions.results import summarize
-from probe.interventions.run import config_of
 from probe.interventions.tasks import remaining, tasks
 
 GROUP = ("nll", 320)
@@ -34,7 +33,7 @@ def with_plain_runs(locate_plan, path, baseline=(3.0,) * 4):
 
 
 def add(journal, locate_plan, key, **row):
-    journal.add(key, {"config": config_of(locate_plan.methods[key[2]]), **row})
+    journal.add(key, {"config": locate_plan.methods[key[2]].describe(), **row})
 
 
 def test_plain_runs_come_first_and_what_follows_is_foreseen(folder, tmp_path):
