@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from mesa.settings import make_methods
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import check, estimate, read, section_request
 from mesa_lens.paper.sections import SECTIONS
-from probe.evaluation import run as running
 from probe.evaluation import worker
-from probe.experiment import model_spec
 from probe.statistics import shown
 from probe.store.reader import open_run
 from probe.tasks import sources
@@ -69,22 +66,6 @@ class Paper:
 @pytest.fixture
 def paper(model, tmp_path):
     return Paper(model, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished_once(model, tmp_path_factory):
-    paper = Paper(model, tmp_path_factory.mktemp("finished"))
-    paper.write({"probe": PROBE, "passkey": PASSKEY})
-    assert paper.run() == 0
-    return paper
-
-
-@pytest.fixture
-def finished(finished_once, paper):
-    """A finished run of a probe and a passkey section."""
-    shutil.copytree(finished_once.out, paper.out)
-    paper.write({"probe": PROBE, "passkey": PASSKEY})
-    return paper
 
 
 def interrupted(*_, **__):
@@ -190,22 +171,6 @@ def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
     assert "continues from" in capsys.readouterr().err
     monkeypatch.setattr(runner, "run_probe", none_runs)
     assert paper.run() == 0
-
-
-def test_overwriting_leaves_nothing_old_once_the_model_was_loaded(finished, monkeypatch, capsys):
-    before = sorted(finished.out.rglob("*"))
-    with monkeypatch.context() as patch:
-        patch.setattr(model_spec, "load", lambda *_, **__: (_ for _ in ()).throw(OSError("no weights")))
-        assert finished.run("--overwrite") == 1
-    assert sorted(finished.out.rglob("*")) == before
-    with monkeypatch.context() as patch:
-        for module in (runner, running):
-            patch.setattr(module, "is_over", lambda until: until is not None)
-        assert finished.run("--overwrite", "--minutes", "5") == 0
-    assert "left: probe, passkey; without --overwrite, the same command" in capsys.readouterr().err
-    assert finished.html.count("Not run: the time was over") == 2
-    assert not any((finished.out / "probe" / name).exists() for name in ("store.zarr", "summary.json"))
-    assert not list(finished.out.glob("*/*.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,12 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.server.objects.get(self._key())
         if content is None:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
-            return
-        requested = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if requested is None:
+        elif requested := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            part = content[int(requested[1]) : int(requested[2]) + 1]
+            end = int(requested[1]) + len(part) - 1
+            self._answer(206, part, {"Content-Range": f"bytes {requested[1]}-{end}/{len(content)}"})
+        else:
             self._answer(200, content)
-            return
-        first, last = requested.groups()
-        begin = int(first) if first else len(content) - int(last)
-        end = min(int(last) + 1 if first and last else len(content), len(content))
-        self._answer(206, content[begin:end], {"Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"})
 
     do_HEAD = do_GET
 
@@ -42,11 +39,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self._allowed():
             self.server.objects[self._key()] = content
             self._answer(200)
-
-    def do_DELETE(self):
-        if self._allowed():
-            self.server.objects.pop(self._key(), None)
-            self._answer(204)
 
     def do_POST(self):
         requested = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
@@ -68,17 +60,17 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _listed(self, query):
-        bucket, prefix = self._key().split("/")[0], query.get("prefix", [""])[0]
-        delimiter = query.get("delimiter", [""])[0]
+        """The keys that begin with the prefix, and the folders in which others of them are."""
+        bucket, prefix = self._key(), query.get("prefix", [""])[0]
         inside = sorted(key[len(bucket) + 1 :] for key in self.server.objects if key.startswith(f"{bucket}/{prefix}"))
-        below = {key: key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "") for key in inside}
-        own = [key for key, (_, divided, _) in below.items() if not divided]
-        folders = sorted({f"{prefix}{name}{delimiter}" for name, divided, _ in below.values() if divided})
+        below = {key: key[len(prefix) :].partition("/") for key in inside}
         rows = [
             f"<Contents><Key>{escape(key)}</Key><LastModified>{WRITTEN}</LastModified><ETag>x</ETag>"
             f"<Size>{len(self.server.objects[f'{bucket}/{key}'])}</Size></Contents>"
-            for key in own
+            for key, (_, divided, _) in below.items()
+            if not divided
         ]
+        folders = sorted({f"{prefix}{name}/" for name, divided, _ in below.values() if divided})
         rows += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders]
         head = f"<Name>{bucket}</Name><KeyCount>{len(rows)}</KeyCount><IsTruncated>false</IsTruncated>"
         return f"<ListBucketResult>{head}{''.join(rows)}</ListBucketResult>".encode()

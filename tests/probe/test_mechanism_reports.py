@@ -9,7 +9,6 @@ from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.mechanism_report import (
-    render_anatomy,
     write_anatomy_report,
     write_locate_report,
 )
@@ -59,13 +58,6 @@ def test_the_report_holds_sentences_and_tables_opens_offline_and_is_escaped(comm
     for name in TABLES[command]:
         assert f'href="{name}.csv"' in page
         assert (folder / command / f"{name}.csv").stat().st_size > 100
-
-
-def test_parts_of_anatomy_that_were_not_run_are_left_out():
-    text = render_anatomy(anatomized.summary() | {"heads": [], "all_heads": []})
-    assert SENTENCES["anatomy"] in text
-    assert figures_in(text) == 3 * 2  # retrieval alone
-    assert "All heads" not in text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -10,10 +10,7 @@ from mesa.decoder import layers_of
 from probe.interventions.passes import Item
 from research.correlation import rank_correlation
 from research.mechanism.attribution import before, restored
-from research.mechanism.head_sets import pairs, sharpest
 from research.mechanism.positional_vectors import Moments
-
-HEADS = [(layer, head) for layer in range(3) for head in range(2)]
 
 
 def test_the_correlation_is_of_mid_ranks():
@@ -32,20 +29,6 @@ def test_a_planted_positional_share_is_recovered():
     np.testing.assert_allclose(moments.shares(), [[0.25, 0.25], [0, 0]], atol=0.02)
     np.testing.assert_allclose(moments.reliabilities()[0], 32 / 35, atol=0.03)
     assert (moments.reliabilities()[1] < 0.5).all()
-
-
-def test_the_sharpest_heads_are_local_and_of_least_entropy():
-    table = [(0, 0, 0.79, 0.1), (0, 1, 0.8, 3.0), (1, 0, 0.9, 1.0), (1, 1, 0.9, 2.0)]
-    names = ("layer", "head", "mass_near", "entropy")
-    rows = [
-        {"method": "origin", "span": "inside M", "length": "96"} | dict(zip(names, row, strict=True)) for row in table
-    ]
-    assert sharpest(rows, 96) == [(1, 0), (1, 1)]
-    assert sharpest(rows, 97) == []
-    drawn = pairs(HEADS, 4)
-    assert drawn == pairs(HEADS, 4)
-    assert [sum(map(len, heads.values())) for heads in drawn] == [2] * 4
-    assert len(pairs(HEADS[:3], 99)) == 3
 
 
 @torch.no_grad()

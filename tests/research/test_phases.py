@@ -5,7 +5,6 @@ So pair 1 meets a new phase at relative positions 8 to 12 (4 to 6) and at 13 is 
 """
 
 import numpy as np
-import pytest
 from transformers import LlamaConfig
 
 import mesa
@@ -46,23 +45,6 @@ def test_phases_by_hand():
     # n = 16 = 2 M: the base grows, pair 1 of 2 is slowed by the factor 4 * 2 - 3 = 5: 35 is the last phase it has met
     assert unmet([1.0, 0.5], [35, 36, 62, 63], "dynamic-ntk") == [False, True, True, False]  # 6.3 is round again
     assert unmet([1.0, 0.5], [3, 4, 6, 7], own=[1.0, 1.0]) == [False, True, True, False]  # another turns twice as fast
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "length", "first"),
-    [
-        ("origin", {}, 8, None),
-        ("origin", {}, 16, 8),
-        ("rerope", {"window": 7}, 64, None),
-        ("nope", {}, 64, None),
-        ("leaky-rerope", {"window": 4, "k": 4}, 32, 17),  # 4 + (r - 4) / 4 > 7 from r = 17 on
-        ("stair", {"window": 4, "width": 4}, 32, 17),  # 4 + ceil((r - 4) / 4) > 7 from r = 17 on
-        ("dynamic-ntk", {}, 32, None),  # slowed by 13: 91 is met
-        ("dynamic-ntk", {"factor": 1}, 32, 29),  # slowed by 4: 28 is the last that is met
-    ],
-)
-def test_first_new_phase_by_hand(name, parameters, length, first):
-    assert first_unmet(method(name, **parameters), CONFIG, length) == first
 
 
 def test_share_by_position_by_hand():

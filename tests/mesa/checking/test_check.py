@@ -184,13 +184,6 @@ def test_what_cannot_be_judged_is_not_passed(tokenizer):
     assert "minutes were over" in rows(report, "not run")["restored", ""]
 
 
-def test_a_long_sequence_that_the_stock_model_cannot_read_says_what_to_do(tokenizer):
-    report = mesa.check(support.families.build("mpt"), tokenizer, methods="rerope", pretended=64)  # its mask has 128
-    said = rows(report, "failed")["states are numbers", ""]
-    assert "the stock model itself cannot read 192 tokens" in said
-    assert "use a smaller --pretended" in said
-
-
 def test_misuse_is_refused(tokenizer):
     with pytest.raises(ValueError, match=r"in training mode; call model.eval"):
         checked(tiny.model().train(), tokenizer)

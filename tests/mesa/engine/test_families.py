@@ -123,24 +123,23 @@ def test_heads_are_chosen_in_prefill_and_decoding(family):
     torch.testing.assert_close(fused[real], logits["heads"][real], atol=3e-5, rtol=0)
 
 
-REFUSED = {
-    "gemma2": (lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8)), "its attention scores are soft-capped"),
-    "gemma3_text": (
-        lambda: build("gemma3_text", use_bidirectional_attention=True),
-        r"its tokens see ahead \(use_bidirectional_attention\)",
+CAPPED, ALIBI = "is not supported: its attention scores are soft-capped", "it changes rotary frequencies, and ALiBi has"
+BASE = "cannot be attached to model type 'gemma4_text': it goes by the base of rotary frequencies, and some"
+REFUSED = [
+    (lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8)), "rerope", f"model type 'gemma2' {CAPPED}"),
+    (lambda: build("gemma3_text", attn_logit_softcapping=50.0), "rerope", f"model type 'gemma3_text' {CAPPED}"),
+    (lambda: build("gemma3_text", use_bidirectional_attention=True), "rerope", "its tokens see ahead "),
+    *(
+        (lambda: shared("mpt"), name, f"{name} cannot be attached to model type 'mpt': {ALIBI}")
+        for name in ("dynamic-ntk", "ntk-mixed", "yarn", "cope")
     ),
-    "gemma3_text capped": (
-        lambda: build("gemma3_text", attn_logit_softcapping=50.0),
-        "its attention scores are soft-capped",
-    ),
-}
+    *((lambda: shared("gemma4_text"), name, f"{name} {BASE}") for name in ("yarn", "cope")),
+]
 
 
-@pytest.mark.parametrize("kind", list(REFUSED))
-def test_what_a_plan_cannot_say_is_refused_with_the_reason(kind):
-    make, reason = REFUSED[kind]
-    message = f"model type '{kind.split()[0]}' is not supported: {reason}"
-    with pytest.raises(ValueError, match=message), mesa.applied(make(), cases.method("rerope")):
+@pytest.mark.parametrize(("make", "name", "message"), REFUSED)
+def test_what_a_method_cannot_be_on_a_model_is_refused_with_the_reason(make, name, message):
+    with pytest.raises(ValueError, match=message), mesa.applied(make(), cases.method(name)):
         pass
 
 
@@ -238,22 +237,6 @@ def test_positions_are_each_familys_own(family, layer):
         weights = model(ids, output_attentions=True).attentions[layer][0, 1].numpy()
     np.testing.assert_allclose(weights, by_formula(**raw, config=model.config, layer=layer, window=5), atol=2e-5)
     assert np.abs(weights - by_formula(**raw, config=model.config, layer=layer, window=6)).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed", "yarn", "cope"])
-def test_methods_on_frequencies_are_refused_for_alibi(name):
-    message = f"{name} cannot be attached to model type 'mpt': it changes rotary frequencies, and ALiBi has none"
-    with pytest.raises(ValueError, match=message), mesa.applied(shared("mpt"), cases.method(name)):
-        pass
-
-
-@pytest.mark.parametrize("name", ["yarn", "cope"])
-def test_methods_on_the_base_are_refused_where_some_pairs_do_not_turn(name):
-    message = (
-        f"{name} cannot be attached to model type 'gemma4_text': it goes by the base of rotary frequencies, and some"
-    )
-    with pytest.raises(ValueError, match=message), mesa.applied(shared("gemma4_text"), cases.method(name)):
-        pass
 
 
 SCALED = {

@@ -2,17 +2,15 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
 
 import cases
 import pytest
 import tiny
 import torch
 from families import build
-from transformers import DynamicCache, TextIteratorStreamer
+from transformers import DynamicCache
 
 import mesa
-from mesa.models import load
 
 LENGTHS = (9, 61, 24, 80)
 
@@ -59,22 +57,6 @@ def test_threads_do_not_see_each_other(family, name):
         for one, other in zip(expected, got, strict=True):
             torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
     assert set(attachment.calls.values()) == {2 * 3 * 3 * len(LENGTHS)}
-
-
-def test_a_streaming_generate_in_its_own_thread(tmp_path):
-    loaded = load(str(tiny.folder(tmp_path, trained=cases.TRAINED)))
-    model, ids = loaded.model, tokens(61)
-    kwargs = {"input_ids": ids, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
-    with mesa.applied(model, cases.method("mesa")):
-        alone, expected = model.generate(**kwargs), passes(model, [40])[0]
-        streamer = TextIteratorStreamer(loaded.tokenizer, skip_prompt=True)
-        thread = Thread(target=model.generate, kwargs={**kwargs, "streamer": streamer})
-        thread.start()
-        meanwhile = passes(model, [40])[0]
-        text = "".join(streamer)
-        thread.join()
-    assert text == loaded.tokenizer.decode(alone[0, 61:])
-    torch.testing.assert_close(meanwhile, expected, atol=1e-6, rtol=0)
 
 
 def test_a_cache_does_not_go_on_after_the_block():

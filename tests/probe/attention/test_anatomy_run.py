@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 import tiny
 from commands import main
-from elsewhere import Elsewhere
 
-from probe.attention.request import AnatomyRequest, plan
 from probe.attention.results import intervals, retrieval_heads
-from probe.attention.run import AnatomyExperiment
-from probe.experiment.run import run as run_plan
 from probe.figures.token_views import attention_view, loss_view
-from probe.status import status_of
 from probe.store.results import find_tokens
 
 M, LENGTH = 160, 320
 METHODS = ("origin", "rerope")
-LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
-"""As the command has them."""
 
 
 @pytest.fixture(scope="module")
@@ -83,33 +76,6 @@ def test_every_part_is_in_the_summary(whole):
     heads = [row for row in result["heads"] if (row["method"], row["length"], row["span"]) == ("origin", M, "inside M")]
     (mean,) = (row for row in result["all_heads"] if (row["method"], row["length"]) == ("origin", M))
     assert mean["entropy"][0] == pytest.approx(np.mean([row["entropy"][0] for row in heads]), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_other_runners_write_the_same_bytes_and_resume_what_was_lost(folder, whole, tmp_path):
-    request = AnatomyRequest(
-        model=str(folder), methods=",".join(METHODS), lengths=(M, LENGTH), samples=2,
-        text=str(folder / "text.txt"), load=LOAD,
-    )  # fmt: skip
-    planned, lost = plan(request), ("heads", "rerope", M, 1)
-    journal, failed = run_plan(AnatomyExperiment(planned), tmp_path, runner=Elsewhere(seed=1, lost=(lost,)))
-    assert [task.key for task in failed] == [lost]
-    assert len(journal.rows) == 2 * 2 * 2 * 2 - 1
-    assert [part.left for part in status_of(tmp_path).parts] == [1]
-    assert run_plan(AnatomyExperiment(planned), tmp_path, runner=Elsewhere(seed=2))[1] == []
-    one, other = (sorted((out / "anatomy" / "journal.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
-    assert one == other
-
-
-def test_other_settings_are_refused(folder, whole, capsys):
-    before = (whole / "anatomy" / "journal.jsonl").read_text()
-    for options, message in (
-        (("--seed", "1"), "a run with another seed (0 there, 1 now); use"),
-        (("--set", "rerope.window=9"), "holds rerope with other parameters"),
-    ):
-        assert run(folder, whole, *options) == 2
-        assert message in capsys.readouterr().err
-    assert (whole / "anatomy" / "journal.jsonl").read_text() == before
 
 
 def test_a_head_is_lost_and_restored_by_its_intervals():

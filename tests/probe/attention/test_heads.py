@@ -98,15 +98,6 @@ def test_spans_are_means_over_their_queries():
     np.testing.assert_allclose(means["entropy"].sel(span="beyond M"), expected)
 
 
-def test_queries_are_spread_over_both_spans():
-    assert heads.sampled_queries(32, 8, 4) == [4, 7, 8, 31]
-    assert heads.sampled_queries(6, 8, 4) == [3, 4, 5]
-    chosen = heads.sampled_queries(1024, 256)
-    assert len(chosen) == 48
-    assert sum(token >= 256 for token in chosen) == 24
-    assert min(chosen) == 128
-
-
 NOPE = mesa.NoPE(trained_length=8)
 PROMPT = Prompt(ids=(0, 12, 13, 6, 7, 8, 12, 13, 14, 5), answer_ids=(6, 7, 8), answer="678", key_position=2)
 """The last token is 5; the answer goes on 6, 7, 8, which stands at 3 to 5."""

@@ -3,7 +3,6 @@
 import json
 import socket
 import sys
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -124,14 +123,3 @@ def test_misuse_and_a_missing_lm_eval_are_refused(folder, tmp_path, capsys, monk
         monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main([*command(folder, "choose", *options), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_task_that_lacks_a_package_says_which_extra(folder, capsys, monkeypatch):
-    def load(names):
-        raise ImportError(f"Please install jieba for {names[0]}.\nMore of it.")
-
-    manager = SimpleNamespace(match_tasks=list, load=load)
-    monkeypatch.setattr(harness, "harness", lambda: None)
-    monkeypatch.setattr(harness, "_manager", lambda *_: manager)
-    assert main(command(folder, "qasper", "--overwrite")) == 2
-    assert "qasper lacks a package: Please install jieba for qasper.; pip install 'mesa-" in capsys.readouterr().err

@@ -204,11 +204,3 @@ def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeyp
         with pytest.raises(OSError, match=r"connection reset.*(try again|credentials)") as error:
             read()
         assert "--overwrite" not in str(error.value)
-
-
-def test_a_missing_package_is_named(monkeypatch, capsys):
-    real = importlib.util.find_spec
-    hidden_away = ("obstore",)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in hidden_away else real(name, *a))
-    assert main(["export", "drift", "s3://bucket/run"]) == 2
-    assert "pip install 'mesa-lens[remote]'" in capsys.readouterr().err

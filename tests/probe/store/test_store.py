@@ -166,19 +166,6 @@ def test_an_existing_run_stays_without_overwrite(whole):
     assert [entry.name for entry in whole.parent.iterdir()] == ["store.zarr"]
 
 
-def test_float16_refuses_what_it_cannot_hold(path):
-    begin(path, dtype="float16")
-    values = region("origin", 0)
-    values[1, 1] = -65504
-    store.write(path, "resid_post", "origin", "repeated", 0, values)
-    values[1, 1] = -70000
-    with pytest.raises(ValueError, match=r"the value -70000, beyond float16's range; store it with --store-dt"):
-        store.write(path, "resid_post", "origin", "repeated", 0, values)
-    values[1, 1] = np.nan
-    with pytest.raises(ValueError, match=r"1 values that are not finite"):
-        store.write(path, "resid_post", "origin", "repeated", 0, values)
-
-
 def test_a_disk_that_fills_up_loses_nothing_that_was_written(path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

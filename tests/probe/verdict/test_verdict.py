@@ -234,21 +234,6 @@ def by_nll_alone(summary, to_crop):
     return changed | {"judged_by": ["tail NLL"]}
 
 
-def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
-    level = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (0.01, -0.2, 0.22))
-    texts = texts_of(by_nll_alone(planted, level))["What mended it"]
-    assert texts.startswith("mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL")
-    assert "(6 texts);" in texts
-    assert "No method clearly beats `crop` by tail NLL; dynamic-ntk" not in texts
-    assert " hold" not in texts
-    better = level | {"mesa": (-0.3, -0.4, -0.2)}
-    texts = texts_of(by_nll_alone(planted, better))["What mended it"]
-    assert " hold" not in texts
-    assert "mesa (-0.30 [-0.40, -0.20] nats/token) beats `crop` by tail NLL." in texts
-    texts = texts_of(by_nll_alone(planted, better | {"rerope": (-0.2, -0.3, -0.1)}))["What mended it"]
-    assert texts.startswith("mesa and rerope hold up to 320 tokens")
-
-
 def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
     alone = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (-3.0, None, None))
     texts = texts_of(by_nll_alone(planted, alone))["What mended it"]
