@@ -29,35 +29,29 @@ if TYPE_CHECKING:
     from probe.thresholds.predict import negative_control, predict
     from probe.thresholds.search import CrossingRule, search
 
+_MODULES = {
+    "probe.capture.capture": "capture_states",
+    "probe.capture.spec": "CaptureSpec",
+    "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
+    "probe.figures.heatmap": "default_regions regions",
+    "probe.opened": "Run open_run",
+    "probe.report": "write_report",
+    "probe.request": "EvalRequest ProbeRequest",
+    "probe.run": "run_probe",
+    "probe.store.select": "hook_values",
+    "probe.thresholds.analysis": "analyse summarize",
+    "probe.thresholds.calls": "drift_calls",
+    "probe.thresholds.drift": "DriftRule find_drift",
+    "probe.thresholds.failure": "measured_failure",
+    "probe.thresholds.predict": "negative_control predict",
+    "probe.thresholds.search": "CrossingRule search",
+}
+"""The public names by module."""
 _LAZY = {
-    "CaptureSpec": "probe.capture.spec",
-    "CrossingRule": "probe.thresholds.search",
-    "DriftRule": "probe.thresholds.drift",
-    "EvalRequest": "probe.request",
-    "ProbeRequest": "probe.request",
-    "Run": "probe.opened",
-    "analyse": "probe.thresholds.analysis",
+    **{name: module for module, names in _MODULES.items() for name in names.split()},
     "bridge_to": "mesa.engine.bridge:bridge",
-    "capture_states": "probe.capture.capture",
-    "curves_export": "probe.figures.export",
-    "default_regions": "probe.figures.heatmap",
-    "drift_calls": "probe.thresholds.calls",
-    "drift_export": "probe.figures.export",
-    "find_drift": "probe.thresholds.drift",
-    "heatmap_export": "probe.figures.export",
-    "hook_values": "probe.store.select",
-    "measured_failure": "probe.thresholds.failure",
-    "negative_control": "probe.thresholds.predict",
-    "open_run": "probe.opened",
     "plan_evaluation": "probe.evaluation.plan:plan",
-    "predict": "probe.thresholds.predict",
-    "regions": "probe.figures.heatmap",
     "run_evaluation": "probe.evaluation.run:run",
-    "run_probe": "probe.run",
-    "search": "probe.thresholds.search",
-    "summarize": "probe.thresholds.analysis",
-    "threshold_export": "probe.figures.export",
-    "write_report": "probe.report",
 }
 
 # fmt: off

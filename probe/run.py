@@ -32,7 +32,7 @@ from probe.report import remove_report, write_report
 from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.store import store
 from probe.store.location import url_recorded
-from probe.store.reader import FINGERPRINTS, STORE, partial_path, store_of
+from probe.store.reader import EVALUATION, FINGERPRINTS, STORE, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
 from probe.store.results import run_summary
 from probe.tasks import score, sources
@@ -120,7 +120,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
         journal = FailureByLength(evaluation, plan.refine).open_journal(out)
     if not overwrite:
         store.create(path, **layout)
-    store.write_tokens(path, token_texts(plan, tokens))
+    store.write_group(path, TOKENS, token_texts(plan, tokens))
     with _resumable(out, journal, overwrite):
         _run_stages(plan, evaluation, journal, out, pool)
         remove_report(out)
@@ -173,7 +173,7 @@ def _run_stages(
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
     if journal is not None:
         further = further_lengths(evaluation, journal.rows, plan.refine)
-        store.write_evaluation(store_of(out), by_length.scores(evaluation, journal.rows, further))
+        store.write_group(store_of(out), EVALUATION, by_length.scores(evaluation, journal.rows, further))
 
 
 def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, passes_text, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
 from probe.options import parse_ranges
@@ -143,10 +143,5 @@ def pass_counts(plan: AnatomyPlan) -> Counter[tuple[Method, int]]:
 
 def estimate(plan: AnatomyPlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    counts = pass_counts(plan)
-    tokens = sum(count * length for (_, length), count in counts.items())
-    return (
-        f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}: {sum(counts.values()):,.0f} "
-        f"passes, {tokens:,.0f} tokens\nmemory beside the weights at {plan.lengths[-1]} tokens: about "
-        f"{needed_bytes(plan) / 2**20:,.0f} MiB"
-    )
+    what = f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}"
+    return passes_text(what, pass_counts(plan), plan.lengths[-1], needed_bytes(plan))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from probe.evaluation.summary import Table, cross_table, interval
 from probe.statistics import Estimate, combined, shown, student
@@ -35,22 +36,26 @@ def effective_lengths(
     of the base, and above chance there; None: none. low, high: its lower and upper bound, by 95% intervals of the
     prompts' scores; has_interval: whether there are any, of two prompts or more. longest: the longest length measured.
     """
-    recall: dict[tuple[str, str, int], dict[int, float]] = {}
-    copied: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
-        if row["task"] in tasks and row["metric"] == RECALL:
-            recall.setdefault((row["task"], row["method"], row["length"]), {})[row["sample"]] = row["score"]
-        elif row["task"] in tasks and row["metric"] == COPIED:
-            copied.setdefault((row["task"], row["length"]), []).append(row["score"])
-    chance = {key: max(CHANCE, fmean(scores)) for key, scores in copied.items()}
-    measured = [task for task in tasks if any(task == key[0] for key in recall)]
-    shared = _shared_prompts(recall)
-    methods = list(dict.fromkeys(method for _, method, _ in recall))
+    columns = ["task", "method", "length", "sample", "metric", "score"]
+    frame = pd.DataFrame([row for row in rows if row["task"] in tasks], columns=columns)
+    recall, copied = frame[frame["metric"] == RECALL], frame[frame["metric"] == COPIED]
+    chance = copied.groupby(["task", "length"])["score"].agg(fmean).clip(lower=CHANCE).to_dict()
+    shared: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for task, of_task in recall.groupby("task"):  # the prompts that all methods and lengths of the task have
+        table = of_task.pivot(index="sample", columns=["method", "length"], values="score").dropna()
+        for method, length in table:
+            shared.setdefault((str(task), method), {})[int(length)] = table[method, length].to_numpy()
+    measured = [task for task in tasks if task in {*recall["task"]}]
+    methods = list(dict.fromkeys(recall["method"]))
     reference = "origin" if "origin" in methods else next(iter(methods), "")
     groups = {task: (task,) for task in measured} | ({MEAN: tuple(measured)} if len(measured) > 1 else {})
     entries = []
     for name, group in groups.items():
-        scores = {method: _scores(shared, group, method) for method in methods}
+        scores: dict[str, dict[int, Scores]] = {}
+        for method in methods:  # by length, the scores of each task, where all were run
+            of_tasks = [shared.get((task, method), {}) for task in group]
+            common = sorted(set.intersection(*map(set, of_tasks)))
+            scores[method] = {length: [of_task[length] for of_task in of_tasks] for length in common}
         if not scores[reference]:
             continue
         lengths = {length for by_length in scores.values() for length in by_length}
@@ -80,28 +85,6 @@ def effective_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
     return cross_table(title, texts, [*dict.fromkeys(entry["task"] for entry in entries)])
 
 
-def _shared_prompts(
-    recall: Mapping[tuple[str, str, int], Mapping[int, float]],
-) -> dict[tuple[str, str, int], np.ndarray]:
-    """By task, method and length the scores of the prompts that all methods and lengths of the task have."""
-    shared = {}
-    for task in dict.fromkeys(task for task, _, _ in recall):
-        of_task = {key: values for key, values in recall.items() if key[0] == task}
-        samples = sorted(set.intersection(*(set(values) for values in of_task.values())))
-        shared |= {key: np.array([values[sample] for sample in samples]) for key, values in of_task.items()}
-    return shared
-
-
-def _scores(shared: Mapping[tuple[str, str, int], np.ndarray], tasks: Sequence[str], method: str) -> dict[int, Scores]:
-    """By length, the scores of each task, where all were run."""
-    lengths = sorted({length for _, name, length in shared if name == method})
-    return {
-        length: [shared[task, method, length] for task in tasks]
-        for length in lengths
-        if all((task, method, length) in shared for task in tasks)
-    }
-
-
 def _entry(
     task: str,
     method: str,
@@ -114,15 +97,13 @@ def _entry(
     base = scores[reference][base_length]
     value, base_low, base_high = _mean(base)
     by_length = {length: values for length, values in scores[method].items() if length >= base_length}
-    unjudged = None
-    if base_length > trained_length:
-        unjudged = f"no length within M = {trained_length}"
-    elif value <= chance[base_length]:
-        unjudged = "at chance"
-    elif base_low is not None and base_low <= chance[base_length]:
-        unjudged = "not told from chance"
-    elif not by_length:
-        unjudged = "not measured"
+    reasons = {
+        f"no length within M = {trained_length}": base_length > trained_length,
+        "at chance": value <= chance[base_length],
+        "not told from chance": base_low is not None and base_low <= chance[base_length],
+        "not measured": not by_length,
+    }
+    unjudged = next((reason for reason, holds in reasons.items() if holds), None)
     length, low, high = (None,) * 3 if unjudged else _longest(by_length, base, chance)
     return {
         "task": task,
@@ -166,17 +147,13 @@ def _length_text(entry: Mapping[str, Any]) -> str:
 
 def _mean(scores: Scores) -> Estimate:
     """The mean over tasks and prompts: by Wilson's interval where all scores are 0 or 1, else by Student's."""
-    return _over_tasks(map(_task_mean, scores))
+    return combined([_task_mean(values) for values in scores], [1 / len(scores)] * len(scores))
 
 
 def _above(scores: Scores, base: Scores) -> Estimate:
     """The mean of scores less `SHARE` of the base's, paired by prompt."""
-    return _over_tasks(_difference(values, other) for values, other in zip(scores, base, strict=True))
-
-
-def _over_tasks(estimates: Iterable[Estimate]) -> Estimate:
-    parts = list(estimates)
-    return combined(parts, [1 / len(parts)] * len(parts))
+    differences = [_difference(values, other) for values, other in zip(scores, base, strict=True)]
+    return combined(differences, [1 / len(differences)] * len(differences))
 
 
 def _task_mean(scores: np.ndarray) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,10 @@ LEAST = 0.01
 _DRAWS = 2000
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """A share of the loss gap, with its 95% interval; NaN where there is none."""
 
-    value: float
+    share: float
     low: float
     high: float
 

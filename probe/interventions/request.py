@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import check_prompts, peak_bytes
+from probe.capture.memory import check_prompts, passes_text, peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
 from probe.interventions.interventions import weaves
@@ -155,22 +156,17 @@ def pass_counts(plan: LocatePlan) -> dict[tuple[Method, int], float]:
     depth, wanted = plan.config.num_hidden_layers, "weave" in plan.request.kinds
     woven = weaves(plan.layers, plan.heads, plan.request.ways) if wanted else ()
     passes = 2 + sum((depth - weave.layer) / depth for weave in woven)
-    counts: dict[tuple[Method, int], float] = {}
+    counts: dict[tuple[Method, int], float] = defaultdict(float)
     for name in plan.compared:
         for item in (item for prompts in plan.items.values() for item in prompts):
-            key = plan.methods[name], len(item.ids)
-            counts[key] = counts.get(key, 0.0) + passes
+            counts[plan.methods[name], len(item.ids)] += passes
     return counts
 
 
 def estimate(plan: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    prompts, counts = sum(map(len, plan.items.values())), pass_counts(plan)
-    beside = ", ".join(kind for kind in ("clamp", "smallest") if kind in plan.request.kinds)
-    return (
-        f"{len(plan.layers)} layers, {len(plan.heads)} heads, {len(plan.compared)} methods, {prompts} prompts: "
-        f"about {sum(counts.values()) / prompts:,.0f} passes a prompt, "
-        f"{sum(count * length for (_, length), count in counts.items()):,.0f} tokens{beside and f', beside {beside}'}\n"
-        f"memory beside the weights at {max(length for _, length in plan.items)} tokens: about "
-        f"{needed_bytes(plan) / 2**20:,.0f} MiB"
-    )
+    prompts, longest = sum(map(len, plan.items.values())), max(length for _, length in plan.items)
+    beside = [f"beside {kind}" for kind in ("clamp", "smallest") if kind in plan.request.kinds]
+    names = (f"{len(plan.layers)} layers", f"{len(plan.heads)} heads", f"{len(plan.compared)} methods")
+    what = ", ".join([*names, f"{prompts} prompts", *beside])
+    return passes_text(what, pass_counts(plan), longest, needed_bytes(plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from probe.experiment.journal import Journal, Rows
-from probe.files import write_json
+from probe.files import json_text, write_json
 from probe.interventions.head_search import (
     ENOUGH,
     MOST,
@@ -23,7 +24,7 @@ from probe.interventions.head_search import (
     target_loss,
 )
 from probe.interventions.interventions import Heads, by_layer
-from probe.interventions.loss_gap import PairedLosses, Share
+from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.request import ORIGIN, Group, LocatePlan
 from probe.interventions.tasks import remaining
 from probe.store.results import LOCATED
@@ -56,13 +57,13 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
         for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
             gap = paired(plan, rows, group, name).gap
             labels = {"method": name, "length": group[1], "measure": group[0]}
-            values = {"baseline": gap.baseline, "patched": gap.patched, **_ends(gap.low, gap.high)}
+            values = {"baseline": gap.baseline, "patched": gap.patched, "low": gap.low, "high": gap.high}
             items = len(plan.items[group])
             summary["loss_gaps"].append({**labels, **values, "judged": gap.judged, "items": items})
             if gap.judged:
                 summary["effects"] += [{**labels, **row} for row in _effects(plan, rows, group, name)]
                 summary["smallest"] += [{**labels, **row} for row in _smallest(plan, rows, group, name)]
-    return summary
+    return json.loads(json_text(summary))  # without NaN
 
 
 def write(plan: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict
         losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
         share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
-        effects.append({**entry, **place, "loss": float(np.mean(losses)), **_share(share), "items": len(numbers)})
+        effects.append({**entry, **place, "loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)})
     return effects
 
 
@@ -137,7 +138,7 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
         steps = range(1, last + 1)
         shares = [scored.share(losses(by_layer(heads[:size]), scoring)) for size in steps]
         random = [
-            [scored.share(losses(drawn, scoring)).value for drawn in random_sets(candidates, size)] for size in steps
+            [scored.share(losses(drawn, scoring)).share for drawn in random_sets(candidates, size)] for size in steps
         ]
         ends = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
         reached = float(np.mean(losses(by_layer(heads), choosing))) <= target
@@ -145,19 +146,9 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
             {
                 "heads": [list(head) for head in heads],
                 "candidates": len(candidates),
-                **{key: [_share(share)[key] for share in shares] for key in _SET[:3]},
-                **dict(zip(_SET[3:], ends, strict=True)),
+                **dict(zip(_SET, [*zip(*shares, strict=True), *ends], strict=True)),
                 "finished": reached or last == min(len(candidates), MOST),
-                "enough": last if reached and shares[-1].value >= ENOUGH else None,
+                "enough": last if reached and shares[-1].share >= ENOUGH else None,
             }
         )
     return sorted(searches, key=lambda entry: -entry["candidates"])
-
-
-def _share(share: Share) -> dict[str, float | None]:
-    """A share ready for JSON, which has no NaN."""
-    return {"share": None if np.isnan(share.value) else share.value, **_ends(share.low, share.high)}
-
-
-def _ends(low: float, high: float) -> dict[str, float | None]:
-    return {"low": None if np.isnan(low) else low, "high": None if np.isnan(high) else high}

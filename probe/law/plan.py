@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.settings import method_settings
 from mesa.support import check_method
-from probe.capture.memory import check_prompts, peak_bytes
+from probe.capture.memory import check_prompts, passes_text, peak_bytes
 from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Key, gap_methods
 from probe.law.formula import scored_queries
 from probe.request import PredictRequest
@@ -183,20 +184,12 @@ def needed_bytes(plan: PredictPlan) -> int:
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
 
 
-def pass_counts(plan: PredictPlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: PredictPlan) -> Counter[tuple[Method, int]]:
     """Passes by method and length."""
-    counts: dict[tuple[Method, int], float] = {}
-    for part in plan.passes.values():
-        key = part.method, part.length
-        counts[key] = counts.get(key, 0.0) + len(plan.texts)
-    return counts
+    return Counter((part.method, part.length) for part in plan.passes.values() for _ in plan.texts)
 
 
 def estimate(plan: PredictPlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    passes, texts = plan.passes.values(), len(plan.texts)
-    tokens = sum(part.length for part in passes) * texts
-    return (
-        f"{texts} texts, {len(passes)} passes each, {tokens:,} tokens in all\n"
-        f"memory beside the weights at {plan.longest} tokens: about {needed_bytes(plan) / 2**20:,.0f} MiB"
-    )
+    what = f"{len(plan.texts)} texts, {len(plan.passes)} passes each"
+    return passes_text(what, pass_counts(plan), plan.longest, needed_bytes(plan))

@@ -33,7 +33,7 @@ from zarr.codecs import Crc32cCodec
 from probe.files import difference
 from probe.store.integrity import seal_of
 from probe.store.location import SEAL, Remote, as_store, zarr_store
-from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, is_half, open_run, partial_path
+from probe.store.reader import FINGERPRINTS, is_half, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
 
 _CODECS = (Crc32cCodec(),)
@@ -233,20 +233,13 @@ def check_values(values: np.ndarray, dtype: np.dtype, name: str) -> None:
         )
 
 
-def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
-    """Writes the scores by length as group `evaluation`: into the partial store, else into the finished one.
+def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset) -> None:
+    """Writes group `EVALUATION` (scores by length) or `TOKENS` (`id` and `text` by prompt and position).
 
-    The group appears under its name only when all of it is written; a former one is replaced.
+    Into the partial store, else into the finished one. The group appears under its name only when all of it is written;
+    a former one is replaced.
     """
-    _write_group(as_store(path), EVALUATION, dataset)
-
-
-def write_tokens(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
-    """Writes the prompts' tokens as group `tokens`, as `write_evaluation` does: `id` and `text` (prompt, position)."""
-    _write_group(as_store(path), TOKENS, dataset)
-
-
-def _write_group(path: Path, name: str, dataset: xr.Dataset) -> None:
+    path = as_store(path)
     store = partial_path(path) if partial_path(path).exists() else path
     target = store / name
     unfinished = target if isinstance(target, Remote) else path.with_name(f"{path.name}.{name}")

@@ -7,6 +7,7 @@ Every builder takes `length`, the number of prompt tokens with the first special
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,37 +172,39 @@ def random_key(rng: np.random.Generator, digits: int = 5) -> str:
     return str(rng.integers(10 ** (digits - 1), 10**digits))
 
 
-def _haystack(filler: Filler, tokens: int, depth: float) -> tuple[list[int], list[int]]:
-    """`tokens` tokens of filler, parted at the sentence end nearest to the fraction `depth`."""
-    ids: list[int] = []
-    ends = [0]
-    for sentence in filler(tokens):
-        ids.extend(sentence)
-        if len(ids) >= tokens:
-            break
-        ends.append(len(ids))
-    cut = min(ends, key=lambda end: abs(end - depth * tokens))
-    return ids[:cut], ids[cut:tokens]
+class TooShortError(ValueError):
+    """A prompt's length that cannot hold the fixed text. needed: the tokens that can."""
+
+    def __init__(self, length: int, needed: int) -> None:
+        super().__init__(
+            f"length={length} is below the task's fixed text of {needed} tokens; ask for at least {needed} (--lengths)"
+        )
+        self.needed = needed
+
+
+def room_for(length: int, *fixed: Sequence[int]) -> int:
+    """Tokens left for what fills the prompt. Raises TooShortError."""
+    needed = sum(map(len, fixed))
+    if length < needed:
+        raise TooShortError(length, needed)
+    return length - needed
 
 
 def single_key(
     tokenizer: Tokenizer, length: int, header: str, sentence: str, question: str, key: str, filler: Filler, depth: float
 ) -> Prompt:
-    """A prompt with `sentence` in filler, exactly `length` tokens."""
+    """A prompt of exactly `length` tokens, with `sentence` at the end of filler's nearest to the fraction `depth`."""
     start = first_ids(tokenizer) + encode(tokenizer, header)
     middle, end = encode(tokenizer, sentence), encode(tokenizer, question)
-    fixed = len(start) + len(middle) + len(end)
-    if length < fixed:
-        raise ValueError(
-            f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed} (--lengths)"
-        )
-    before, after = _haystack(filler, length - fixed, depth)
-    prefix = "" if question.endswith("<") else " "
+    room = room_for(length, start, middle, end)
+    sentences = filler(room)
+    ends = [0, *(total for total in itertools.accumulate(map(len, sentences)) if total < room)]
+    cut, ids = min(ends, key=lambda end: abs(end - depth * room)), [*itertools.chain(*sentences)][:room]
     return Prompt(
-        ids=(*start, *before, *middle, *after, *end),
-        answer_ids=encode(tokenizer, prefix + key),
+        ids=(*start, *ids[:cut], *middle, *ids[cut:], *end),
+        answer_ids=encode(tokenizer, ("" if question.endswith("<") else " ") + key),
         answer=key,
-        key_position=len(start) + len(before),
+        key_position=len(start) + cut,
     )
 
 
@@ -263,10 +266,7 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Prompt
         used += len(line)
         question = max(question, line_question, key=len)
     if not body:
-        fixed = len(start) + len(line) + len(line_question)
-        raise ValueError(
-            f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed} (--lengths)"
-        )
+        raise TooShortError(length, len(start) + len(line) + len(line_question))
     index = int(rng.integers(len(body)))
     name = list(names)[index]
     line_question = encode_once(tokenizer, LINES_QUESTION.format(name=name))

@@ -12,7 +12,8 @@ import numpy as np
 from mesa.models import Loaded
 from probe.tasks import ruler_prompts
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
-from probe.tasks.ruler_prompts import ListPrompt, TooShortError
+from probe.tasks.retrieval import TooShortError
+from probe.tasks.ruler_prompts import ListPrompt
 from probe.tasks.score import greedy, until_end
 
 Build = Callable[..., ListPrompt]

@@ -23,11 +23,13 @@ from probe.tasks.base import Setting
 from probe.tasks.retrieval import (
     PASSKEY_FILLER,
     Prompt,
+    TooShortError,
     encode,
     encode_once,
     first_ids,
     random_key,
     random_name,
+    room_for,
     text_filler,
 )
 
@@ -37,16 +39,6 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 Random = np.random.Generator
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-
-
-class TooShortError(ValueError):
-    """A prompt's length that cannot hold the fixed text. needed: the tokens that can."""
-
-    def __init__(self, length: int, needed: int) -> None:
-        super().__init__(
-            f"length={length} is below the task's fixed text of {needed} tokens; ask for at least {needed}"
-        )
-        self.needed = needed
 
 
 @dataclass(frozen=True)
@@ -75,14 +67,6 @@ def draw_distinct(draw: Callable[[], str], count: int) -> list[str]:
     while len(texts) < count:
         texts[draw()] = None
     return list(texts)
-
-
-def room_for(length: int, *fixed: Ids) -> int:
-    """Tokens left for what fills the prompt. Raises TooShortError."""
-    needed = sum(map(len, fixed))
-    if length < needed:
-        raise TooShortError(length, needed)
-    return length - needed
 
 
 def assemble(
@@ -138,12 +122,7 @@ def niah(
     header, end = _niah_frame(tokenizer, names, "numbers", len(pairs))
     header += encode(tokenizer, "\n")
     room = room_for(length, header, end, *needles)
-    sentences, left = [], room
-    for sentence in filler(room) if room else ():
-        sentences.append(tuple(sentence[:left]))
-        left -= len(sentences[-1])
-        if not left:
-            break
+    sentences = [tuple(sentence) for sentence in filler(room)] if room else []
     return assemble(tokenizer, header, insert_pieces(sentences, needles, rng), end, length, numbers, ", ".join(numbers))
 
 

@@ -208,13 +208,16 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
 
 def _measured_rows(run: Run, measured: Measured | None) -> dict[str, Any]:
     """What was measured by length, and against what failures are."""
+    if measured is None:
+        lists: dict[str, Any] = {name: [] for name in ("judged_by", "at_chance", "measured_lengths")}
+        return lists | dict.fromkeys(("failure_rule", "level", "stated_window"))
     return {
-        "failure_rule": None if measured is None else measured.rule,
-        "judged_by": list(measured.judged_by) if measured else [],
-        "at_chance": list(measured.chance) if measured else [],
-        "level": None if measured is None else _level(run, measured),
-        "stated_window": None if measured is None else record(measured.stated),
-        "measured_lengths": list(measured.lengths) if measured else [],
+        "failure_rule": measured.rule,
+        "judged_by": list(measured.judged_by),
+        "at_chance": list(measured.chance),
+        "level": _level(run, measured),
+        "stated_window": record(measured.stated),
+        "measured_lengths": list(measured.lengths),
     }
 
 
@@ -224,35 +227,29 @@ def _level(run: Run, measured: Measured) -> dict[str, Any]:
     passkeys: how many the reference finds there; None: not asked for.
     """
     assert run.evaluation is not None
-    vocabulary = run.evaluation.attrs.get("vocabulary")
-    prompts = {name: run.evaluation.sizes[name] for name in ("window", "sample") if name in run.evaluation.sizes}
-    guess = None if vocabulary is None else math.log(vocabulary)
-    passkeys = run.evaluation.get("passkey")
+    vocabulary, passkeys = run.evaluation.attrs.get("vocabulary"), run.evaluation.get("passkey")
     at = {"method": measured.reference, "length": measured.level_length}
     return {
         "tail_nll": measured.level,
         "length": measured.level_length,
-        "guess": guess,
+        "guess": None if vocabulary is None else math.log(vocabulary),
         "passkeys": None if passkeys is None else int(passkeys.sel(at).sum()),
-        "prompts": prompts,
+        "prompts": {str(name): size for name, size in run.evaluation.sizes.items() if name in ("window", "sample")},
     }
 
 
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
     """The rule, and by prompt each method's call and the dims that carry the reference's drift."""
+    prompts = {}
+    for prompt, drift in drifts.items():
+        at, names = drift.sel({"method": drift.attrs["reference"]}), ("share", "centre", "range")
+        dims = [
+            {"layer": layer, "dim": dim} | {name: float(at[name].sel(layer=layer, dim=dim)) for name in names}
+            for layer, dim in top_dims(drift, TOP)
+        ]
+        prompts[prompt] = {"methods": [_in_words(call) for call in drift_calls(drift)], "dims": dims}
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
-    return {"rule": rule, "prompts": {name: _drift_row(drift) for name, drift in drifts.items()}}
-
-
-def _drift_row(drift: xr.Dataset) -> dict[str, Any]:
-    at = drift.sel({"method": drift.attrs["reference"]})
-    dims = [
-        {"layer": layer, "dim": dim}
-        | {name: float(at[name].sel(layer=layer, dim=dim)) for name in ("share", "centre", "range")}
-        for layer, dim in top_dims(drift, TOP)
-    ]
-    methods = [_in_words(call) for call in drift_calls(drift)]
-    return {"methods": methods, "dims": dims}
+    return {"rule": rule, "prompts": prompts}
 
 
 def _in_words(of_method: Call | Prediction | Failure) -> dict[str, Any]:
@@ -291,7 +288,10 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     at = evaluation.sel(length=longest)
     row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
     if not unfit and longest > measured.level_length and row["longest"].get("tail_nll") is not None:
-        row["longest"]["tail_nll_to_crop"] = _to_crop(at.sel({"method": method}), evaluation, measured)
+        # crop: the reference within its window, of the same tokens
+        crop = evaluation.sel({"method": measured.reference, "length": measured.level_length})
+        less = differences(at[["tail_nll"]].sel({"method": method}), crop[["tail_nll"]])
+        row["longest"]["tail_nll_to_crop"] = less["tail_nll_difference"]
     row["longest"]["less"] = _less_others(at, method)
     return row
 
@@ -318,40 +318,29 @@ def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any
 def _less_others(at: xr.Dataset, method: str) -> dict[str, dict[str, float | None]]:
     """The method's tail NLL less every other's, text by text at one length; without methods not measured there."""
     nll = at[["tail_nll"]].dropna("method")
-    methods = nll["method"].values.tolist()
-    if method not in methods:
-        return {}
-    scores = {name: nll.sel({"method": name}) for name in methods}
-    less = {name: differences(scores[method], scores[name]) for name in methods if name != method}
-    return {name: difference["tail_nll_difference"] for name, difference in less.items()}
-
-
-def _to_crop(scores: xr.Dataset, evaluation: xr.Dataset, measured: Measured) -> dict[str, float | None]:
-    """A method's tail NLL less that of the last tokens alone: the reference's within its window, of the same tokens."""
-    crop = evaluation.sel({"method": measured.reference, "length": measured.level_length})
-    return differences(scores[["tail_nll"]], crop[["tail_nll"]])["tail_nll_difference"]
+    scores = {name: nll.sel({"method": name}) for name in nll["method"].values.tolist()}
+    others = [name for name in scores if name != method] if method in scores else []
+    return {name: differences(scores[method], scores[name])["tail_nll_difference"] for name in others}
 
 
 def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
     """The settings and places, and by prompt what was found and falsely predicted there."""
     if isinstance(control, str):
         return control
+    prompts = {}
+    for prompt in control["prompt"].values.tolist():
+        at = control.sel(prompt=prompt)
+        called = {name: at["called"].sel({"method": name}).values for name in at["method"].values.tolist()}
+        prompts[prompt] = {
+            **{name: at[name].values.tolist() for name in ("qualified", "matched")},
+            "as_many": float(as_many(at)),
+            "called": {name: [None if np.isnan(at) else int(at) for at in of] for name, of in called.items()},
+            "false_predictions": dict(zip(called, false_predictions(at).values.tolist(), strict=True)),
+        }
     return {
         **{name: control.attrs[name] for name in ("searched", "top", "least")},
         "place": control["place"].values.tolist(),
-        "prompts": {name: _control_row(control.sel(prompt=name)) for name in control["prompt"].values.tolist()},
-    }
-
-
-def _control_row(at: xr.Dataset) -> dict[str, Any]:
-    methods = at["method"].values.tolist()
-    lengths = {name: at["called"].sel({"method": name}).values for name in methods}
-    rates = dict(zip(methods, false_predictions(at).values.tolist(), strict=True))
-    return {
-        **{name: at[name].values.tolist() for name in ("qualified", "matched")},
-        "as_many": float(as_many(at)),
-        "called": {name: [None if np.isnan(at) else int(at) for at in of] for name, of in lengths.items()},
-        "false_predictions": rates,
+        "prompts": prompts,
     }
 
 

@@ -121,7 +121,7 @@ def table(
     for label, heads in sets.items():
         share = judge.share([rows[set_key(group, name, number, heads)]["nll"] for number in numbers])
         _, text = HeadSet.of(heads).key
-        values = {"share": share.value, "low": share.low, "high": share.high}
+        values = {"share": share.share, "low": share.low, "high": share.high}
         result.append(labels | {"set": label, "heads": text} | values)
     return [{key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()} for row in result]
 

@@ -177,7 +177,7 @@ def table(journal: Journal) -> list[dict[str, Any]]:
 
 
 def _values(name: str, share: Any) -> dict[str, float]:
-    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+    return {name: share.share, f"{name}_low": share.low, f"{name}_high": share.high}
 
 
 def main(args: argparse.Namespace) -> None:

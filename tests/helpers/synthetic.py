@@ -8,6 +8,7 @@ import xarray as xr
 from probe.store import store
 from probe.store.integrity import seal_of
 from probe.store.location import SEAL
+from probe.store.reader import EVALUATION, TOKENS
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
 DRIFTING = 10  # the first dims of every layer but the first
@@ -96,9 +97,9 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
                 values = hidden.sel({"method": method, "prompt": prompt, "layer": layer}).values
                 store.write(path, hidden.name, method, prompt, layer, values)
     if tokens is not None:
-        store.write_tokens(path, tokens)
+        store.write_group(path, TOKENS, tokens)
     if scores is not None:
-        store.write_evaluation(path, scores)
+        store.write_group(path, EVALUATION, scores)
     store.finish(path)
     return folder
 

@@ -56,7 +56,7 @@ def test_the_planted_head_alone_restores_the_loss():
             [[intervention.run(pair).losses.mean().item()] for pair in pairs], restores=intervention.way == "only"
         )
         is_planted = (intervention.layer, intervention.head) in (HEAD, (HEAD[0], None))
-        assert share.value == pytest.approx(float(is_planted), abs=2e-3), intervention
+        assert share.share == pytest.approx(float(is_planted), abs=2e-3), intervention
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ def test_one_number_and_an_insignificant_gap_have_no_interval():
         (PairedLosses([[1.0], [2.0]], [[0.0]] * 2), [[0.5], [1.0]]),
     ):
         share = losses.share(patched)
-        assert (losses.gap.judged, share.value) == (False, 0.5)
+        assert (losses.gap.judged, share.share) == (False, 0.5)
         assert np.isnan([share.low, share.high]).all()
 
 
@@ -40,8 +40,8 @@ def test_intervals_of_shares_of_few_items_cover_the_truth(items):
 
 def test_a_share_of_no_gap_is_undefined():
     for baseline in (0.9, 1.0, 1.005):
-        assert np.isnan(PairedLosses([[baseline] * 4], [[1.0] * 4]).share([[0.5] * 4]).value)
-    assert PairedLosses([[1.5] * 4], [[1.0] * 4]).share([[1.25] * 4]).value == 0.5
+        assert np.isnan(PairedLosses([[baseline] * 4], [[1.0] * 4]).share([[0.5] * 4]).share)
+    assert PairedLosses([[1.5] * 4], [[1.0] * 4]).share([[1.25] * 4]).share == 0.5
 
 
 def test_shares_are_paired():
@@ -50,9 +50,9 @@ def test_shares_are_paired():
     losses = PairedLosses(level + 1, level)
     assert losses.gap.judged
     share = losses.share(level + 0.25 + rng.normal(0, 0.05, (6, 4)))
-    assert share.value == pytest.approx(0.75, abs=0.05)
+    assert share.share == pytest.approx(0.75, abs=0.05)
     assert share.high - share.low < 0.2
-    assert losses.share(level + 0.25, restores=False).value == pytest.approx(0.25)
+    assert losses.share(level + 0.25, restores=False).share == pytest.approx(0.25)
     same = PairedLosses(level + rng.normal(0, 0.5, (6, 4)), level)
     assert not same.gap.judged
     assert np.isnan(same.share(level).low)

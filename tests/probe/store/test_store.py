@@ -9,7 +9,7 @@ import xarray as xr
 import zarr
 
 from probe.store import integrity, regions, store
-from probe.store.reader import open_run, partial_path
+from probe.store.reader import EVALUATION, open_run, partial_path
 from probe.store.regions import missing_regions, whole_passes
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
@@ -119,7 +119,7 @@ def scored(path):
     fill(path)
     scores = {"tail_nll": (("method", "length"), np.ones((2, 1)))}
     labels = {"method": METHODS, "length": [4]}
-    store.write_evaluation(path, xr.Dataset(scores, labels, {"vocabulary": 97}))
+    store.write_group(path, EVALUATION, xr.Dataset(scores, labels, {"vocabulary": 97}))
     store.finish(path)
     return path
 
@@ -225,7 +225,7 @@ def test_the_evaluation_travels_with_the_store(path, late):
     if late:
         store.finish(path)
     for number in (0,) if late else (1, 0):  # the last that was written counts
-        store.write_evaluation(path, scores + number)
+        store.write_group(path, EVALUATION, scores + number)
     if not late:
         store.finish(path)
     evaluation = open_run(path).evaluation
