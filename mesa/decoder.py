@@ -1,7 +1,9 @@
-"""Where a model keeps its decoder layers."""
+"""Where a model keeps its decoder layers, and what is set on modules for a while."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -14,3 +16,28 @@ def layers_of(model: Any) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ValueError(f"a {model.config.model_type} decoder has no list of its {count} layers")
+
+
+@contextmanager
+def removed(handles: Iterable[Any]) -> Iterator[None]:
+    """Removes hooks, by their handles, when this ends."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Has modules hold other attributes or submodules, (module, name, value), for as long as this lasts."""
+    before = [(module, name, {**module._modules, **vars(module)}.get(name)) for module, name, _ in changes]
+    try:
+        for module, name, value in changes:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            vars(module).pop(name, None)
+            if value is not None:
+                setattr(module, name, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mesa.decoder import layers_of
+from mesa.decoder import layers_of, removed
 
 _WIDER = "run the model with --dtype {}"
 _REMEDIES = {
@@ -35,11 +35,8 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
     layers = layers_of(model)
     heads = [head] if (head := model.get_output_embeddings()) is not None else []
     handles = [module.register_forward_hook(partial(look, layer=n)) for n, module in enumerate([*layers, *heads])]
-    try:
+    with removed(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     bad = [layer for layer, finite in good.items() if not finite]
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"

@@ -24,12 +24,7 @@ from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of
 from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
 from mesa.finite import check_finite
 
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
 _PARTS = {
     "tokenizer": (("tokenizer.json", "*vocab*", "*.model", "*.tiktoken"), "copy its files there"),
     "weights": (("*.safetensors",), "copy them there, or convert others (model.save_pretrained writes safetensors)"),
@@ -71,9 +66,7 @@ def load(
     values and files.
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
-    place = place_of(name)
-    _check_revision(place, revision)
-    options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
+    place, options = _placed(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer", "weights"):
         _check_stated(place, options)
         tokenizer = _tokenizer(place, options)
@@ -147,9 +140,12 @@ def _check_device(device: str, what: str, remedy: str) -> None:
         raise ValueError(f"{what} is not available here; use {remedy}")
 
 
-def _check_revision(place: Place, revision: str | None) -> None:
+def _placed(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
+    """A model's place, and what `from_pretrained` is told; ValueError for a revision of what lies here."""
+    place = place_of(name)
     if revision is not None and (place.file or Path(place.where).is_dir()):
         raise ValueError(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
+    return place, {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
 
 
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
@@ -167,9 +163,7 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place = place_of(name)
-    _check_revision(place, revision)
-    options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
+    place, options = _placed(name, revision, trust_remote_code)
     with _loading(name, place):
         _check_stated(place, options)
         return AutoConfig.from_pretrained(place.where, **options)
@@ -188,26 +182,22 @@ def _check_stated(place: Place, options: Mapping[str, Any]) -> None:
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
-    place = place_of(name)
-    options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
+    place, options = _placed(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer"):
         tokenizer = _tokenizer(place, options)
-    _check_vocabulary(name, config_of(name, revision=revision, trust_remote_code=trust_remote_code), tokenizer)
-    return tokenizer
-
-
-def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
-    return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
-
-
-def _check_vocabulary(name: str, config: Any, tokenizer: Any) -> None:
+    config = config_of(name, revision=revision, trust_remote_code=trust_remote_code)
     rows, known = getattr(config, "vocab_size", None), tokenizer.vocab_size
     if isinstance(rows, int) and known > rows:
         raise ValueError(
             f"model {name!r} knows {rows} tokens and its tokenizer gives {known}; its config.json (vocab_size) or its "
             "tokenizer is another model's"
         )
+    return tokenizer
+
+
+def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
+    return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
 
 
 @contextlib.contextmanager

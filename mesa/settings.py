@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
-from mesa.methods import Method, make, registry, standard_methods
+from mesa.methods import Method, make, parameters_of, registry, standard_methods
 from mesa.support import check_method
 
 ALL = "all"
@@ -103,13 +102,8 @@ def _names(names: str) -> list[str]:
 
 def drawing_sizes(name: str, trained_length: int) -> dict[str, int]:
     """Sizes that show a method's shape in a small matrix, in place of the paper's: those of them that it has."""
-    sizes = {
-        "window": max(1, trained_length * 3 // 8),
-        "width": 2,
-        "group": 2,
-        "first": max(1, trained_length * 3 // 16),
-        "last": max(1, trained_length // 4),
-    }
+    sizes = {"window": trained_length * 3 // 8, "width": 2, "group": 2}
+    sizes |= {"first": trained_length * 3 // 16, "last": trained_length // 4}
     methods = registry()
-    known = {field.name for field in fields(methods[name])} if name in methods else set()
-    return {size: value for size, value in sizes.items() if size in known}
+    known = parameters_of(methods[name]) if name in methods else ()
+    return {size: max(1, value) for size, value in sizes.items() if size in known}

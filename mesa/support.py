@@ -44,7 +44,8 @@ def check_config(config: Any) -> None:
     kind = config.model_type
     reason = REFUSED.get(kind) or _unlike_its_family(config)
     if not reason:
-        if is_rotary(kind) or kind == CONSTRUCTED or (kind in ALIBI and _uses_alibi(config)):
+        mpt = getattr(config, "attn_config", None)  # which can be configured without ALiBi
+        if is_rotary(kind) or kind == CONSTRUCTED or (kind in ALIBI and (mpt is None or mpt.alibi)):
             return
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
@@ -63,7 +64,14 @@ def check_method(config: Any, method: Method) -> None:
     reason = unfit(config, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
-    _check_parts(config, method)
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
+    if parts and not method.as_trained and rope.get("rope_type") == "dynamic":  # the base follows the length
+        raise ValueError(
+            f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
+            "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "
+            f"model with rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
+        )
     chosen = dict(method.heads or ())
     deepest = max(chosen or method.layers or (0,))
     if deepest >= config.num_hidden_layers:
@@ -72,18 +80,6 @@ def check_method(config: Any, method: Method) -> None:
         if heads[-1] >= config.num_attention_heads:
             last = config.num_attention_heads - 1
             raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
-
-
-def _check_parts(config: Any, method: Method) -> None:
-    """ValueError where layers or heads are to attend as trained, and the model's own rotary base follows the length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
-    if parts and not method.as_trained and rope.get("rope_type") == "dynamic":
-        raise ValueError(
-            f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
-            "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "
-            f"model with rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
-        )
 
 
 def missing(kind: str, method: type[Method]) -> str:
@@ -134,27 +130,20 @@ def trained_length(config: Any) -> int:
     raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
 
 
-def cells(why: dict[str, dict[str, str]] | None = None) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """'yes' or 'no (number)' by family and method, and the reasons by number, from 1.
+def table(why: dict[str, dict[str, str]] | None = None) -> str:
+    """Families by methods, in Markdown: 'yes', or 'no' and the number of the reason below.
 
     why: why each family cannot have each method (empty: it can); None: as `missing` says.
     """
+    names = list(standard_methods())
     if why is None:
         kinds = (*ROTARY, *ALIBI, *REFUSED)
         why = {kind: {name: missing(kind, method) for name, method in standard_methods().items()} for kind in kinds}
     reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
-    rows = {
-        kind: {name: f"no ({reasons.index(reason) + 1})" if reason else "yes" for name, reason in row.items()}
-        for kind, row in why.items()
-    }
-    return rows, reasons
-
-
-def table(why: dict[str, dict[str, str]] | None = None) -> str:
-    """Families by methods, in Markdown, with the reason where not; as `cells`."""
-    (rows, reasons), names = cells(why), list(standard_methods())
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in rows.items()]
+    for kind, row in why.items():
+        said = (f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())
+        lines.append(f"| {kind} | {' | '.join(said)} |")
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "; ".join(notes) + "."])
 
@@ -164,9 +153,3 @@ def _unlike_its_family(config: Any) -> str:
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # Gemma-4's text is causal
         return "its tokens see ahead (use_bidirectional_attention)"
     return _CAPPED if getattr(config, "attn_logit_softcapping", None) else ""
-
-
-def _uses_alibi(config: Any) -> bool:
-    """Whether a model of an ALiBi family really uses it (MPT can be configured otherwise)."""
-    attention = getattr(config, "attn_config", None)
-    return attention is None or bool(attention.alibi)

@@ -16,12 +16,8 @@ if TYPE_CHECKING:
     from theory.model import Construction
     from theory.pretrained import save
 
-_LAZY = {
-    "Construction": "theory.model",
-    "build": "theory.constructions",
-    "construction": "theory.constructions",
-    "save": "theory.pretrained",
-}
+_LAZY = {"Construction": "theory.model", "save": "theory.pretrained"}
+_LAZY |= dict.fromkeys(("build", "construction"), "theory.constructions")
 
 __all__ = ["Construction", "build", "construction", "denominator", "extended_length", "first_failure", "save"]
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
@@ -49,16 +50,8 @@ def mesa_method(
 ) -> MesaExtrapolation:
     """The method whose plans the construction obeys; ValueError for what it or the corollary refuses."""
     check_window(M, N, E)
-    return MesaExtrapolation(
-        trained_length=M,
-        window=N,
-        width=E,
-        first=first,
-        last=last,
-        split_threshold=split_threshold,
-        middle=middle,
-        log_n=False,
-    )
+    sizes: dict[str, Any] = {"trained_length": M, "window": N, "width": E, "first": first, "last": last}
+    return MesaExtrapolation(**sizes, split_threshold=split_threshold, middle=middle, log_n=False)
 
 
 def woven_distance(method: MesaExtrapolation, distance: np.ndarray) -> np.ndarray:

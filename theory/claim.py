@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,6 @@ class Verdict(StrEnum):
 
 
 HOLDS, CORRECTED, PRINTED = Verdict.HOLDS, Verdict.CORRECTED, Verdict.PRINTED
-_PLURAL = {
-    HOLDS: "hold",
-    CORRECTED: "hold with the stated correction",
-    PRINTED: "fail as printed",
-    Verdict.BROKEN: "BROKEN",
-}
 
 
 def summary(verdicts: Sequence[tuple[str, str]]) -> str:
@@ -43,7 +36,8 @@ def summary(verdicts: Sequence[tuple[str, str]]) -> str:
     names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for name, verdict in verdicts:
         names[Verdict(verdict)].append(name)
-    counts = [f"{len(of)} {verdict if len(of) == 1 else _PLURAL[verdict]}" for verdict, of in names.items() if of]
+    plural = {verdict: verdict.replace("holds", "hold").replace("fails", "fail") for verdict in Verdict}
+    counts = [f"{len(of)} {verdict if len(of) == 1 else plural[verdict]}" for verdict, of in names.items() if of]
     broken = names[Verdict.BROKEN]
     tail = f" ({', '.join(broken)})" if broken else "; every verdict is the expected one"
     return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)} checked: {', '.join(counts)}{tail}."
@@ -151,12 +145,6 @@ class Check:
 def claim(name: str, expected: Verdict, citation: str) -> Callable[[Callable[[Any], Outcome]], Check]:
     """Decorates what measures a claim."""
     return partial(Check, name, expected, citation)
-
-
-def claims_of(*modules: ModuleType) -> dict[str, Check]:
-    """The checks defined in these modules by the names of their claims, in order."""
-    values = (value for module in modules for value in vars(module).values())
-    return {value.name: value for value in values if isinstance(value, Check)}
 
 
 def deviation(measured: np.ndarray, reference: np.ndarray) -> float:

@@ -14,28 +14,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from theory import weave
+from mesa.plan import token_index
+from theory import parts, weave
 from theory.bounds import check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Encoding, Layer, LogSteps, float_name, planned
-from theory.parts import (
-    Shape,
-    averaging_head,
-    bos_head,
-    check_numbers,
-    crossing_head,
-    embedding,
-    free_head,
-    printed_crossing_head,
-)
+from theory.model import Block, Construction, Encoding, LogSteps, float_name, planned
 from theory.pretrained import VOCABULARY, pretrained
 from theory.recovery import KINDS, check_range
 from theory.rotary_model import rotary_model, rotary_nope_model
-
-
-def identity(distance: Any) -> Any:
-    """Every distance as it is."""
-    return distance
 
 
 def plain_model(
@@ -47,7 +33,7 @@ def plain_model(
     slope: float = 1.0,
     printed: bool = False,
     least: int | None = None,
-    shape: Shape | None = None,
+    shape: parts.Shape | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Construction:
@@ -62,18 +48,18 @@ def plain_model(
     least: the positions that the theorem needs (default: M - 1). shape, seed, dtype: sizes, the free weights' random
     seed, and the precision that all is computed in.
     """
-    shape, rng, precision = shape or Shape(), np.random.default_rng(seed), float_name(dtype)
-    check_numbers(M, H, precision)
+    shape, rng, precision = shape or parts.Shape(), np.random.default_rng(seed), float_name(dtype)
+    parts.check_numbers(M, H, precision)
     recovers, least = max(M, 64) if recovers is None else recovers, M - 1 if least is None else least
     if recovers < least:
         raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
     check_range(recovery, precision, recovers, slope)
-    W_E = embedding(shape, rng)
+    W_E = parts.embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
-    others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
-    second = printed_crossing_head(shape, rng, M, H) if printed else crossing_head(shape, rng, M, H, slope)
-    layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, Encoding(identity, slope=slope), dtype)
+    others = [[parts.free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
+    second = parts.printed_crossing_head(shape, rng, M, H) if printed else parts.crossing_head(shape, rng, M, H, slope)
+    layers = [Block([parts.bos_head(shape, rng), *others[0]], mlp), Block([second, *others[1]])]
+    return Construction(W_E, layers, Encoding(token_index, slope=slope), dtype)
 
 
 def woven_model(M: int, N: int, H: float = 0.5, **options: Any) -> Construction:
@@ -120,28 +106,23 @@ def mesa_model(
 
 
 def nope_model(
-    M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
+    M: int, H: float = 0.5, *, shape: parts.Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """One layer whose head output is o_t = M / t - 1 + H, without positions; W_Q and the free rows are random.
 
     So o_t > H for t < M and o_t < H for t > M. At t = M both are equal: nothing is claimed there. The paper's o_T is
     the output at position T, not at the last token (T + 1). Raises ValueError for M < 2 and H without digits.
     """
-    check_numbers(M, H, float_name(dtype))
-    shape, rng = shape or Shape(), np.random.default_rng(seed)
-    W_E = embedding(shape, rng)
-    heads = [averaging_head(shape, rng, M, H), *(free_head(shape, rng) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Layer(heads)], Encoding(), dtype)
+    parts.check_numbers(M, H, float_name(dtype))
+    shape, rng = shape or parts.Shape(), np.random.default_rng(seed)
+    W_E = parts.embedding(shape, rng)
+    heads = [parts.averaging_head(shape, rng, M, H), *(parts.free_head(shape, rng) for _ in range(shape.heads - 1))]
+    return Construction(W_E, [Block(heads)], Encoding(), dtype)
 
 
+_BUILDERS = (nope_model, plain_model, woven_model, stair_model, mesa_model, rotary_model, rotary_nope_model)
 BUILDERS: dict[str, Callable[..., Construction]] = {
-    "nope": nope_model,
-    "plain": plain_model,
-    "woven": woven_model,
-    "stair": stair_model,
-    "mesa": mesa_model,
-    "rotary": rotary_model,
-    "rotary_nope": rotary_nope_model,
+    builder.__name__.removesuffix("_model"): builder for builder in _BUILDERS
 }
 
 
@@ -154,7 +135,7 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises ValueError as `construction`,
     and for recovery 'log'.
     """
-    parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
+    parameters = {"shape": parts.Shape(model=24, vocabulary=VOCABULARY), **parameters}
     return pretrained(construction(name, **parameters), int(parameters["M"]))
 
 

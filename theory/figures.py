@@ -24,29 +24,18 @@ STYLES: dict[str, dict[str, Any]] = {
     STAIR: {"color": "#009E73", "lw": 1.4},
 }
 """matplotlib's style of each construction; NoPE and PE coincide, so one is drawn wide."""
-LINES = {
-    name: {"color": style["color"], "width": 1.4 * style["lw"], "dash": "dash" if "ls" in style else "solid"}
-    for name, style in STYLES.items()
-}
-"""The same for plotly."""
 
 
 def curve_data(rows: Mapping[str, tuple[np.ndarray, ...]], M: int, N: int, E: int, H: float) -> xr.Dataset:
     """o_t - H, the recovered position and the attention on <bos>, of each row, over (construction, t); T* in attrs."""
     names = {"excess": "head output o_t - H", "position": "recovered position", "attention": "attention on <bos>"}
     values = np.stack([np.stack(row) for row in rows.values()], 1)
-    variables: dict[str, Any] = {
-        name: (("construction", "t"), array, {"long_name": title})
-        for (name, title), array in zip(names.items(), values, strict=True)
-    }
     coords = {"construction": list(rows), "t": np.arange(1, values.shape[-1] + 1)}
     reach = {"T_weave": extended_length(M, N), "T_stair": extended_length(M, N, E)}
-    return xr.Dataset(variables, coords, {"M": M, "N": N, "E": E, "H": H, **reach})
-
-
-def reach_marks(data: xr.Dataset) -> list[tuple[str, float, str]]:
-    """Label, position and colour of the crossing at M and of both T*."""
-    return [("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2")]
+    data = xr.Dataset(coords=coords, attrs={"M": M, "N": N, "E": E, "H": H, **reach})
+    for (name, title), array in zip(names.items(), values, strict=True):
+        data[name] = ("construction", "t"), array, {"long_name": title}
+    return data
 
 
 def curve_end(data: xr.Dataset | xr.DataArray) -> str:
@@ -66,16 +55,16 @@ def _over_t(data: xr.DataArray) -> go.Figure:
     for name in data.construction.values:
         line = data.sel(construction=name)
         if line.notnull().any():
-            figure.add_scatter(x=line.t.values, y=line.values, name=str(name), line=LINES[str(name)], mode="lines")
+            style = STYLES[str(name)]
+            look = {"color": style["color"], "width": 1.4 * style["lw"], "dash": "dash" if "ls" in style else "solid"}
+            figure.add_scatter(x=line.t.values, y=line.values, name=str(name), line=look, mode="lines")
     end = wrap(curve_end(data), 50)
     if end:
         _note(figure, "<br>".join(end), x=0, xref="paper", y=1.01, yref="paper", yanchor="bottom", align="left")
     figure.update_xaxes(type="log", title="position t")
     figure.update_yaxes(title=data.attrs["long_name"])
-    look: dict[str, Any] = {"template": "plotly_white", "height": 460, "margin": {"t": 40 + 14 * len(end), "r": 20}}
-    return figure.update_layout(
-        **look, hovermode="x unified", legend={"orientation": "h", "y": -0.22, "yanchor": "top"}
-    )
+    figure.update_layout(template="plotly_white", height=460, margin={"t": 40 + 14 * len(end), "r": 20})
+    return figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": -0.22, "yanchor": "top"})
 
 
 def _note(figure: go.Figure, text: str, **place: Any) -> go.Figure:
@@ -94,8 +83,9 @@ def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
     figure = _over_t(data.excess.assign_attrs(data.attrs))
     figure.add_hline(least, line={"color": "black", "width": 1})
-    for place, (name, position, color) in enumerate(reach_marks(data)):  # one below the other, for they stand close
-        figure.add_vline(position, line={"color": color, "dash": "dot"})
+    marks = {"M": (data.M, PE), "T* stair": (data.T_stair, STAIR), "T* weave": (data.T_weave, WEAVE)}
+    for place, (name, (position, curve)) in enumerate(marks.items()):  # one below the other, for they stand close
+        figure.add_vline(position, line={"color": STYLES[curve]["color"], "dash": "dot"})
         _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")
     top = least + 4
     if float(data.excess.max()) > top:

@@ -48,12 +48,6 @@ class Encoding:
     factors: tuple[float, ...] | None = None
     grown: float = 1.0
 
-    def turned(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-        """Rotary scores (batch, head, query, key); arguments as for `turned_scores`."""
-        angles = inverse_frequencies(self.base, q.shape[-1] // 2)
-        angles = angles if self.factors is None else angles * np.array(self.factors)
-        return self.grown * turned_scores(q, k, distance, torch.from_numpy(angles))
-
 
 def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Tensor:
     """q.R(angle * distance)k / sqrt(head size), (batch, head, query, key): every distance's rotation by itself.
@@ -135,7 +129,9 @@ def _scores(q: Tensor, k: Tensor, encoding: Encoding, table: Tensor | None) -> T
     if table is None and encoding.weave is not None:
         effective = encoding.weave(index.to(q.dtype))[distance.clamp(min=0)]
     if encoding.base:
-        scores = encoding.turned(q, k, distance if effective is None else effective)
+        angles = inverse_frequencies(encoding.base, q.shape[-1] // 2) * np.array(encoding.factors or 1.0)
+        turns = distance if effective is None else effective
+        scores = encoding.grown * turned_scores(q, k, turns, torch.from_numpy(angles))
     else:
         scores = torch.einsum("pqnh,pknh->pnqk", q, k)
         if effective is not None:
@@ -179,21 +175,13 @@ class LogSteps(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What one layer is made of: heads (the constructed one first), and an MLP or none."""
-
-    heads: Sequence[Head]
-    mlp: Weights | LogSteps | None = None
-
-
 class Block(nn.Module):
-    """Attention, then the MLP, both added to the residual stream."""
+    """A layer: attention by heads (the constructed one first), then an MLP or none, added to the residual stream."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, heads: Sequence[Head], mlp: Weights | LogSteps | None = None) -> None:
         super().__init__()
-        self.attn = Attention(layer.heads, logarithm=isinstance(layer.mlp, LogSteps))
-        self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
+        self.attn = Attention(heads, logarithm=isinstance(mlp, LogSteps))
+        self.mlp = MLP(mlp) if isinstance(mlp, tuple) else mlp
         self.hook_out = HookPoint()
 
     def forward(self, resid: Tensor, encoding: Encoding) -> Tensor:
@@ -229,12 +217,12 @@ class Construction(HookedRootModule):
     W_E: Tensor
 
     def __init__(
-        self, W_E: np.ndarray, layers: Sequence[Layer], encoding: Encoding, dtype: torch.dtype = torch.float64
+        self, W_E: np.ndarray, layers: Sequence[Block], encoding: Encoding, dtype: torch.dtype = torch.float64
     ) -> None:
         super().__init__()
         self.register_buffer("W_E", torch.from_numpy(W_E))
         self.encoding = encoding
-        self.blocks = nn.ModuleList(Block(layer) for layer in layers)
+        self.blocks = nn.ModuleList(layers)
         self.to(dtype)
         self.setup()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as Joined
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mesa.constructed import (
@@ -20,7 +21,7 @@ from mesa.constructed import (
     ConstructedLlamaConfig,
     ConstructedLlamaForCausalLM,
 )
-from theory.model import MLP, Attention, Construction
+from theory.model import MLP, Construction
 from theory.parts import CONST, FREE
 from theory.rotary_model import FREE as ROTARY_FREE
 
@@ -42,18 +43,10 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     shared |= {"bos_token_id": 0, "dtype": construction.W_E.dtype}
     model: Any
     if rotary:
-        config = ConstructedLlamaConfig(
-            hidden_size=width,
-            num_hidden_layers=len(blocks),
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            hidden_act="relu",
-            max_position_embeddings=M,
-            rope_parameters={"rope_type": "default", "rope_theta": encoding.base},
-            eos_token_id=None,
-            tie_word_embeddings=False,
-            **shared,
-        )
+        rope = {"rope_type": "default", "rope_theta": encoding.base}
+        shared |= {"num_hidden_layers": len(blocks), "num_attention_heads": heads, "num_key_value_heads": heads}
+        shared |= {"hidden_size": width, "hidden_act": "relu", "eos_token_id": None, "tie_word_embeddings": False}
+        config = ConstructedLlamaConfig(max_position_embeddings=M, rope_parameters=rope, **shared)
         model = ConstructedLlamaForCausalLM(config)
     else:
         slope = 0.0 if encoding.weave is None else encoding.slope
@@ -67,43 +60,21 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     embedding, layers = ("model.embed_tokens", "model.layers") if rotary else ("transformer.wte", "transformer.blocks")
     weights = {f"{embedding}.weight": construction.W_E.T, "lm_head.weight": read}
     for layer, block in enumerate(blocks):
-        mlp = _padded(block.mlp, read.new_zeros(read.shape[1], units))
-        matrices = _llama_matrices(block.attn, *mlp) if rotary else _mpt_matrices(block.attn, *mlp)
+        mlp = block.mlp or MLP((np.zeros((width, 0)), np.zeros((width, 0)))).to(read.dtype)
+        W_1, W_2 = (nn.functional.pad(part, (0, units - part.shape[1])) for part in (mlp.W_1, mlp.W_2))
+        q, k, v = (part.flatten(0, 1) for part in (block.attn.W_Q, block.attn.W_K, block.attn.W_V))
+        output = block.attn.W_O.transpose(0, 1).flatten(1)  # the heads' side by side
+        if rotary:  # the gate is the MLP; its other factor is CONST
+            const = torch.zeros_like(W_1.T)
+            const[:, CONST] = 1
+            matrices = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": output}
+            matrices |= {"mlp.gate_proj": W_1.T, "mlp.up_proj": const, "mlp.down_proj": W_2}
+        else:
+            matrices = {"attn.Wqkv": torch.cat([q, k, v]), "attn.out_proj": output}
+            matrices |= {"ffn.up_proj": W_1.T, "ffn.down_proj": W_2}
         weights |= {f"{layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
     model.load_state_dict({name: matrix.contiguous() for name, matrix in weights.items()})
     return model
-
-
-def _padded(mlp: MLP | None, zeros: Tensor) -> tuple[Tensor, Tensor]:
-    """W_1 and W_2 in matrices as large as `zeros`."""
-    weights = zeros.clone(), zeros.clone()
-    if mlp is not None:
-        for whole, matrix in zip(weights, (mlp.W_1, mlp.W_2), strict=True):
-            whole[:, : matrix.shape[1]] = matrix
-    return weights
-
-
-def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:
-    return {
-        "attn.Wqkv": torch.cat([part.flatten(0, 1) for part in (attn.W_Q, attn.W_K, attn.W_V)]),
-        "attn.out_proj": _output(attn),
-        "ffn.up_proj": W_1.T,
-        "ffn.down_proj": W_2,
-    }
-
-
-def _llama_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:
-    """The gate is the MLP; its other factor is CONST."""
-    ones = torch.zeros_like(W_1.T)
-    ones[:, CONST] = 1
-    heads = {f"self_attn.{part}_proj": getattr(attn, f"W_{part.upper()}").flatten(0, 1) for part in "qkv"}
-    mlp = {"mlp.gate_proj": W_1.T, "mlp.up_proj": ones, "mlp.down_proj": W_2}
-    return {**heads, "self_attn.o_proj": _output(attn), **mlp}
-
-
-def _output(attn: Attention) -> Tensor:
-    """The heads' W_O side by side."""
-    return attn.W_O.transpose(0, 1).flatten(1)
 
 
 BOS = "<bos>"

@@ -11,23 +11,14 @@ import numpy as np
 import xarray as xr
 from markupsafe import Markup
 
+from theory import figures
 from theory.bounds import extended_length
 from theory.claim import SAFETY, Claim, summary
 from theory.claims.corollary import exact_stair_model
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
-from theory.figures import (
-    IDEAL,
-    NOPE,
-    PE,
-    STAIR,
-    WEAVE,
-    attention_figure,
-    curve_data,
-    excess_figure,
-    position_figure,
-)
+from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE
 from theory.model import Construction
 from theory.weave import rerope
 
@@ -56,17 +47,17 @@ def curves(settings: Settings) -> xr.Dataset:
     }
     ideal = 1 / ideal_denominator(N, length, settings)
     rows[IDEAL] = (M * ideal - 1, rerope(np.arange(length), N) + 1.0, ideal)
-    return curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
+    return figures.curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
 
 
 def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
     """Writes the HTML report, plotly.js included (about 5 MB). Raises OSError where `path` cannot be written."""
     data = curves(settings)
-    figures = [
-        Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0))
-        for place, draw in enumerate((excess_figure, position_figure, attention_figure))
+    drawers = (figures.excess_figure, figures.position_figure, figures.attention_figure)
+    drawn = [
+        Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0)) for place, draw in enumerate(drawers)
     ]
     template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
     sentence = summary([(claim.name, claim.verdict) for claim in claims])
     values = {"claims": claims, "summary": sentence, "settings": settings, "example": data.attrs}
-    path.write_text(template.render(**values, figures=figures, safety=SAFETY))
+    path.write_text(template.render(**values, figures=drawn, safety=SAFETY))

@@ -103,9 +103,9 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
     for checks, method, run in tqdm(steps, desc="checking", unit="check", delay=2):
         if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
             why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
-        said, result = why, NOT_RUN
+        said, result, rows = why, NOT_RUN, list[Row]()
         try:
-            rows = [] if why else list(run())
+            rows += () if why else run()
         except (MemoryError, torch.OutOfMemoryError) as error:
             said = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory"
         except Exception as error:

@@ -111,7 +111,10 @@ def against_pairs(subject: Subject, setting: Setting, attachment: Attachment, ca
     plan = attachment.method.plan(setting.length, setting.prompt)
     unrotated = before_rotation(subject.model, calls)
     for layer in _some(sorted(calls.functions), _LAYERS):
-        at = _scaled(subject.positions(setting, attachment, layer), plan)
+        if attachment.slopes is None:
+            at = _scaled(subject.stock[setting].positions[layer], plan)
+        else:
+            at = Positions(slopes=attachment.slopes.double().numpy())
         where = f"in layer {layer} at {setting.where}"
         yield _of_layer(calls.functions[layer], unrotated[layer], plan, at, subject.model.dtype, where)
 
@@ -142,7 +145,7 @@ def _of_layer(
 
 def _scaled(at: Positions, plan: Plan) -> Positions:
     """Positions with the plan's frequencies."""
-    if at.frequencies is None or plan.frequency_scale is None:
+    if plan.frequency_scale is None or at.frequencies is None:
         return at
     number = np.arange(len(at.frequencies), dtype=np.float64)
     scale = plan.frequency_scale(number, 2 * len(number), rotary_base(at.frequencies))

@@ -16,7 +16,7 @@ from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
 from mesa.finite import check_finite
 from mesa.methods import Method, NoPE, Origin
-from mesa.support import trained_length
+from mesa.support import is_rotary, trained_length
 
 HOOKS = "bridge against hidden states"
 """A check's name."""
@@ -124,7 +124,7 @@ def stock_against_origin(subject: Subject) -> Row:
 def rotary(subject: Subject) -> Row:
     """Every layer's queries and keys against the rotation that the model's rotary module detail."""
     name = "rotary"
-    if not subject.rotary:
+    if not is_rotary(subject.model.config.model_type):
         return Row(name, NOT_RUN, "the model has no rotary embeddings")
     setting = subject.settings[-1]
     stock = subject.stock[setting]

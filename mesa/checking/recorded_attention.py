@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface
 
-from mesa.decoder import layers_of
+from mesa.decoder import layers_of, removed
 from mesa.engine.plug import Attachment
 
 _NAME = "mesa_lens_check"
@@ -68,11 +68,8 @@ def _record_modules(model: Any, calls: Calls) -> Iterator[None]:
         for module in whole.modules()
         if module is not whole and "position_embeddings" in inspect.signature(module.forward).parameters
     ]
-    try:
+    with removed(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
-from mesa.engine.plug import Attachment
+from mesa.decoder import removed
 from mesa.support import is_rotary
 
 ALLOWED = 8.0
@@ -69,11 +69,6 @@ class Subject:
         most = min(self.model.config.vocab_size, getattr(self.tokenizer, "vocab_size", 0) or 2**31)
         return torch.randint(0, most, (1, length), generator=draw).to(self.model.device)
 
-    @property
-    def rotary(self) -> bool:
-        """Whether the model has rotary embeddings."""
-        return is_rotary(self.model.config.model_type)
-
     def run_stock(self, setting: Setting) -> Stock:
         """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""
         ids = self.ids(setting.length)
@@ -83,7 +78,7 @@ class Subject:
             why = f"the stock model itself cannot read {setting.where} ({error}); use a smaller --pretended"
             raise RuntimeError(why) from error
         calls = Calls()
-        if self.rotary:
+        if is_rotary(self.model.config.model_type):
             with record_stock(self.model) as calls:
                 run(self.model, ids)
         stock = Stock(plain.logits, plain.hidden_states, calls, before_rotation(self.model, calls), {})
@@ -97,12 +92,6 @@ class Subject:
             stock.positions[layer] = _positions(self.model.get_decoder(), *kwargs["position_embeddings"])
         self.stock[setting] = stock
         return stock
-
-    def positions(self, setting: Setting, attachment: Attachment, layer: int) -> Positions:
-        """How positions enter a layer."""
-        if attachment.slopes is not None:
-            return Positions(slopes=attachment.slopes.double().numpy())
-        return self.stock[setting].positions[layer]
 
 
 @torch.no_grad()
@@ -150,12 +139,8 @@ def rounding_perturbed(model: nn.Module) -> Iterator[None]:
         return output + output * (sign * unit(output.dtype)).to(output.dtype)
 
     leaves = [leaf for leaf in model.modules() if not [*leaf.children()] and [*leaf.parameters(recurse=False)]]
-    handles = [leaf.register_forward_hook(perturb) for leaf in leaves]
-    try:
+    with removed([leaf.register_forward_hook(perturb) for leaf in leaves]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def perturbed(states: np.ndarray, dtype: torch.dtype, seed: int) -> np.ndarray:

@@ -173,10 +173,9 @@ class _Layer:
         if self.schedule.slopes is None:
             keys, values = self._read(stack)
         else:
-            columns, wide = self.keys(region, *stack.keys), self.values(*stack.keys)
-            rows, columns, wide, offset = with_bias(
-                rows, columns, wide, self.schedule.slopes, self.scale, region, stack.queries, stack.keys
-            )
+            states = rows, self.keys(region, *stack.keys), self.values(*stack.keys)
+            spans = stack.queries, stack.keys
+            rows, columns, wide, offset = with_bias(states, self.schedule.slopes, self.scale, region, *spans)
             keys, values = (stack.cut(states, stack.keys[0], keys=True) for states in (columns, wide))
             offset = stack.cut(offset[None, :, :, None], stack.queries[0])[0, ..., 0]
         if stack.lead is not None:
@@ -260,19 +259,13 @@ EXECUTORS = {"dense": dense, "fused": fused}
 
 
 def by_head(
-    execute: Callable[..., tuple[Tensor, Tensor | None]],
-    woven: Schedule,
-    as_trained: Schedule,
-    chosen: Sequence[int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
+    execute: Callable[..., Any], woven: Schedule, as_trained: Schedule, chosen: Sequence[int], *given: Any
 ) -> tuple[Tensor, Tensor | None]:
     """What `execute` returns, by `woven` in the `chosen` query heads and by `as_trained` in the others.
 
-    execute: an executor that is given the query heads before its other arguments. Shapes as in the executors.
+    execute: an executor that is given the query heads before its other arguments, the last of which are `given`.
     """
+    query, key, value, scale = given
     group = query.shape[1] // key.shape[1]
     others = [head for head in range(query.shape[1]) if head not in chosen]
     output, weights = torch.zeros_like(query), None

@@ -259,8 +259,11 @@ class MethodBridge(TransformerBridge):
         return output, cache
 
 
-def choosing_adapter(base: type[Any], by_head: bool) -> type[Any]:
-    """The adapter class `base` with attention that chooses as `MethodAttention` does."""
+def choosing_adapter(base: type[Any], by_head: bool, unnormed: bool) -> type[Any]:
+    """The adapter class `base` with attention that chooses as `MethodAttention` does.
+
+    unnormed: for a model whose norms are identities, which TransformerLens then leaves alone.
+    """
 
     class ChoosingAdapter(base):
         supports_hf_output_attentions = False  # weights are hooked where they are made
@@ -274,21 +277,12 @@ def choosing_adapter(base: type[Any], by_head: bool) -> type[Any]:
             joint = attention.submodules.get("qkv")
             if joint is not None:
                 joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
+            if unnormed:
+                norms = self.component_mapping["blocks"].submodules
+                for norm in (norms["ln1"], norms["ln2"], self.component_mapping["ln_final"]):
+                    norm.use_native_layernorm_autograd = True
 
     return ChoosingAdapter
-
-
-def unnormed_adapter(base: type[Any]) -> type[Any]:
-    """The adapter class `base` for a model whose norms are identities, which TransformerLens then leaves alone."""
-
-    class UnnormedAdapter(base):
-        def __init__(self, cfg: Any) -> None:
-            super().__init__(cfg)
-            blocks, final = (self.component_mapping[name] for name in ("blocks", "ln_final"))
-            for norm in (blocks.submodules["ln1"], blocks.submodules["ln2"], final):
-                norm.use_native_layernorm_autograd = True
-
-    return UnnormedAdapter
 
 
 @contextmanager
@@ -300,8 +294,7 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
     constructed = _UNNORMED.get(model.config.model_type)
     architecture = constructed or type(model).__name__
     named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
-    base = unnormed_adapter(former) if constructed else former
-    component = choosing_adapter(base, model.config.model_type in _BY_HEAD)
+    component = choosing_adapter(former, model.config.model_type in _BY_HEAD, constructed is not None)
     ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
+from mesa.decoder import replaced
 from mesa.engine.rope import CachedRotary, OfKind
 
 Kind = str | None
@@ -52,38 +53,20 @@ _SLICING = "_maybe_slice_kv_shared_inputs"
 """Gemma-4's method that leaves out prompt tokens in layers without keys of their own; a pass has them in all layers."""
 
 
-@contextmanager
-def rotary_replaced(attachment: Any) -> Iterator[None]:
+def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
     """The decoder's rotary module is that of a `plug.Attachment` for as long as this lasts."""
     decoder: Any = attachment.decoder
     holder, place = decoder, "rotary_emb"
     if getattr(holder.rotary_emb, "original_component", None) is not None:  # a bridge's, whose hooks go on
         holder, place = holder.rotary_emb, "_original_component"
-    original = getattr(holder, place)
-    setattr(holder, place, CachedRotary(attachment.cos_sin))
-    if hasattr(decoder, _SLICING):
-        setattr(decoder, _SLICING, lambda *states, **_: states[:4])
-    try:
-        yield
-    finally:
-        setattr(holder, place, original)
-        decoder.__dict__.pop(_SLICING, None)
+    slicing = [(decoder, _SLICING, lambda *states, **_: states[:4])] if hasattr(decoder, _SLICING) else []
+    return replaced((holder, place, CachedRotary(attachment.cos_sin)), *slicing)
 
 
-@contextmanager
-def forwards_replaced(attachment: Any) -> Iterator[None]:
+def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
     """Every ALiBi attention module calls a `plug.Attachment` for as long as this lasts."""
-    places = [(module, _place(module)) for module in alibi_modules(attachment.decoder)]
-    before = [(module, place, module.__dict__.get(place)) for module, place in places]
-    try:
-        for module, place in places:
-            setattr(module, place, partial(_forward(module), attachment, module))
-        yield
-    finally:
-        for module, place, attribute in before:
-            module.__dict__.pop(place, None)
-            if attribute is not None:
-                setattr(module, place, attribute)
+    modules = alibi_modules(attachment.decoder)
+    return replaced(*((module, _place(module), partial(_forward(module), attachment, module)) for module in modules))
 
 
 def alibi_modules(decoder: nn.Module) -> list[Any]:
@@ -140,7 +123,6 @@ def _mpt_forward(
     attachment: Any,
     module: Any,
     hidden_states: Tensor,
-    position_bias: Tensor | None = None,
     past_key_values: Any = None,
     attention_mask: Any = None,
     **kwargs: Any,
@@ -153,15 +135,9 @@ def _mpt_forward(
     query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, module.layer_idx)
+    dropout, hooks = module.attn_dropout_p if module.training else 0.0, kwargs.get("attention_hooks")
     output, weights = attachment.attention(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=module.softmax_scale,
-        dropout=module.attn_dropout_p if module.training else 0.0,
-        attention_hooks=kwargs.get("attention_hooks"),
+        module, query, key, value, attention_mask, module.softmax_scale, dropout, hooks
     )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
@@ -180,15 +156,9 @@ def _bloom_forward(
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
+    dropout, hooks = module.attention_dropout.p if module.training else 0.0, kwargs.get("attention_hooks")
     output, weights = attachment.attention(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=module.inv_norm_factor,
-        dropout=module.attention_dropout.p if module.training else 0.0,
-        attention_hooks=kwargs.get("attention_hooks"),
+        module, query, key, value, attention_mask, module.inv_norm_factor, dropout, hooks
     )
     mixed = torch.nn.functional.dropout(module.dense(output.flatten(2)), module.hidden_dropout, module.training)
     return residual + mixed, weights

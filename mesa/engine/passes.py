@@ -6,30 +6,23 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from threading import local
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
+from mesa.decoder import replaced
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
-
-
-class Places(NamedTuple):
-    """Where a group's own tokens are: among new ones and among held keys, of which `first_key` were dropped before."""
-
-    queries: Tensor
-    keys: Tensor
-    first_key: int
 
 
 @dataclass
@@ -51,10 +44,10 @@ class Group:
         """Tokens so far, padding left out."""
         return self.woven.plan.length
 
-    def places(self, first_key: int, new: int) -> Places:
-        """Where the tokens are that are no padding, given queries of the last `new` and keys from `first_key` on.
+    def places(self, first_key: int, new: int) -> tuple[Tensor, Tensor, int]:
+        """Where the tokens are that are no padding, among the last `new` and among the keys from `first_key` on.
 
-        ValueError where keys were dropped for the sake of padding that came after them.
+        And how many keys of theirs were dropped before. ValueError where that was for the sake of padding after them.
         """
         dropped, keys = int(self.real[:first_key].sum()), self.real[first_key:].nonzero()[:, 0]
         queries = self.real[len(self.real) - new :].nonzero()[:, 0]
@@ -63,7 +56,7 @@ class Group:
                 f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
                 "padding see; set tokenizer.padding_side='left'"
             )
-        return Places(queries, keys, dropped)
+        return queries, keys, dropped
 
     def schedule(self, weave: bool, kind: Kind, window: int | None, first_key: int) -> Schedule:
         """A layer's schedule: woven or not, by kind and sliding window, if any; keys are held from `first_key` on."""
@@ -251,14 +244,12 @@ class Prompt(local):
     length: int | None = None
 
 
-@contextmanager
-def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
+def prompt_noted(model: Any, prompt: Prompt) -> AbstractContextManager[None]:
     """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts.
 
     With a static cache it neither compiles the pass, whose plan changes from token to token, nor makes its masks.
     """
     generate = model.generate
-    replaced = {name: model.__dict__.get(name) for name in ("generate", "create_masks_for_generate")}
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -270,12 +261,5 @@ def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
         finally:
             prompt.length = before
 
-    model.generate = noting
-    model.create_masks_for_generate = lambda attention_mask, **_: attention_mask
-    try:
-        yield
-    finally:
-        for name, attribute in replaced.items():
-            model.__dict__.pop(name)
-            if attribute is not None:
-                setattr(model, name, attribute)
+    masks = "create_masks_for_generate"
+    return replaced((model, "generate", noting), (model, masks, lambda attention_mask, **_: attention_mask))

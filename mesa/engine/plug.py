@@ -22,25 +22,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from mesa.decoder import layers_of
-from mesa.engine import families
+from mesa.decoder import layers_of, removed
+from mesa.engine import families, passes
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.families import Kind
-from mesa.engine.passes import (
-    CACHES,
-    Block,
-    Bypassed,
-    Group,
-    Pass,
-    Prompt,
-    check_positions,
-    check_prompt,
-    fill,
-    prompt_length_of,
-    prompt_noted,
-    real_tokens,
-    taken,
-)
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.methods import METHODS, Method, Origin
@@ -79,31 +64,32 @@ class Attachment:
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
-        self._block, self._prompt = Block(method.name), Prompt()
+        self._block, self._prompt = passes.Block(method.name), passes.Prompt()
         self._running = local()
         self._lock = Lock()
 
     @property
-    def running(self) -> Pass | None:
+    def running(self) -> passes.Pass | None:
         """The pass that runs in this thread."""
         return getattr(self._running, "now", None)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
         if self.model.config._attn_implementation != self.name:
-            raise Bypassed(self.why())
+            raise passes.Bypassed(self.why())
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
-        if cache is not None and not isinstance(cache, tuple(CACHES)):
+        if cache is not None and not isinstance(cache, tuple(passes.CACHES)):
+            known = ", ".join(cls.__name__ for cls in passes.CACHES)
             raise ValueError(
-                f"a {type(cache).__name__} is not supported; pass a {', '.join(cls.__name__ for cls in CACHES)}, or "
-                "cache_implementation='dynamic' to `generate`"
+                f"a {type(cache).__name__} is not supported; pass a {known}, or cache_implementation='dynamic' to "
+                "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
-        known = prompt_length_of(cache, self._block) if past else None
+        known = passes.prompt_length_of(cache, self._block) if past else None
         if past and known is None:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
@@ -112,14 +98,14 @@ class Attachment:
             raise ValueError("the fused executor has no attention weights for output_attentions; use executor='dense'")
         prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
-            fill(cache, self._block, prompt_length)
-        real = real_tokens(kwargs.get("attention_mask"), batch, past + new, prompt_length)
+            passes.fill(cache, self._block, prompt_length)
+        real = passes.real_tokens(kwargs.get("attention_mask"), batch, past + new, prompt_length)
         index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
-        check_prompt(real, past, prompt_length)
-        check_positions(kwargs.get("position_ids"), real, index)
+        passes.check_prompt(real, past, prompt_length)
+        passes.check_positions(kwargs.get("position_ids"), real, index)
         self._running.now = self._laid_out(real, index, prompt_length)
 
-    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> Pass:
+    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> passes.Pass:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
         later = max(0, prompt_length - real.shape[1])
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
@@ -137,8 +123,8 @@ class Attachment:
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
             )
-            groups.append(Group(rows, padding, woven, as_trained, self._turns(prompt)))
-        return Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
+            groups.append(passes.Group(rows, padding, woven, as_trained, self._turns(prompt)))
+        return passes.Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
 
     def _turns(self, prompt_length: int) -> Mapping[Kind, Rotation | None]:
         """What turns states in each kind of layer, in a row with a prompt of this length."""
@@ -153,7 +139,7 @@ class Attachment:
         """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
         running = self.running
         if running is None:
-            raise Bypassed(self.why())
+            raise passes.Bypassed(self.why())
         cached = running.cached.to(states.device)
         if not (self._frozen[kind].by_length and len(running.groups) > 1):
             return self._cos_sin(kind, running.groups[:1], states, cached)
@@ -165,7 +151,7 @@ class Attachment:
             cos[group.rows], sin[group.rows] = part
         return cos, sin
 
-    def _cos_sin(self, kind: Kind, groups: list[Group], states: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, kind: Kind, groups: list[passes.Group], states: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
         """What the model's rotary module gives: itself if as trained, else with the frequencies of the first group."""
         with self._lock:
             module = self._originals[kind]
@@ -176,14 +162,14 @@ class Attachment:
                     module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
             return module(states, cached)
 
-    def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
+    def mask(self, *args: Any, **kwargs: Any) -> passes.Pass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
         return self.running
 
     def check_ran(self, layer: int, *_: Any) -> None:
         """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
         if self.running is not None and layer not in self.running.ran:
-            raise Bypassed(self.why(layer))
+            raise passes.Bypassed(self.why(layer))
 
     def why(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
@@ -204,8 +190,8 @@ class Attachment:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
         self._running.now = None
         cache = getattr(output, "past_key_values", None)
-        if cache is not None and prompt_length_of(cache, self._block) is None:
-            fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
+        if cache is not None and passes.prompt_length_of(cache, self._block) is None:
+            passes.fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
 
     def attention(
         self,
@@ -228,14 +214,14 @@ class Attachment:
             raise ValueError(
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
             )
-        if not isinstance(attention_mask, Pass):
-            raise Bypassed(self.why(module.layer_idx))
+        if not isinstance(attention_mask, passes.Pass):
+            raise passes.Bypassed(self.why(module.layer_idx))
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (states.to(dtype) for states in (query, key, value))
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
-            raise Bypassed(running.owner.why())
+            raise passes.Bypassed(running.owner.why())
         layer, kind = module.layer_idx, None if self.rotary.keys() <= {None} else module.layer_type
         if self.rotary:
             self.rotary[kind].learn(module)
@@ -256,14 +242,12 @@ class Attachment:
                 self.observer(layer, heads, schedule, given[0], given[1], given[3])
             return executor(schedule, *given)
 
-        def by_plan(
-            group: Group, first_key: int, query: Tensor, key: Tensor, value: Tensor
-        ) -> tuple[Tensor, Tensor | None]:
+        def by_plan(group: passes.Group, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
             """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
             schedule = partial(group.schedule, kind=kind, window=kwargs.get("sliding_window"), first_key=first_key)
             if chosen in (every, ()):
-                return execute(every, schedule(chosen == every), query, key, value, scaling)
-            return by_head(execute, schedule(True), schedule(False), chosen, query, key, value, scaling)
+                return execute(every, schedule(chosen == every), *states, scaling)
+            return by_head(execute, schedule(True), schedule(False), chosen, *states, scaling)
 
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if not running.padded:
@@ -300,37 +284,32 @@ class Attachment:
             self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
             self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
         ]
-        for layer, module in enumerate(layers):
-            hooks.append(module.register_forward_hook(partial(self.check_ran, layer)))
+        hooks += [module.register_forward_hook(partial(self.check_ran, layer)) for layer, module in enumerate(layers)]
         try:
-            with replaced(self), prompt_noted(self.model, self._prompt):
+            with removed(hooks), replaced(self), passes.prompt_noted(self.model, self._prompt):
                 self.model.config._attn_implementation, self.attached = self.name, True
                 yield
         finally:
             self.model.config._attn_implementation, self.attached = before, False
-            for hook in hooks:
-                hook.remove()
             AttentionInterface._global_mapping.pop(self.name)
             AttentionMaskInterface._global_mapping.pop(self.name)
             self._block.open = False
 
 
 def _padded(
-    by_plan: Callable[..., tuple[Tensor, Tensor | None]],
-    groups: Sequence[Group],
-    unseen: float,
-    first_key: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    by_plan: Callable[..., Any], groups: Sequence[passes.Group], unseen: float, first_key: int, *states: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
+    query, key, value = states
     output, weights = torch.zeros_like(query), None
     for group in groups:
         rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
         if not len(queries):
             continue
-        parts = [taken(query, group.rows, queries), *(taken(states, group.rows, keys) for states in (key, value))]
+        parts = [
+            passes.taken(query, group.rows, queries),
+            *(passes.taken(states, group.rows, keys) for states in (key, value)),
+        ]
         row_output, row_weights = by_plan(group, first, *parts)
         output[rows, :, queries] = row_output.transpose(1, 2)
         if row_weights is not None:

@@ -159,9 +159,7 @@ def biased(scores: Tensor, slopes: Tensor, region: Region, queries: Tensor, keys
 
 
 def with_bias(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: tuple[Tensor, Tensor, Tensor],
     slopes: Tensor,
     scale: float,
     region: Region,
@@ -174,18 +172,14 @@ def with_bias(
     it with the query, so that float16 holds it at any length in use),
     -slope * query position is the same for all keys of a query and so matters to the merge alone.
     """
+    query, key, value = states
     accurate = torch.promote_types(query.dtype, torch.float32)
-    slopes, query_position, key_position = (
-        part.to(accurate).to(query.device)
-        for part in (
-            slopes,
-            positions(region.query_position, torch.arange(*queries)),
-            positions(region.key_position, torch.arange(*keys)),
-        )
-    )
+    at = [(region.query_position, queries), (region.key_position, keys)]
+    parts = slopes, *(positions(position, torch.arange(*span)) for position, span in at)
+    slopes, query_position, key_position = (part.to(accurate).to(query.device) for part in parts)
     relative = key_position - key_position[-1]
     rest = slopes[: key.shape[1], None] * relative / scale / _SHARE
-    parts = []
+    parts = list[Tensor]()
     for _ in range(_PARTS):
         parts.append(rest.to(key.dtype))
         rest = rest - parts[-1]

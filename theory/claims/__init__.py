@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 
-from theory.claim import Check, Claim, Verdict, claims_of
+from theory.claim import Check, Claim, Verdict
 from theory.claims.settings import Settings
 
 _MODULES = "theorem1 theorem2 theorem3 corollary mesa rotary rotary_reach rotary_mesa beyond paper".split()
-CLAIMS = claims_of(*(importlib.import_module(f"{__name__}.{module}") for module in _MODULES))
+_VALUES = (value for module in _MODULES for value in vars(importlib.import_module(f"{__name__}.{module}")).values())
+CLAIMS = {value.name: value for value in _VALUES if isinstance(value, Check)}
 """Every check by the name of its claim."""
 
 

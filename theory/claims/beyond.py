@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from torch import Tensor
 
 from theory.bounds import bos_denominator, denominator, extended_length
 from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, first_below, grid
@@ -39,9 +40,8 @@ def other_slopes(settings: Settings) -> Outcome:
         if inside.any():
             reading &= Reading(float((o - settings.H)[inside].min()))
         reached.append(f"{slope:g}: {reach:.1f}")
-    return Outcome(
-        {"m": grid(slopes), "(M, N)": (M, N)}, f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}", reading
-    )
+    tested = f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}"
+    return Outcome({"m": grid(slopes), "(M, N)": (M, N)}, tested, reading)
 
 
 def by_pairs(distances: np.ndarray, recovers: int) -> np.ndarray:
@@ -81,11 +81,8 @@ def other_weaves(settings: Settings) -> Outcome:
         ends = -float(excess[fails - 1]) if fails else math.inf
         reading &= Reading(min(beyond, ends), deviation(excess, M / D - 1))
         failures.append(f"{name}: {fails or f'none up to {length}'}")
-    return Outcome(
-        {"(M, N)": (M, N), "K": K, "H": settings.H},
-        f"t = 1 .. {length}; first failures: {', '.join(failures)}",
-        reading,
-    )
+    tested = f"t = 1 .. {length}; first failures: {', '.join(failures)}"
+    return Outcome({"(M, N)": (M, N), "K": K, "H": settings.H}, tested, reading)
 
 
 @claim("M4096", HOLDS, "ours (theorem 3.2)")
@@ -96,42 +93,21 @@ def llama2_window(settings: Settings) -> Outcome:
     o = plain_model(M, settings.H, **options).head_output(length)
     t = np.arange(1, length + 1)
     above, below = t[o > settings.H], t[o < settings.H]
-    return Outcome(
-        {"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"},
-        f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}",
-        Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H)),
-    )
+    tested = f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}"
+    reading = Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
+    return Outcome({"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"}, tested, reading)
 
 
-def _wrong_sign(model: Construction) -> None:
-    """Keys (1, +i): scores grow like t + i."""
-    model.get_buffer("blocks.1.attn.W_K")[0] *= -1
-
-
-def _missed_step(model: Construction) -> None:
-    """The step from 8 to 9, two hidden units, is missing: later positions are one too small."""
-    W_2 = model.get_buffer("blocks.0.mlp.W_2")
-    steps = (W_2.shape[1] - 2) // 2
-    W_2[POSITION, [8, 8 + steps]] = 0
-
-
-def _shifted_position(model: Construction) -> None:
-    """All positions are one too large; layer 2 takes differences only, so o does not show it."""
-    model.get_buffer("blocks.0.mlp.W_2")[POSITION, 0] += 1
-
-
-def _wrong_window(model: Construction) -> None:
-    """W_V holds M + 1."""
-    model.get_buffer("blocks.1.attn.W_V")[0, 0, BOS] += 1
-
-
-MUTATIONS: dict[str, Callable[[Construction], None]] = {
-    "wrong sign of W_K": _wrong_sign,
-    "one step of the MLP missing": _missed_step,
-    "positions shifted by one": _shifted_position,
-    "M + 1 in W_V": _wrong_window,
+MUTATIONS: dict[str, Callable[[Construction], Tensor]] = {
+    "wrong sign of W_K": lambda model: model.get_buffer("blocks.1.attn.W_K")[0].mul_(-1),  # scores grow like t + i
+    "one step of the MLP missing": lambda model: model.get_buffer("blocks.0.mlp.W_2")[POSITION, 8::63].zero_(),
+    "positions shifted by one": lambda model: model.get_buffer("blocks.0.mlp.W_2")[POSITION, 0].add_(1),
+    "M + 1 in W_V": lambda model: model.get_buffer("blocks.1.attn.W_V")[0, 0, BOS].add_(1),
 }
-"""Mistakes, each made in place in the construction of theorem 3.2; the printed W_K is one of the builders' options."""
+"""Mistakes, each made in place in the construction of theorem 3.2; the printed W_K is one of the builders' options.
+
+The step is that from 8 to 9, of 63 with two hidden units each. Shifted positions do not show in o, a difference's.
+"""
 
 
 def mutated(name: str, M: int, settings: Settings) -> Reading:
@@ -151,8 +127,5 @@ def mutations_are_noticed(settings: Settings) -> Outcome:
     sound = read_plain(plain_model(M, settings.H, **settings.options()), M, settings.H, 2 * M, 64)
     missed = [name for name, reading in readings.items() if reading.holds]
     far = min(max(-reading.margin, reading.error) for reading in readings.values())
-    return Outcome(
-        {"M": M, "mutations": grid(names)},
-        "t = 1 .. 2M; missed: " + (", ".join(missed) or "none"),
-        Reading(-1.0 if missed or not sound.holds else far, sound.error),
-    )
+    reading = Reading(-1.0 if missed or not sound.holds else far, sound.error)
+    return Outcome({"M": M, "mutations": grid(names)}, f"t = 1 .. 2M; missed: {', '.join(missed) or 'none'}", reading)

@@ -51,11 +51,10 @@ def stair_extends(settings: Settings) -> Outcome:
 @claim("corollary-printed", PRINTED, "Corollary")
 def not_for_every_width(settings: Settings) -> Outcome:
     """'Although T > M, it still o_T > H', for any constant E."""
-    M, N, E = 16, 4, 2
-    length = 2 * first_failure(M, N, E)
+    M, N, E, fails = 16, 4, 2, first_failure(16, 4, 2)
+    length = 2 * fails
     plain = plain_model(M, settings.H, **settings.options()).head_output(length) - settings.H
     stairs = exact_stair_model(M, N, E, length, settings).head_output(length) - settings.H
-    fails = first_failure(M, N, E)
     later = int(np.flatnonzero(stairs > 0)[-1]) + 1
     return Outcome(
         {"(M, N)": (M, N), "E": "{1, 2}"},
@@ -73,13 +72,12 @@ def printed_position(settings: Settings) -> Outcome:
     M, N, E, length = 16, 4, 2, 60
     position = exact_stair_model(M, N, E, length, settings).recovered_position(length)
     t = np.arange(1, length + 1)
-    wrong = t[np.abs(position - stair(t, N, E)) > 0.5]
+    off, error = (np.abs(position - expected) for expected in (stair(t, N, E), ideal_position(t, N, E)))
+    wrong = t[off > 0.5]
     return Outcome(
         {"(N, E)": (N, E)},
         f"t = 1 .. {length}",
-        Reading(
-            float(np.abs(position - stair(t, N, E)).max()), float(np.abs(position - ideal_position(t, N, E)).max())
-        ),
+        Reading(float(off.max()), float(error.max())),
         unit="position",
         correction="it is W(t - 1) + 1",
         counterexample=f"t = {wrong[0]}: {position[wrong[0] - 1]:.0f}, printed {stair(int(wrong[0]), N, E)}",
@@ -101,19 +99,14 @@ def recovery_condition(settings: Settings) -> Outcome:
             position = exact_stair_model(N + 2, N, E, length, settings).recovered_position(length)
             error = float(np.abs(position - ideal_position(np.arange(1, length + 1), N, E)).max())
             reading &= Reading(1.0, error) if recovered else Reading(error)
-    return Outcome(
-        {"N": grid(windows), "E": grid([f"{widest_stair(N)} and {widest_stair(N) + 1}" for N in windows])},
-        "t = 1 .. N + 12 E",
-        reading,
-        unit="position",
-    )
+    widths = grid([f"{widest_stair(N)} and {widest_stair(N) + 1}" for N in windows])
+    return Outcome({"N": grid(windows), "E": widths}, "t = 1 .. N + 12 E", reading, unit="position")
 
 
 @claim("corollary-range", PRINTED, "Corollary ('apply matrices from Theorem 3.2')")
 def range_matters(settings: Settings) -> Outcome:
     """With theorem 3.2's MLP for M positions, Stair PE extends the window to T*."""
-    M, N, E = 64, 16, 2
-    length = 300
+    M, N, E, length = 64, 16, 2, 300
     options = settings.options(recovers=M, shape=ONE_HEAD)
     o = stair_model(M, N, E, settings.H, **options).head_output(length) - settings.H
     fails = first_below(o, M, 0.0) or length
@@ -130,12 +123,8 @@ def range_matters(settings: Settings) -> Outcome:
 @claim("corollary-order", CORRECTED, "ours (between theorem 3.3 and the corollary)")
 def stair_against_weave(settings: Settings) -> Outcome:
     """Stair PE extends less than the weave of theorem 3.3."""
-    worst, tried = math.inf, 0
-    for N in range(2, 9):
-        for M in range(N + 2, 4 * N + 8):
-            for E in range(2, N + 1):
-                worst = min(worst, first_failure(M, N) - first_failure(M, N, E))
-                tried += 1
+    tried = [(M, N, E) for N in range(2, 9) for M in range(N + 2, 4 * N + 8) for E in range(2, N + 1)]
+    worst = min(first_failure(M, N) - first_failure(M, N, E) for M, N, E in tried)
     M, N, E = 4, 2, 50
     further = first_failure(M, N, E) - first_failure(M, N)
     stairs = exact_stair_model(M, N, E, 100, settings).head_output(100) - settings.H
@@ -143,7 +132,7 @@ def stair_against_weave(settings: Settings) -> Outcome:
     built = [first_below(excess, M, 0.0) or 0 for excess in (stairs, weave)]
     return Outcome(
         {"N": "2 .. 8", "M": "N + 2 .. 4N + 7", "E": "2 .. N"},
-        f"first failures by the closed forms, {tried} cases",
+        f"first failures by the closed forms, {len(tried)} cases",
         Reading(float(min(worst, further, built[0] - built[1]))),
         unit="token",
         correction="for E <= N; a wider stair can reach further, since up to r = N + E it is min(r, N + 1)",

@@ -10,17 +10,8 @@ import numpy as np
 
 from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
+from theory import chunked
 from theory.bounds import extended_length, first_failure
-from theory.chunked import (
-    fails_from,
-    hopeless,
-    last_middle_chunk,
-    mesa_denominator,
-    mesa_exponents,
-    mesa_method,
-    mesa_position,
-    woven_bound,
-)
 from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
 from theory.claims.corollary import exact_stair_model
 from theory.claims.settings import Settings
@@ -52,10 +43,9 @@ NAMES = "(M, N, E, F, L, split)"
 
 def exact_mesa_model(size: Size, middle: str, length: int, settings: Settings) -> Construction:
     """Mesa's construction with as many positions as `length` tokens take; log steps where matrices overflow."""
-    M, N, E, first, last, threshold = size
-    K = max(M, int(stair(length - 1, N, E)) + 1)
-    chunks: dict[str, Any] = {"first": first, "last": last, "split_threshold": threshold, "middle": middle}
-    return mesa_model(M, N, E, settings.H, **chunks, **settings.wide_mlp(K, shape=ONE_HEAD))
+    K = max(size[0], int(stair(length - 1, *size[1:3])) + 1)
+    chunks: dict[str, Any] = {"first": size[3], "last": size[4], "split_threshold": size[5], "middle": middle}
+    return mesa_model(*size[:3], settings.H, **chunks, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
 @lru_cache(maxsize=256)
@@ -96,21 +86,16 @@ def closed_form(settings: Settings) -> Outcome:
     """
     reading = NOTHING
     for size in SIZES:
-        methods = {middle: mesa_method(*size, middle) for middle in MIDDLES}
-        prompt = 3 * size[0] + 1
+        methods, prompt = {middle: chunked.mesa_method(*size, middle) for middle in MIDDLES}, 3 * size[0] + 1
         for middle, other in (MIDDLES, MIDDLES[::-1]):
             model = exact_mesa_model(size, middle, prompt, settings)
             position, D = model.recovered_position(prompt), 1 / model.bos_attention(prompt)[-1]
-            expected, wrong = (mesa_position(methods[kind], prompt) for kind in (middle, other))
-            value, mistake = (np.log(mesa_denominator(methods[kind], prompt)) for kind in (middle, other))
+            expected, wrong = (chunked.mesa_position(methods[kind], prompt) for kind in (middle, other))
+            value, mistake = (np.log(chunked.mesa_denominator(methods[kind], prompt)) for kind in (middle, other))
             reading &= Reading(deviation(position, wrong), deviation(position, expected))
             reading &= Reading(deviation(np.log(D), mistake), deviation(np.log(D), value))
-    return Outcome(
-        {NAMES: grid(SIZES), "middle": grid(MIDDLES)},
-        "p_i at every i and ln D at the last token of T = 3 M + 1, three middle chunks at least",
-        reading,
-        unit="position, ln D; relative",
-    )
+    tested = "p_i at every i and ln D at the last token of T = 3 M + 1, three middle chunks at least"
+    return Outcome({NAMES: grid(SIZES), "middle": grid(MIDDLES)}, tested, reading, unit="position, ln D; relative")
 
 
 @claim("mesa-reach", CORRECTED, "ours (corollary)")
@@ -118,9 +103,9 @@ def reach_of_chunks(settings: Settings) -> Outcome:
     """Mesa fails at every T whose last middle chunk begins after E ceil(F + ln M) tokens, whatever N is."""
     reading, lengths = NOTHING, []
     for size in SIZES[: 4 if settings.quick else None]:
-        M, method = size[0], mesa_method(*size)
-        start = fails_from(method)
-        held = max(T for T in range(M + 1, start) if mesa_denominator(method, T) < M)
+        M, method = size[0], chunked.mesa_method(*size)
+        start = chunked.fails_from(method)
+        held = max(T for T in range(M + 1, start) if chunked.mesa_denominator(method, T) < M)
         for T in (start, start + 1, 3 * M, 4 * M):
             reading &= Reading(-excess(size, "local", T, settings))
         reading &= Reading(excess(size, "local", held, settings))
@@ -136,23 +121,23 @@ def reach_of_chunks(settings: Settings) -> Outcome:
 @claim("mesa-paper", HOLDS, "ours (corollary; the appendix's constants)")
 def papers_constants(settings: Settings) -> Outcome:
     """With the paper's constants Mesa holds at T = 8803 and fails at every T >= 8804."""
-    method, M = mesa_method(*PAPER), PAPER[0]
-    start = fails_from(method)
-    most, least = np.ceil(mesa_exponents(method, start - 1)), np.floor(mesa_exponents(method, start))
+    method, M = chunked.mesa_method(*PAPER), PAPER[0]
+    start = chunked.fails_from(method)
+    most, least = np.ceil(chunked.mesa_exponents(method, start - 1)), np.floor(chunked.mesa_exponents(method, start))
     holds, fails = (M / enclosed(exponents) - 1 for exponents in (most, least))
     return Outcome(
         {NAMES: PAPER},
         f"o - H > {float(holds.a):.0f} and < {float(fails.b):.3f} there, interval arithmetic (mpmath); the "
-        f"last middle chunk begins after {last_middle_chunk(method, start)} tokens, from there on never before the "
-        f"{hopeless(method)} that suffice",
+        f"last middle chunk begins after {chunked.last_middle_chunk(method, start)} tokens, from there on never before "
+        f"the {chunked.hopeless(method)} that suffice",
         Reading(float(min(holds.a, -fails.b))),
     )
 
 
 def woven_first_failure(size: Size) -> int:
     """The first T > M at which woven middle chunks fail, by the closed form."""
-    method, T = mesa_method(*size, "woven"), size[0] + 1
-    while mesa_denominator(method, T) < size[0]:
+    method, T = chunked.mesa_method(*size, "woven"), size[0] + 1
+    while chunked.mesa_denominator(method, T) < size[0]:
         T += 1
     return T
 
@@ -163,9 +148,11 @@ def woven_chunks(settings: Settings) -> Outcome:
     reading, sizes = NOTHING, SIZES[: 4 if settings.quick else None]
     for size in sizes:
         M = size[0]
-        local, woven = (mesa_method(*size, middle) for middle in MIDDLES)
-        for T in (fails_from(local), 2 * M + 1, 4 * M):
-            reading &= Reading(o := excess(size, "woven", T, settings), max(0, M / (o + 1) / woven_bound(woven, T) - 1))
+        local, woven = (chunked.mesa_method(*size, middle) for middle in MIDDLES)
+        for T in (chunked.fails_from(local), 2 * M + 1, 4 * M):
+            reading &= Reading(
+                o := excess(size, "woven", T, settings), max(0, M / (o + 1) / chunked.woven_bound(woven, T) - 1)
+            )
         pairs = [int((distances(method.plan(3 * M)) >= 0).sum()) for method in (local, woven)]
         reading &= Reading(1.0 - abs(pairs[0] - pairs[1]))
     ends = []
@@ -185,8 +172,8 @@ def woven_chunks(settings: Settings) -> Outcome:
 def woven_papers_constants(settings: Settings) -> Outcome:
     """With the paper's constants and woven middle chunks Mesa holds where the paper's chunks fail."""
     lengths, M = [8804, 12804, 16384, *([100000] if settings.full else [])], PAPER[0]
-    method = mesa_method(*PAPER, "woven")
-    most = [enclosed(np.ceil(mesa_exponents(method, T)).astype(int)) for T in lengths]
+    method = chunked.mesa_method(*PAPER, "woven")
+    most = [enclosed(np.ceil(chunked.mesa_exponents(method, T)).astype(int)) for T in lengths]
     reach = extended_length(*PAPER[:3])
     return Outcome(
         {NAMES: PAPER, "T": grid(lengths)},

@@ -28,23 +28,15 @@ from theory.rotary import READS, Rotary, ntk_factor, yarn_scale
 from theory.rotary_model import FREE
 
 
-def states(model: PreTrainedModel, method: Method, length: int, executor: str = "fused") -> tuple[Tensor, Tensor]:
-    """The input of the last layer and the output of its heads, (position, model size) each, of a Llama."""
+def measured(model: PreTrainedModel, method: Method, length: int, executor: str = "fused") -> tuple[np.ndarray, ...]:
+    """Recovered positions and o_t at t = 1 .. length, float64: a Llama's last layer's input, its heads' output."""
     decoder: Any = model.get_decoder()
     outputs: list[Tensor] = []
     hook = decoder.layers[-1].self_attn.o_proj.register_forward_hook(lambda *args: outputs.append(args[-1]))
-    try:
-        with torch.no_grad(), applied(model, method, executor=executor):
-            tokens = random_tokens(model.config.vocab_size, length)
-            inputs = decoder(tokens, use_cache=False, output_hidden_states=True).hidden_states[-2]
-    finally:
-        hook.remove()
-    return inputs[0], outputs[0][0]
-
-
-def measured(model: PreTrainedModel, method: Method, length: int, executor: str = "fused") -> tuple[np.ndarray, ...]:
-    """Recovered positions and o_t at t = 1 .. length, float64."""
-    return tuple(state[:, POSITION].double().numpy() for state in states(model, method, length, executor))
+    with hook, torch.no_grad(), applied(model, method, executor=executor):
+        tokens = random_tokens(model.config.vocab_size, length)
+        inputs = decoder(tokens, use_cache=False, output_hidden_states=True).hidden_states[-2]
+    return tuple(states[0, :, POSITION].double().numpy() for states in (inputs, outputs[0]))
 
 
 class Size(NamedTuple):
@@ -60,11 +52,13 @@ class Size(NamedTuple):
 
     def rotary(self, reads: str) -> Rotary:
         """The closed forms' sizes."""
-        return Rotary(M=self.M, pairs=self.head // 2, pair=1, **self.options(reads))
+        sizes = {name: value for name, value in self.options(reads).items() if name != "shape"}
+        return Rotary(pairs=self.head // 2, **sizes)
 
     def options(self, reads: str) -> dict[str, Any]:
-        """The builder's, beside M, H, pair and shape."""
-        return {"reads": reads, "recovers": self.K, "quarter": self.L, "slope": self.slope}
+        """The builder's, with one head."""
+        sizes = {"M": self.M, "reads": reads, "recovers": self.K, "quarter": self.L, "slope": self.slope, "pair": 1}
+        return {**sizes, "shape": Shape(model=FREE + 1, head=self.head, heads=1)}
 
 
 SIZES = [
@@ -96,15 +90,12 @@ def cases(settings: Settings) -> list[tuple[Size, str]]:
 
 def llama(size: Size, reads: str, settings: Settings, **more: Any) -> PreTrainedModel:
     """The built Llama, float64 unless `more` says otherwise."""
-    shape = Shape(model=FREE + 1, head=size.head, heads=1)
-    options = {"shape": shape, "seed": settings.seed, "pair": 1, **size.options(reads), **more}
-    return build("rotary", M=size.M, H=settings.H, **options)
+    return build("rotary", H=settings.H, seed=settings.seed, **size.options(reads), **more)
 
 
 def oracle(size: Size, reads: str, **more: Any) -> Construction:
     """The same weights as a `Construction`, with attention that does not use the shipped executors."""
-    shape = Shape(model=FREE + 1, head=size.head, heads=1)
-    return construction("rotary", M=size.M, shape=shape, pair=1, **size.options(reads), **more)
+    return construction("rotary", **size.options(reads), **more)
 
 
 def origin(M: int) -> Method:
@@ -112,13 +103,10 @@ def origin(M: int) -> Method:
     return Origin(trained_length=M)
 
 
-def rerope(M: int, N: int) -> Method:
-    """The weave of theorem 3.3."""
-    return ReRoPE(trained_length=M, window=N, log_n=False)
-
-
-def stair_pe(M: int, N: int, E: int) -> Method:
-    """The corollary's."""
+def woven(M: int, N: int, E: int | None = None) -> Method:
+    """The weave of theorem 3.3, or the corollary's where E is given."""
+    if E is None:
+        return ReRoPE(trained_length=M, window=N, log_n=False)
     return StairPE(trained_length=M, window=N, width=E, log_n=False)
 
 
@@ -153,11 +141,8 @@ def fails_beyond_M(settings: Settings) -> Outcome:
     for size, reads in cases(settings):
         model = llama(size, reads, settings, dtype=settings.torch_dtype)
         reading &= read_rotary(model, size.rotary(reads), settings.H, 6 * size.L + 1)
-    return Outcome(
-        {**TRIED, "reads": grid(READS), "dtype": settings.dtype},
-        "t = 1 .. 6 L + 1, one and a half turns, by the fused executor",
-        reading,
-    )
+    tested = "t = 1 .. 6 L + 1, one and a half turns, by the fused executor"
+    return Outcome({**TRIED, "reads": grid(READS), "dtype": settings.dtype}, tested, reading)
 
 
 @claim("rotary-oracle", HOLDS, "ours")
@@ -170,26 +155,21 @@ def agreement(settings: Settings) -> Outcome:
         yarn = {"factors": (1.0, *[1 / 4] * (pairs - 1)), "grown": yarn_scale(4)}
         methods: dict[str, tuple[Method, dict[str, Any]]] = {
             "origin": (origin(M), {}),
-            "rerope": (rerope(M, N), {"weave": partial(weave.rerope, window=N)}),
-            "stair": (stair_pe(M, N, E), {"weave": partial(weave.stair, window=N, width=E)}),
+            "rerope": (woven(M, N), {"weave": partial(weave.rerope, window=N)}),
+            "stair": (woven(M, N, E), {"weave": partial(weave.stair, window=N, width=E)}),
             "ntk": (DynamicNTK(trained_length=M, factor=4), {"factors": tuple(ntk)}),
             "yarn": (YaRN(trained_length=M, factor=4), yarn),
         }
         model = llama(size, reads, settings)
-        slow = {
-            name: oracle(size, reads, seed=settings.seed, H=settings.H).under(**options).head_output(length)
-            for name, (_, options) in methods.items()
-        }
+        built = oracle(size, reads, seed=settings.seed, H=settings.H)
+        slow = {name: built.under(**options).head_output(length) for name, (_, options) in methods.items()}
         for name, (method, _) in methods.items():
             for executor in ("dense", "fused"):
                 o = measured(model, method, length, executor)[1]
                 others = min(deviation(o, slow[other]) for other in methods if other != name)
                 reading &= Reading(others, deviation(o, slow[name]))
-    return Outcome(
-        {"method": grid(list(methods)), "reads": grid(READS), "executor": "{dense, fused}"},
-        "o_t at t = 1 .. 50; margin: the nearest other method's",
-        reading,
-    )
+    sizes = {"method": grid(list(methods)), "reads": grid(READS), "executor": "{dense, fused}"}
+    return Outcome(sizes, "o_t at t = 1 .. 50; margin: the nearest other method's", reading)
 
 
 @claim("rotary-4096", HOLDS, "ours (theorem 3.2)")
@@ -210,11 +190,11 @@ def no_method_mends_it(settings: Settings) -> Outcome:
     """Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it."""
     M, length = 16, 64
     model = build("rotary_nope", M=M, H=settings.H, seed=settings.seed, shape=Shape(model=FREE + 1, heads=1))
-    methods = [origin(M), rerope(M, 4), stair_pe(M, 4, 2), DynamicNTK(trained_length=M), YaRN(trained_length=M)]
+    methods = [origin(M), woven(M, 4), woven(M, 4, 2), DynamicNTK(trained_length=M), YaRN(trained_length=M)]
     expected = M / np.arange(1, length + 1) - 1 + settings.H
     reading = NOTHING
     for method in methods:
-        o = states(model, method, length)[1][:, POSITION].numpy()
+        o = measured(model, method, length)[1]
         reading &= Reading(crossing(o, M, settings.H), deviation(o, expected))
     return Outcome({"M": M, "method": grid([method.name for method in methods])}, f"t = 1 .. {length}", reading)
 
@@ -265,12 +245,8 @@ def precise_crossing(settings: Settings) -> Outcome:
         margin = min((size.M - D)[t < size.M].min(), (D - size.M)[t > size.M].min())
         closed_form = size.rotary(reads).denominator(t)
         reading &= Reading(float(margin), max(deviation(D, closed_form), float(np.abs(D - t)[: size.K].max())))
-    return Outcome(
-        {NAMES: tuple(size), "reads": grid(READS)},
-        f"t = 1 .. {length}, the built matrices with {DIGITS} digits (mpmath)",
-        reading,
-        unit="D",
-    )
+    tested = f"t = 1 .. {length}, the built matrices with {DIGITS} digits (mpmath)"
+    return Outcome({NAMES: tuple(size), "reads": grid(READS)}, tested, reading, unit="D")
 
 
 @claim("rotary-failures", HOLDS, "ours")
@@ -295,12 +271,8 @@ def precise_failures(settings: Settings) -> Outcome:
                     excess = precise_denominators(model, distance, [n], factor(n), grown)[0] - size.M
                 reading &= Reading(float(side * excess), abs(float(excess) + size.M - D[n]))
             failures.append(f"{name} {reads} {fails}")
-    return Outcome(
-        {NAMES: tuple(size), "s": s, "reads": grid(READS)},
-        f"the built matrices with {DIGITS} digits (mpmath) there and at the t before: " + ", ".join(failures),
-        reading,
-        unit="D",
-    )
+    tested = f"the built matrices with {DIGITS} digits (mpmath) there and at the t before: {', '.join(failures)}"
+    return Outcome({NAMES: tuple(size), "s": s, "reads": grid(READS)}, tested, reading, unit="D")
 
 
 @claim("rotary-position", PRINTED, "Theorem 3.2, proof, layer 1")
@@ -333,16 +305,13 @@ def alibi_is_a_limit(settings: Settings) -> Outcome:
     slow, fast = (Size(M, N, 2, K, L, 1.0) for L in (4096, K))
     apart = []
     for size in (slow, fast):
-        o = measured(llama(size, "rotation", settings), rerope(M, N), length)[1]
+        o = measured(llama(size, "rotation", settings), woven(M, N), length)[1]
         apart.append(float(np.abs(np.log((o + 1 - settings.H) / (alibi + 1 - settings.H))).max()))
     sizes = slow.rotary("rotation")
     bound = sizes.amplitude * (sizes.theta * N) ** 3 / 3
-    return Outcome(
-        {"(M, N)": (M, N), "K": K, "L": slow.L},
-        f"t = 1 .. {length} under ReRoPE: {apart[0]:.1g} apart, bound {bound:.1g}; {apart[1]:.1g} for L = {K}",
-        Reading(min(bound - apart[0], apart[1] - bound)),
-        unit="ln D",
-    )
+    tested = f"t = 1 .. {length} under ReRoPE: {apart[0]:.1g} apart, bound {bound:.1g}; {apart[1]:.1g} for L = {K}"
+    reading = Reading(min(bound - apart[0], apart[1] - bound))
+    return Outcome({"(M, N)": (M, N), "K": K, "L": slow.L}, tested, reading, unit="ln D")
 
 
 @claim("rotary-again", PRINTED, "figure of observed thresholds ('a failure in extrapolation after that position')")

@@ -72,15 +72,10 @@ def closed_form(settings: Settings) -> Outcome:
             right = chunk_position(sizes, method, T)
             wrong = chunk_position(sizes, method_of(case, other), T) if reads == "rotation" else sizes.position(T)
             reading &= Reading(deviation(position, wrong), deviation(position, right))
-            reading &= Reading(
-                math.inf, deviation(o[-1:] - settings.H, np.array([closed_form_excess(case, middle, T)]))
-            )
-    return Outcome(
-        {**TRIED, "(F, L, split)": grid(CHUNKS)},
-        "p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk",
-        reading,
-        unit="position, o; relative",
-    )
+            expected = np.array([closed_form_excess(case, middle, T)])
+            reading &= Reading(math.inf, deviation(o[-1:] - settings.H, expected))
+    tested = "p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk"
+    return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading, unit="position, o; relative")
 
 
 @claim("rotary-mesa-reach", PRINTED, "Corollary (Mesa Extrapolation)")
@@ -124,8 +119,5 @@ def woven_chunks(settings: Settings) -> Outcome:
         held, failed = (excess(middle, woven) for middle in ("woven", "local"))
         reading &= Reading(min(held, -failed), abs(held - closed_form_excess(case, "woven", woven)))
         lengths.append(f"{case[0][:3]}: {woven} ({local})")
-    return Outcome(
-        {**TRIED, "(F, L, split)": grid(CHUNKS)},
-        "by rotation, last T that holds (with local chunks): " + ", ".join(lengths) + "; by count o is the same",
-        reading,
-    )
+    tested = f"by rotation, last T that holds (with local chunks): {', '.join(lengths)}; by count o is the same"
+    return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading)

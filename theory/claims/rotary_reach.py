@@ -10,19 +10,7 @@ import numpy as np
 from mesa.methods import PI, DynamicNTK, LeakyReRoPE, Method, YaRN
 from theory import weave
 from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, first_below, grid
-from theory.claims.rotary import (
-    LONGEST,
-    NAMES,
-    SIZES,
-    TRIED,
-    Size,
-    cases,
-    llama,
-    measured,
-    read_method,
-    rerope,
-    stair_pe,
-)
+from theory.claims.rotary import LONGEST, NAMES, SIZES, TRIED, Size, cases, llama, measured, read_method, woven
 from theory.claims.settings import Settings
 from theory.rotary import READS, fails_from, most, ntk_factor, woven_reach, yarn_scale
 
@@ -36,18 +24,14 @@ def weave_extends(settings: Settings) -> Outcome:
         reach = woven_reach(size.rotary(reads), size.N)
         length = LONGEST if reach < LONGEST else 3 * size.M
         window = partial(weave.rerope, window=size.N)
-        fails, method_reading = read_method(size, reads, rerope(size.M, size.N), length, settings, weave=window)
+        fails, method_reading = read_method(size, reads, woven(size.M, size.N), length, settings, weave=window)
         reading &= method_reading
         exact = reads == "count" or size.N == size.K - 1
         if exact and reach < LONGEST:
             reading &= Reading(0.5 if fails == math.floor(reach) + 1 else -1.0)
         reading &= Reading(math.inf if fails is None else fails - reach)
         failures.append(f"{size[:2]} {reads}: {fails or f'none to {length}'} / {reach:.0f}")
-    return Outcome(
-        {**TRIED, "reads": grid(READS)},
-        "first failure built / T*: " + "; ".join(failures),
-        reading,
-    )
+    return Outcome({**TRIED, "reads": grid(READS)}, f"first failure built / T*: {'; '.join(failures)}", reading)
 
 
 @claim("rotary-stair", HOLDS, "ours (corollary)")
@@ -57,15 +41,12 @@ def stair_extends(settings: Settings) -> Outcome:
     for size, reads in cases(settings):
         stair = partial(weave.stair, window=size.N, width=size.E)
         certain = fails_from(size.rotary(reads), stair(np.arange(LONGEST)))
-        fails, method_reading = read_method(size, reads, stair_pe(*size[:3]), certain or LONGEST, settings, weave=stair)
+        fails, method_reading = read_method(size, reads, woven(*size[:3]), certain or LONGEST, settings, weave=stair)
         reading &= method_reading
         reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
         failures.append(f"{size[:3]} {reads}: {fails} / {certain}")
-    return Outcome(
-        {**TRIED, "reads": grid(READS)},
-        "first failure built / from which on for certain: " + "; ".join(failures),
-        reading,
-    )
+    tested = f"first failure built / from which on for certain: {'; '.join(failures)}"
+    return Outcome({**TRIED, "reads": grid(READS)}, tested, reading)
 
 
 @claim("rotary-span", HOLDS, "ours (theorem 3.3 and corollary)")
@@ -73,24 +54,20 @@ def span_bounds(settings: Settings) -> Outcome:
     """Any effective distances fail where W(t-1) >= K - 1 + W(M-2), up to a quarter turn more."""
     reading = NOTHING
     for size in SIZES[: 4 if settings.quick else None]:
-        sizes, M = size.rotary("count"), size.M
-        r = np.arange(LONGEST)
-        woven: list[tuple[Method, np.ndarray]] = [
-            (stair_pe(*size[:3]), weave.stair(r, size.N, size.E)),
+        sizes, M, r = size.rotary("count"), size.M, np.arange(LONGEST)
+        methods: list[tuple[Method, np.ndarray]] = [
+            (woven(*size[:3]), weave.stair(r, size.N, size.E)),
             (LeakyReRoPE(trained_length=M, window=size.N, k=2.0, log_n=False), weave.leaky_rerope(r, size.N, 2.0)),
             (PI(trained_length=M, factor=3.0), r / 3),
         ]
-        for method, distance in woven:
+        for method, distance in methods:
             start = fails_from(sizes, distance) or LONGEST
             end = int(np.flatnonzero(distance <= size.K - 1 + size.L)[-1]) + 1
             o = measured(llama(size, "count", settings), method, min(end, LONGEST))[1]
             reading &= Reading(float(settings.H - o[start - 1 :].max()))
             reading &= Reading(float((o - settings.H)[M : M + 2].min()))  # it had held before
-    return Outcome(
-        {**TRIED, "method": "{stair, leaky-rerope, pi}"},
-        "every t of that range up to 760, by count; and that t = M + 1, M + 2 hold",
-        Reading(reading.margin),
-    )
+    tested = "every t of that range up to 760, by count; and that t = M + 1, M + 2 hold"
+    return Outcome({**TRIED, "method": "{stair, leaky-rerope, pi}"}, tested, reading)
 
 
 @claim("rotary-bound", HOLDS, "ours (theorem 3.3)")
@@ -99,17 +76,15 @@ def bounded_scores(settings: Settings) -> Outcome:
     M, L, H = 16, 8, settings.H
     size = Size(M, L, 2, 2 * L + 1, L, 1.5 * math.pi / (2 * L))
     sizes, length = size.rotary("count"), 300
-    o = measured(llama(size, "count", settings), rerope(M, L), length)[1]
+    o = measured(llama(size, "count", settings), woven(M, L), length)[1]
     D = M / (o + 1 - H)
     rise, slowest = np.diff(D[size.K + L :]), math.exp(-2 * sizes.amplitude)
     fails, reach = first_below(o, M, H) or length, woven_reach(sizes, L)
+    margin = min(most(sizes) - fails, 0.5 if fails == math.floor(reach) + 1 else -1.0, slowest)
     return Outcome(
         {NAMES: tuple(size), "a": round(sizes.amplitude, 3)},
         f"t = 1 .. {length} under ReRoPE: D rises by e^(-2a) a token, fails first at {fails}; bound {most(sizes):.0f}",
-        Reading(
-            min(most(sizes) - fails, 0.5 if fails == math.floor(reach) + 1 else -1.0, slowest),
-            float(np.abs(rise - slowest).max()),
-        ),
+        Reading(margin, float(np.abs(rise - slowest).max())),
         unit="D a token",
     )
 
@@ -135,11 +110,8 @@ def yarn_carries(settings: Settings) -> Outcome:
             reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
             row.append(f"{fails} / {certain}")
         failures.append(f"{size[:1] + size[3:5]} {reads}: {', '.join(row)}")
-    return Outcome(
-        {**TRIED, "reads": grid(READS), "s": grid(factors)},
-        "(M, K, L), first failure built / bound: " + "; ".join(failures),
-        reading,
-    )
+    tested = f"(M, K, L), first failure built / bound: {'; '.join(failures)}"
+    return Outcome({**TRIED, "reads": grid(READS), "s": grid(factors)}, tested, reading)
 
 
 @claim("rotary-ntk", HOLDS, "ours (theorem 3.2 under a changed base)")
@@ -148,8 +120,8 @@ def ntk_carries(settings: Settings) -> Outcome:
     growth^c: for c < 1 about K (s K / M)^(c / (1 - c)) tokens."""
     reading, failures = NOTHING, []
     furthest = FURTHEST if settings.full else FURTHEST // 2
-    slowest = cases(settings)
-    for size, reads in [(size._replace(head=6), reads) for size, reads in slowest if reads == "count"] + slowest:
+    wider = [(size._replace(head=6), reads) for size, reads in cases(settings) if reads == "count"]
+    for size, reads in [*wider, *cases(settings)]:
         row = []
         for s in NTK_FACTORS:
             fails, method_reading = _ntk_failure(size, reads, s, furthest, settings)
@@ -160,12 +132,8 @@ def ntk_carries(settings: Settings) -> Outcome:
                 reading &= Reading(float(bound[0]) - (fails or furthest + 1) + 0.5)
             row.append(f"{fails or 'none'} / {bound[0] if len(bound) else 'none'}")
         failures.append(f"{size[:1] + size[3:5]} {reads}, c={size.rotary(reads).exponent}: {', '.join(row)}")
-    return Outcome(
-        {**TRIED, "c": "{0.5, 1}", "s": grid(NTK_FACTORS)},
-        f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
-        + "; ".join(failures),
-        reading,
-    )
+    tested = f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
+    return Outcome({**TRIED, "c": "{0.5, 1}", "s": grid(NTK_FACTORS)}, tested + "; ".join(failures), reading)
 
 
 def _ntk_failure(size: Size, reads: str, s: float, furthest: int, settings: Settings) -> tuple[int | None, Reading]:
@@ -191,9 +159,6 @@ def squeezed_positions(settings: Settings) -> Outcome:
     by = {reads: _ntk_failure(size, reads, s, FURTHEST // 2, settings) for reads in READS}
     reading = by["rotation"][1] & by["count"][1]
     later = (by["count"][0] or FURTHEST // 2) - (by["rotation"][0] or FURTHEST)
-    return Outcome(
-        {NAMES: tuple(size), "s": s},
-        f"first failures up to {FURTHEST // 2}, built: by rotation {by['rotation'][0]}, by count "
-        f"{by['count'][0] or 'none'}",
-        Reading(min(reading.margin, later), reading.error),
-    )
+    tested = f"first failures up to {FURTHEST // 2}, built: by rotation {by['rotation'][0]}, by count "
+    reading &= Reading(later)
+    return Outcome({NAMES: tuple(size), "s": s}, f"{tested}{by['count'][0] or 'none'}", reading)

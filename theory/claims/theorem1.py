@@ -20,11 +20,8 @@ def nope_fails_beyond_M(settings: Settings) -> Outcome:
         for seed in range(settings.seed, settings.seed + 3):
             o = nope_model(M, settings.H, seed=seed, dtype=settings.torch_dtype).head_output(length, seed)
             reading &= Reading(crossing(o, M, settings.H), deviation(o, reference))
-    return Outcome(
-        {"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed},
-        "t = 1 .. 2M, 3 seeds",
-        reading,
-    )
+    sizes = {"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed}
+    return Outcome(sizes, "t = 1 .. 2M, 3 seeds", reading)
 
 
 @claim("3.1-head-size", CORRECTED, "Theorem 3.1, proof ('for head dimensions h >= 1')")

@@ -56,11 +56,8 @@ def range_of_positions(settings: Settings) -> Outcome:
     denominator = 1 / short.bos_attention(4 * M)
     failing = float(denominator[M - 2] - M) / M
     reference = M - 2 + math.e
-    return Outcome(
-        {"M": M, "H": H, "K": grid([M - 1, M - 2])},
-        f"t = 1 .. {4 * M}",
-        Reading(min(crossing(enough, M, H), failing), abs(float(denominator[M - 2]) - reference) / reference),
-    )
+    reading = Reading(min(crossing(enough, M, H), failing), abs(float(denominator[M - 2]) - reference) / reference)
+    return Outcome({"M": M, "H": H, "K": grid([M - 1, M - 2])}, f"t = 1 .. {4 * M}", reading)
 
 
 @claim("3.2-printed", PRINTED, "Theorem 3.2, proof, layer 2")
@@ -104,16 +101,11 @@ def recovery_ranges(settings: Settings) -> Outcome:
 
     Margin: what is left of half a position, beyond which another one is nearer. The naive sum fails as printed.
     """
-    table: dict[str, dict[str, int]] = {}
-    error = 0.0
-    for kind in KINDS:
-        table[kind] = {dtype: longest(kind, dtype) for dtype in ("float32", "float64")}
-        for dtype, limit in table[kind].items():
-            error = max(error, measured_error(kind, dtype, limit))
+    dtypes = "float32", "float64"
+    table = {kind: {dtype: longest(kind, dtype) for dtype in dtypes} for kind in KINDS}
+    table["log"] = dict.fromkeys(dtypes, 1024 if settings.quick else 4200)
+    error = max(measured_error(kind, dtype, limit) for kind, row in table.items() for dtype, limit in row.items())
     short = worst_error("naive", "float64", table["naive"]["float64"] + 4)
-    far = 1024 if settings.quick else 4200
-    table["log"] = dict.fromkeys(("float32", "float64"), far)
-    error = max(error, *(measured_error("log", dtype, far) for dtype in table["log"]))
     ranges = "; ".join(f"{kind} {row['float32']} / {row['float64']}" for kind, row in table.items())
     return Outcome(
         {"MLP": grid(list(table)), "dtype": "{float32, float64}"},
@@ -141,13 +133,9 @@ def exact_recovery(settings: Settings) -> Outcome:
     interval.dps = 30
     model = plain_model(8, settings.H, **Settings(seed=settings.seed).options(recovers=K, shape=Shape(heads=1)))
     W_1, W_2 = (model.get_buffer(f"blocks.0.mlp.{name}").numpy() for name in ("W_1", "W_2"))
-    slack = step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval)
-    return Outcome(
-        {"K": K, "b": sharpness()},
-        f"all steps k < {K} of the built W_1 and W_2, interval arithmetic (mpmath)",
-        Reading(slack),
-        unit="step",
-    )
+    slack = Reading(step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval))
+    tested = f"all steps k < {K} of the built W_1 and W_2, interval arithmetic (mpmath)"
+    return Outcome({"K": K, "b": sharpness()}, tested, slack, unit="step")
 
 
 def step_slack(read: np.ndarray, written: np.ndarray, interval: Any) -> float:

@@ -66,35 +66,27 @@ def closed_form(settings: Settings) -> Outcome:
     D(t) against the matrices; the nearest wrong formula takes N + 1 for N.
     """
     windows = [settings.N] if settings.N is not None else [1, 2, 3, 4, 6, 9]
-    margin, error = math.inf, 0.0
+    reading = NOTHING
     for N in windows:
         t = np.arange(1, 6 * N + 60)
         measured = ideal_denominator(N, len(t), settings)
-        error = max(error, deviation(measured, denominator(t, N)))
-        margin = min(margin, deviation(measured, denominator(t, N + 1)))
-    return Outcome(
-        {"N": grid(windows), "dtype": settings.dtype},
-        "t = 1 .. 6N + 59, t <= N; N < t <= 2N; t >= 2N",
-        Reading(margin, error),
-        unit="D, relative",
-    )
+        reading &= Reading(deviation(measured, denominator(t, N + 1)), deviation(measured, denominator(t, N)))
+    tested = "t = 1 .. 6N + 59, t <= N; N < t <= 2N; t >= 2N"
+    return Outcome({"N": grid(windows), "dtype": settings.dtype}, tested, reading, unit="D, relative")
 
 
 @claim("3.3-recovery", CORRECTED, "Theorem 3.3, eq. 44")
 def recovered_position(settings: Settings) -> Outcome:
     """Every t > N recovers N + 1."""
     windows = [settings.N] if settings.N is not None else [2, 3, 4]
-    reading, last_exact, latest = NOTHING, [], ""
-    for N in windows:
-        last = last_recovered(N)
+    reading, last_exact, latest = NOTHING, [last_recovered(N) for N in windows], ""
+    for N, last in zip(windows, last_exact, strict=True):
         length = int(min(max(4 * last, 1000), settings.longest_run))
-        options = settings.options(shape=ONE_HEAD)
-        position = woven_model(N + 2, N, settings.H, **options).recovered_position(length)
+        position = woven_model(N + 2, N, settings.H, **settings.options(shape=ONE_HEAD)).recovered_position(length)
         exact = position[N : min(last, length)] - (N + 1)
         reading &= Reading(1.0, float(np.abs(exact).max()))
         if last < length:
             reading &= Reading(float(position[last] - (N + 1)))
-        last_exact.append(last)
         latest = f"N = {N}: position {position[-1]:.2f} at t = {length}"
     return Outcome(
         {"N": grid(windows)},
@@ -193,12 +185,10 @@ def largest_attention(settings: Settings) -> Outcome:
 @claim("3.3-window", PRINTED, "Theorem 3.3 and its discussion")
 def how_large_a_window(settings: Settings) -> Outcome:
     """The weave's window must be small, N << M."""
-    windows, factor, error = [12, 16] if settings.quick else [12, 16, 24, 64], math.inf, 0.0
-    for M in windows:
-        reach = np.array([extended_length(M, N) for N in range(1, M - 2)])
-        factor = min(factor, float((reach[1:] / reach[:-1]).min()))
-    near, far, reached = 2, 10, {}
-    M = 12
+    windows, error = [12, 16] if settings.quick else [12, 16, 24, 64], 0.0
+    reaches = [np.array([extended_length(M, N) for N in range(1, M - 2)]) for M in windows]
+    factor = min(float((reach[1:] / reach[:-1]).min()) for reach in reaches)
+    M, near, far, reached = 12, 2, 10, {}
     for N in (near, far):
         length = int(min(extended_length(M, N) - 1, settings.longest_run))
         D = ideal_denominator(N, length, settings)
