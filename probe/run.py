@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -106,7 +107,8 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
     @cache
     def pool() -> Pool:
         tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan, [*product(plan.methods, tokens)])]
-        return stack.enter_context(runner.pool(ProbeWorker.of(plan, evaluation, tokens), tasks))
+        worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
+        return stack.enter_context(runner.pool(worker, tasks))
 
     layout = template(plan, fingerprints(plan, documents, tokens))
     if plan.first_token:

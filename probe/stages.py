@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import Evaluation
 from probe.evaluation.worker import eval_tasks, measure_with
 from probe.experiment.journal import Journal, Rows
-from probe.experiment.model_spec import ModelSpec
+from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
 from probe.plan import ProbePlan
@@ -124,19 +124,11 @@ def pass_tasks(plan: ProbePlan, passes: Sequence[tuple[str, str]]) -> list[Task]
 
 
 @dataclass(frozen=True)
-class ProbeWorker:
-    """The plans of a run and of its evaluation, the prompts' tokens, and the model."""
+class ProbeWorker(PlanWorker):
+    """The plans of a run and of its evaluation (without config), the prompts' tokens, and the model."""
 
-    plan: ProbePlan
     evaluation: EvalPlan
     tokens: Mapping[str, list[int]]
-    source: ModelSpec
-
-    @classmethod
-    def of(cls, plan: ProbePlan, evaluation: EvalPlan, tokens: Mapping[str, list[int]]) -> ProbeWorker:
-        """The worker of a plan."""
-        source = ModelSpec.of(plan.request.model, plan.request.load, plan.config)
-        return cls(replace(plan, config=None), replace(evaluation, config=None), dict(tokens), source)
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from probe.attention.heads import QUERIES, sampled_queries
 from probe.attention.request import PARTS, AnatomyPlan
 from probe.attention.sentences import RETRIEVES
 from probe.experiment.journal import Journal
+from probe.experiment.run import summary_of
 from probe.files import json_text, write_json
 from probe.files import write as write_file
 from probe.statistics import half_width, wilson
@@ -55,15 +55,10 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
     prompt. `n` says how many there are.
     """
     summary: dict[str, Any] = {
-        "model": plan.request.model,
-        "trained_length": plan.trained_length,
-        "seed": plan.request.seed,
-        "executor": plan.request.executor,
-        "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
+        **summary_of(plan),
         "lengths": plan.lengths,
         "layers": plan.layers,
         "reference": plan.reference,
-        "methods": {name: method.describe() for name, method in plan.methods.items()},
         "tasks_left": sum(key not in journal.rows for key in plan.keys),
         **{name: [] for name in ("heads", "all_heads", "retrieval")},
     }

@@ -16,6 +16,12 @@ from probe.store.results import Row, having, head_name, number, ranged
 RETRIEVES = 0.3
 """Least score inside M of a retrieval head."""
 _NAMED = 6  # heads in a sentence, at most
+_COLUMNS = {
+    "mean distance": ("mean_distance", 0),
+    "beyond M": ("mass_beyond", 2),
+    "sink": ("sink", 2),
+    "entropy": ("entropy", 2),
+}
 _PREVIOUS = 0.5  # least share on the token before of a previous-token head
 
 
@@ -31,16 +37,8 @@ def anatomy_findings(summary: Mapping[str, Any]) -> list[str]:
 def head_table(summary: Mapping[str, Any]) -> str:
     """A row a method, length and span: means over all heads; empty where none were measured."""
     rows = [
-        {
-            "length": row["length"],
-            "method": row["method"],
-            "queries": row["span"],
-            "prompts": row["n"],
-            "mean distance": f"{row['mean_distance'][0]:.0f}",
-            "beyond M": f"{row['mass_beyond'][0]:z.2f}",
-            "sink": f"{row['sink'][0]:z.2f}",
-            "entropy": f"{row['entropy'][0]:z.2f}",
-        }
+        {"length": row["length"], "method": row["method"], "queries": row["span"], "prompts": row["n"]}
+        | {title: f"{row[name][0]:z.{digits}f}" for title, (name, digits) in _COLUMNS.items()}
         for row in summary["all_heads"]
     ]
     table = pd.DataFrame(rows).to_string(index=False)

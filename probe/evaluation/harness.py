@@ -7,7 +7,7 @@ import functools
 import importlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import EvalPlan
 from probe.experiment.journal import Rows
-from probe.experiment.model_spec import ModelSpec, PlanWorker
+from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
@@ -73,10 +73,8 @@ class Harness(Experiment):
     @property
     def worker(self) -> HarnessWorker:
         """What measures the tasks, which are checked first."""
-        request = self.plan.request
         checked_tasks(self.plan, self.names, self.include_path)
-        source = ModelSpec.of(request.model, request.load, self.plan.config)
-        return HarnessWorker(replace(self.plan, config=None), source, self.include_path, self.limit)
+        return HarnessWorker.of(self.plan, include_path=self.include_path, limit=self.limit)
 
     @property
     def settings(self) -> dict[str, Any]:

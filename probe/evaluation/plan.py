@@ -49,6 +49,11 @@ class EvalPlan:
     evaluator: Method | None = None
 
     @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return self.setting.trained_length
+
+    @property
     def cells(self) -> list[tuple[str, str, int]]:
         """Every cell, short lengths first: an hour of a long run gives all methods at the first lengths."""
         cells = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from probe.evaluation.summary import pooled_longppl, summarize
 from probe.evaluation.worker import EvalKey, EvalWorker, eval_tasks
 from probe.experiment.journal import Journal, Rows, bad_row
 from probe.experiment.progress import is_over
-from probe.experiment.run import Experiment, opened, run_tasks
+from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.files import write_json
@@ -26,7 +25,6 @@ from probe.tasks.ruler import RULER, RulerTask
 
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ["task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib"]
-_PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
 class Evaluation(Experiment):
@@ -145,12 +143,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     if not rows and too_large:
         raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
     summary = {
-        "model": plan.request.model,
-        "trained_length": plan.setting.trained_length,
-        "seed": plan.setting.seed,
-        "executor": plan.request.executor,
-        "methods": {name: method.describe() for name, method in plan.methods.items()},
-        "versions": {package: version(package) for package in _PACKAGES},
+        **summary_of(plan),
         "sizes": dict(plan.sizes),
         "evaluator": plan.evaluator and plan.evaluator.name,
         "out_of_memory": too_large,

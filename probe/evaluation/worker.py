@@ -18,7 +18,7 @@ from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import Measure, Task
-from probe.tasks.latency import Peak, devices
+from probe.tasks.latency import devices, watched_peak
 from probe.tasks.likelihood import Keyed, key_tokens
 
 EvalKey = tuple[str, str, int]
@@ -86,7 +86,7 @@ def _row(
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
     batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
     is_timed = name == "latency"  # it has its own peak, and checks would cost time
-    measured = contextlib.nullcontext() if is_timed else Peak(devices(loaded.model))
+    measured = contextlib.nullcontext() if is_timed else watched_peak(devices(loaded.model))
     checked = contextlib.nullcontext() if is_timed else states_checked(loaded.model)
     with measured as peak, mesa.applied(loaded.model, method, executor=plan.request.executor), checked:
         scores = None

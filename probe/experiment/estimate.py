@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +27,6 @@ _SECONDS, _LEAST_ROUNDS, _ROUNDS = 3.0, 4, 8  # of timed passes, one a method an
 _UNCOUNTED = 1.3  # decoded tokens and what surrounds passes, at most, where a model is small
 
 
-class PassTime(NamedTuple):
-    """Seconds of a pass in attention, and in all else."""
-
-    attention: float
-    rest: float
-
-
 def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], executor: str) -> str:
     """The time of all passes, as a line of text; why there is none, where it cannot be measured.
 
@@ -44,16 +37,11 @@ def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], execu
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
     threads = torch.get_num_threads()
+    ends = dict.fromkeys(format_seconds(sum(end)) for end in zip(*ranges, strict=True))
     return (
-        f"time: {format_range(*map(sum, zip(*ranges, strict=True)))} for the passes, if this machine stays as busy as "
-        f"it is now ({threads} thread{'s' * (threads > 1)}; range of a short trial, repeated)"
+        f"time: about {' to '.join(ends)} for the passes, if this machine stays as busy as it is now ({threads} "
+        f"thread{'s' * (threads > 1)}; range of a short trial, repeated)"
     )
-
-
-def format_range(low: float, high: float) -> str:
-    """A range of seconds in words."""
-    first, last = format_seconds(low), format_seconds(high)
-    return f"about {last}" if first == last else f"about {first} to {last}"
 
 
 def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:
@@ -76,9 +64,11 @@ def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes)
                 times = [short_times[method], _timed(model, method, executor, long)][-len(trials) :]
                 pairs = [_scored_pairs(method, length, executor) for length in trials]
                 for length, count in lengths.items():
-                    attention = _scaled(_scored_pairs(method, length, executor), pairs, [t.attention for t in times])
-                    rest = _scaled(length, trials, [t.rest for t in times])
-                    scored = min(length, method.trained_length) / long * times[-1].rest * logits
+                    attention = _scaled(
+                        _scored_pairs(method, length, executor), pairs, [attended for attended, _ in times]
+                    )
+                    rest = _scaled(length, trials, [other for _, other in times])
+                    scored = min(length, method.trained_length) / long * times[-1][1] * logits
                     total += count * (depth * (attention + rest) + scored)
             totals.append(total)
     low, *_, high, _ = sorted(totals)  # the slowest may have been a stall
@@ -144,15 +134,15 @@ class _TimedAttention(Attachment):
             self.seconds += _now(self.model) - began
 
 
-def _timed(model: Any, method: Method, executor: str, length: int) -> PassTime:
-    """One pass under a method."""
+def _timed(model: Any, method: Method, executor: str, length: int) -> tuple[float, float]:
+    """Seconds of one pass under a method: in attention, and in all else."""
     ids = (torch.arange(length, device=model.device) * 7 % _VOCABULARY)[None]
     attached = _TimedAttention(model, method, executor, None)
     with attached.on():
         began = _now(model)
         model(ids, use_cache=False, logits_to_keep=1)
         elapsed = _now(model) - began
-    return PassTime(attached.seconds, elapsed - attached.seconds)
+    return attached.seconds, elapsed - attached.seconds
 
 
 def _now(model: Any) -> float:

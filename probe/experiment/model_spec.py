@@ -67,10 +67,10 @@ class PlanWorker:
     source: ModelSpec
 
     @classmethod
-    def of(cls, plan: Any) -> Self:
-        """The worker of a plan."""
+    def of(cls, plan: Any, **more: Any) -> Self:
+        """The worker of a plan. more: the fields of a subclass."""
         request = plan.request
-        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config))
+        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config), **more)
 
     def start(self, memory_bytes: int | None = None) -> Callable[[Any], Any]:
         """As for `Worker`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,18 @@ class Experiment:
 
     def lost(self, task: Task) -> None:
         """No worker could finish a task."""
+
+
+def summary_of(plan: Any) -> dict[str, Any]:
+    """What every summary of a plan says of the model and the methods, ready for JSON."""
+    return {
+        "model": plan.request.model,
+        "trained_length": plan.trained_length,
+        "seed": plan.request.seed,
+        "executor": plan.request.executor,
+        "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
+        "methods": {name: method.describe() for name, method in plan.methods.items()},
+    }
 
 
 @contextmanager

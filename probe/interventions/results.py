@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from probe.experiment.journal import Journal, Rows
+from probe.experiment.run import summary_of
 from probe.files import json_text, write_json
 from probe.interventions.head_search import (
     ENOUGH,
@@ -41,14 +41,9 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
     """
     rows, tables = journal.rows, ("loss_gaps", "effects", "inside", "smallest")
     summary: dict[str, Any] = {
-        "model": plan.request.model,
-        "trained_length": plan.trained_length,
-        "seed": plan.request.seed,
-        "executor": plan.request.executor,
-        "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
+        **summary_of(plan),
         "layers": plan.layers,
         "heads": plan.config.num_attention_heads,
-        "methods": {name: method.describe() for name, method in plan.methods.items()},
         "tasks_left": remaining(plan, rows),
         **{name: [] for name in tables},
     }

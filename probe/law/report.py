@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from probe.evaluation.summary import Table, plain_table
 from probe.experiment.journal import Rows
@@ -20,17 +20,6 @@ from probe.law.prediction import predict
 from probe.law.run import FOLDER, SUMMARY, losses_of
 from probe.thresholds.stated_window import FAR, NATS_ABOVE
 
-_COLUMNS = (
-    "method",
-    "length",
-    "predicted",
-    "predicted_low",
-    "predicted_high",
-    "measured",
-    "measured_low",
-    "measured_high",
-)
-
 
 def write(plan: PredictPlan, rows: Rows, out: Path) -> tuple[dict[str, Any], list[Path]]:
     """Writes prediction.json, .csv (excess by length), .png and .html; returns the summary and the paths."""
@@ -40,11 +29,8 @@ def write(plan: PredictPlan, rows: Rows, out: Path) -> tuple[dict[str, Any], lis
     write_json(paths[0], summary)
     if summary["refusal"]:
         return summary, paths
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_COLUMNS, *_csv_rows(summary)])
     paths.append(folder / "prediction.csv")
-    write_file(paths[-1], text.getvalue().encode())
+    write_file(paths[-1], pd.DataFrame(_csv_rows(summary)).to_csv(index=False).encode())
     for form in ("png", "html"):
         paths.append(folder / f"prediction.{form}")
         write_file(paths[-1], rendered(prediction_chart(summary), form))
@@ -100,12 +86,16 @@ def _calibrated(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _csv_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, row in summary["methods"].items():
         for number, length in enumerate(summary["lengths"]):
-            entries = [row[side][number] if side in row else None for side in ("predicted", "measured")]
-            values = [[entry["excess"], *entry["excess_ends"]] if entry else [None] * 3 for entry in entries]
-            yield [name, length, *("" if value is None else f"{value:z.4f}" for part in values for value in part)]
+            cells: dict[str, Any] = {"method": name, "length": length}
+            for side in ("predicted", "measured"):
+                entry = row[side][number] if side in row else {"excess": None, "excess_ends": (None, None)}
+                values = (entry["excess"], *entry["excess_ends"])
+                texts = ["" if value is None else f"{value:z.4f}" for value in values]
+                cells |= dict(zip((side, f"{side}_low", f"{side}_high"), texts, strict=True))
+            yield cells
 
 
 def _table_row(name: str, row: Mapping[str, Any], longest: int, is_checked: bool) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,7 @@ class Latency(Task):
 
     name: str = "latency"
     about: str = "seconds of a prefill and of a decoded token, peak memory above the model"
-    metrics: tuple[Metric, ...] = (
-        Metric("prefill", "s"),
-        Metric("decode", "s/token"),
-        Metric("peak_memory", "MiB"),
-    )
+    metrics: tuple[Metric, ...] = (Metric("prefill", "s"), Metric("decode", "s/token"), Metric("peak_memory", "MiB"))
     decoded: int = 8
     most: int = 3
     """Samples a cell, if more are asked for: runs differ by little and take long."""
@@ -63,7 +59,7 @@ class Latency(Task):
         model, places = loaded.model, devices(loaded.model)
         tokens = torch.tensor(ids, device=model.device)[None]
         cache = DynamicCache()
-        with Peak(places) as peak:
+        with watched_peak(places) as peak:
             begin = _now(places)
             model(tokens, past_key_values=cache, logits_to_keep=1)
             prefilled = _now(places)
@@ -94,41 +90,36 @@ def _now(places: Sequence[torch.device]) -> float:
     return time.perf_counter()
 
 
+@dataclass
 class Peak:
-    """Peak memory above what is in use at the start, in bytes: of the CUDA devices in sum, else of the process.
+    """Peak memory above what was in use at the start, in bytes."""
 
-    Peaks do not nest on CUDA.
-    """
+    bytes: int = 0
 
-    def __init__(self, places: Sequence[torch.device]) -> None:
-        self.bytes = 0
-        self._cuda = [device for device in places if device.type == "cuda"]
-        self._done = threading.Event()
 
-    def __enter__(self) -> Peak:
-        """Begins to watch."""
-        if self._cuda:
-            for device in self._cuda:
-                torch.cuda.reset_peak_memory_stats(device)
-            self._base = sum(map(torch.cuda.memory_allocated, self._cuda))
-        else:
-            _give_back()
-            self._process = psutil.Process()
-            self._base = self._process.memory_info().rss
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
+@contextmanager
+def watched_peak(places: Sequence[torch.device]) -> Iterator[Peak]:
+    """The peak of what runs inside: of the CUDA devices in sum, else of the process. Peaks do not nest on CUDA."""
+    peak, cuda = Peak(), [device for device in places if device.type == "cuda"]
+    if cuda:
+        for device in cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+        base = sum(map(torch.cuda.memory_allocated, cuda))
+        yield peak
+        peak.bytes = sum(map(torch.cuda.max_memory_allocated, cuda)) - base
+        return
+    _give_back()
+    process, done = psutil.Process(), threading.Event()
+    base = process.memory_info().rss
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends it; `bytes` is the peak."""
-        if self._cuda:
-            self.bytes = sum(map(torch.cuda.max_memory_allocated, self._cuda)) - self._base
-        else:
-            self._done.set()
-            self._thread.join()
+    def watch() -> None:
+        while not done.wait(_SAMPLED_SECONDS):
+            peak.bytes = max(peak.bytes, process.memory_info().rss - base)
 
-    def _watch(self) -> None:
-        while not self._done.wait(_SAMPLED_SECONDS):
-            self.bytes = max(self.bytes, self._process.memory_info().rss - self._base)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()

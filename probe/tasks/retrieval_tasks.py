@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,34 +52,31 @@ class RetrievalTask(Task):
             yield Score(length, number, "accuracy", float(hit), seconds)
 
 
-def _passkey(prompt: str | None = None) -> Build:
-    def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
-        return retrieval.passkey(tokenizer, length, rng, depth=setting.depth, enhanced=prompt)
+def _passkey(
+    tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, *, enhanced: str | None = None
+) -> Prompt:
+    return retrieval.passkey(tokenizer, length, rng, depth=setting.depth, enhanced=enhanced)
 
-    return build
 
-
-def _niah(haystack: str) -> Build:
-    def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
-        fillers = {
-            "repeat": lambda: retrieval.repeated_sentences(tokenizer),
-            "essay": lambda: retrieval.text_filler(setting.documents, rng),
-            "noise": lambda: retrieval.random_sentences(tokenizer, rng),
-        }
-        return retrieval.needle(tokenizer, length, rng, filler=fillers[haystack](), depth=setting.depth)
-
-    return build
+def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, *, haystack: str) -> Prompt:
+    fillers = {
+        "repeat": lambda: retrieval.repeated_sentences(tokenizer),
+        "essay": lambda: retrieval.text_filler(setting.documents, rng),
+        "noise": lambda: retrieval.random_sentences(tokenizer, rng),
+    }
+    return retrieval.needle(tokenizer, length, rng, filler=fillers[haystack](), depth=setting.depth)
 
 
 _QUESTION = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
+_ANSWER = "passkey, enhanced: 'Q: ... A: the passkey is'"
 
 RETRIEVAL = (
-    RetrievalTask("passkey", "the paper's passkey prompt", _passkey()),
-    RetrievalTask("passkey-question", _QUESTION, _passkey("question")),
-    RetrievalTask("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey("answer")),
-    RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
-    RetrievalTask("niah-essay", "RULER's single needle in running text", _niah("essay")),
-    RetrievalTask("niah-noise", "RULER's single needle in random words", _niah("noise")),
+    RetrievalTask("passkey", "the paper's passkey prompt", _passkey),
+    RetrievalTask("passkey-question", _QUESTION, partial(_passkey, enhanced="question")),
+    RetrievalTask("passkey-answer", _ANSWER, partial(_passkey, enhanced="answer")),
+    RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", partial(_niah, haystack="repeat")),
+    RetrievalTask("niah-essay", "RULER's single needle in running text", partial(_niah, haystack="essay")),
+    RetrievalTask("niah-noise", "RULER's single needle in random words", partial(_niah, haystack="noise")),
     RetrievalTask("lines", "LongEval's lines", lambda *args: retrieval.lines(*args[:-1])),
 )
 PASSKEY = RETRIEVAL[0]

@@ -166,11 +166,7 @@ _VT = tuple(
 
 RULER = (
     RulerTask(
-        "niah-multikey-2",
-        "RULER: one number among needles alone",
-        ruler_prompts.niah_lines,
-        128,
-        metrics=_BINARY,
+        "niah-multikey-2", "RULER: one number among needles alone", ruler_prompts.niah_lines, 128, metrics=_BINARY
     ),
     RulerTask(
         "niah-multikey-3",

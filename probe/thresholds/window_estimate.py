@@ -61,35 +61,26 @@ class WindowEstimate:
 
     def __str__(self) -> str:
         """The estimate in words."""
+        texts, longest = f"{self.texts} texts", self.compared[-1].length
         if self.works is None:
-            return f"Cannot tell M: {self.reason} ({self.texts} texts)."
+            return f"Cannot tell M: {self.reason} ({texts})."
         if self.fails is None:
+            beyond = "" if longest == self.works else f" What lies beyond, up to {longest}, cannot be told."
             return (
-                f"No length up to {self.works} tokens is worse than a shorter one ({self.texts} texts): M is "
-                f"{self.works} or more, or the positions extrapolate.{self._open}"
+                f"No length up to {self.works} tokens is worse than a shorter one ({texts}): M is {self.works} or "
+                f"more, or the positions extrapolate.{beyond}"
             )
-        if self.is_wide:
+        if not _is_fine(self.works, self.fails):  # the search ended before
             return (
                 f"M is below {self.fails} tokens, where the model is worse than on a shorter context; up to "
-                f"{self.works} it does no worse. What lies between cannot be told from {self.texts} texts; give "
-                "more with --samples."
+                f"{self.works} it does no worse. What lies between cannot be told from {texts}; give more with "
+                "--samples."
             )
         return (
             f"M is at most about {self.works} tokens: up to there the model does no worse than on a shorter context, "
-            f"and worse at {self.fails} ({self.texts} texts). "
+            f"and worse at {self.fails} ({texts}). "
             f"The largest power of two up to there is {2 ** int(np.log2(self.works))}."
         )
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the search ended before what lies between `works` and `fails` was told."""
-        return self.works is not None and self.fails is not None and not _is_fine(self.works, self.fails)
-
-    @property
-    def _open(self) -> str:
-        """That longer ones were tried, and are neither worse nor clearly no worse."""
-        longest = self.compared[-1].length
-        return "" if longest == self.works else f" What lies beyond, up to {longest}, cannot be told."
 
     def record(self) -> dict[str, Any]:
         """All of it as plain numbers."""

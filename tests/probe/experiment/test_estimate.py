@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 
 from mesa.methods import Origin, ReRoPE
 from probe.experiment import estimate
+from probe.experiment.progress import format_seconds
 
 CONFIG = LlamaConfig(
     vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
@@ -28,7 +29,7 @@ class Machine:
     def timed(self, model, method, executor, length):
         load = self.load()
         self.lengths.append(length)
-        spent = estimate.PassTime(
+        spent = (
             load * self.pair * estimate._scored_pairs(method, length, executor),
             load * (self.fixed + self.token * length),
         )
@@ -66,7 +67,8 @@ def test_an_estimate_says_what_its_range_means(monkeypatch):
     Machine(monkeypatch)
     text = estimate.time_of([(CONFIG, PASSES), (CONFIG, PASSES)], {}, "fused")
     low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    assert text.startswith(f"time: {estimate.format_range(2 * low, 2 * high)} for the passes, if this machine stays as")
+    ends = " to ".join(dict.fromkeys(format_seconds(2 * end) for end in (low, high)))
+    assert text.startswith(f"time: about {ends} for the passes, if this machine stays as busy")
     assert re.search(rf"\({torch.get_num_threads()} threads?; range of a short trial, repeated\)$", text)
 
 
