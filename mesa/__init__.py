@@ -9,30 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mesa.methods import (
-    DCA,
-    METHODS,
-    PI,
-    STRING,
-    CoPE,
-    Crop,
-    DynamicNTK,
-    LaMPE,
-    LeakyReRoPE,
-    LMInfinite,
-    MesaExtrapolation,
-    Method,
-    NoPE,
-    NTKMixed,
-    Origin,
-    ReRoPE,
-    SelfExtend,
-    StairPE,
-    StreamingLLM,
-    YaRN,
-    make,
-    meant,
-)
+from mesa.methods import METHODS, Method, make, meant
+from mesa.methods.chunked import MesaExtrapolation
+from mesa.methods.dual_chunk import DCA
+from mesa.methods.interpolated import PI, CoPE, YaRN
+from mesa.methods.mapped import STRING, LaMPE
+from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
+from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
+from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mesa.checking.subject import Subject
 from mesa.engine.plug import check_free
 from mesa.methods import Method, ReRoPE
 from mesa.settings import make_methods
-from mesa.support import check_config, unfit
+from mesa.support import check_config
 
 PRETENDED = 64
 """The M that methods are made for while they are checked, in tokens."""
@@ -82,16 +82,10 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
         step("states are numbers", model_checks.states),
         step("stock against origin", model_checks.stock_against_origin),
         step("rotary", model_checks.rotary),
-        *((list(CHECKS), name, partial(_method_rows, subject, method)) for name, method in methods.items()),
+        *((list(CHECKS), name, partial(method_rows, subject, method)) for name, method in methods.items()),
         step(model_checks.HOOKS, model_checks.hooks, tried),
         step("restored", model_checks.restored),
     ]
-
-
-def _method_rows(subject: Subject, method: Method) -> Iterable[Row]:
-    """A method's rows, or why the model's family cannot have it."""
-    why = unfit(subject.model.config, type(method))
-    return [Row(check, NOT_RUN, why, method.name) for check in CHECKS] if why else method_rows(subject, method)
 
 
 def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:

@@ -13,11 +13,12 @@ from transformers import DynamicCache
 
 from mesa.checking.oracle import Positions, attention_output, seen_by
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
-from mesa.checking.rows import Comparison, Row, worst_row
+from mesa.checking.rows import NOT_RUN, Comparison, Row, worst_row
 from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
 from mesa.engine.plug import Attachment, applied
 from mesa.methods import Method, NoPE
 from mesa.plan import Plan, rotary_base, turn_alike
+from mesa.support import unfit
 
 CHECKS = {
     "fused against dense": ("logits of both executors", "use executor='dense', and report it with this table"),
@@ -40,7 +41,10 @@ _PADDING = 7
 
 
 def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
-    """A row for each of `CHECKS`, each over all settings."""
+    """A row for each of `CHECKS`, each over all settings; not run where the model cannot have the method."""
+    if why := unfit(subject.model.config, type(method)):
+        yield from (Row(check, NOT_RUN, why, method.name) for check in CHECKS)
+        return
     comparisons: dict[str, list[Comparison]] = defaultdict(list)
     last = subject.settings[-1]
     mistake = 0.0
@@ -60,7 +64,7 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
             "left padding against none": _left_padded(subject, method, setting),
         }
         for check, logits in results.items():
-            reference, where = fused[:, -logits.shape[1] :], f"at {setting.where}"
+            reference, where = fused[:, -logits.shape[1] :], f"at {setting.length} tokens"
             plans = (method.plan(length, setting.prompt) for length in setting)
             if check == "decoding against one pass" and not turn_alike(*plans):  # earlier tokens had other frequencies
                 reference = _decoded(subject, method, setting, "dense")
@@ -115,7 +119,7 @@ def against_pairs(subject: Subject, setting: Setting, attachment: Attachment, ca
             at = _scaled(subject.stock[setting].positions[layer], plan)
         else:
             at = Positions(slopes=attachment.slopes.double().numpy())
-        where = f"in layer {layer} at {setting.where}"
+        where = f"in layer {layer} at {setting.length} tokens"
         yield _of_layer(calls.functions[layer], unrotated[layer], plan, at, subject.model.dtype, where)
 
 

@@ -99,7 +99,7 @@ def states(subject: Subject) -> Row:
         for layer, states in enumerate((*stock.states, stock.logits)):
             if not states.isfinite().all():
                 what = "the logits" if layer == len(stock.states) else f"the states that enter layer {layer}"
-                detail = f"{what} are not finite at {setting.where}; run it with --dtype float32"
+                detail = f"{what} are not finite at {setting.length} tokens; run it with --dtype float32"
                 return Row("states are numbers", FAILED, detail)
     layers = subject.model.config.num_hidden_layers
     return Row("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
@@ -114,7 +114,7 @@ def stock_against_origin(subject: Subject) -> Row:
             with applied(subject.model, method(trained_length=subject.pretended)):
                 logits.append(run(subject.model, subject.ids(setting.length)).logits)
         difference, mistake = (max_difference(other, stock.logits) for other in logits)
-        comparisons.append(Comparison(difference, stock.allowed, mistake, f"at {setting.where}"))
+        comparisons.append(Comparison(difference, stock.allowed, mistake, f"at {setting.length} tokens"))
     remedy = "attached methods do not see this model's attention; use none of them on it, and report it with this table"
     return worst_row(
         "stock against origin", "", comparisons, "logits of the stock model and with Origin attached", remedy

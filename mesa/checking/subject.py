@@ -29,11 +29,6 @@ class Setting(NamedTuple):
     prompt: int
     length: int
 
-    @property
-    def where(self) -> str:
-        """In words."""
-        return f"{self.length} tokens"
-
 
 @dataclass
 class Stock:
@@ -75,7 +70,7 @@ class Subject:
         try:
             plain = run(self.model, ids, output_hidden_states=True)
         except (RuntimeError, IndexError) as error:
-            why = f"the stock model itself cannot read {setting.where} ({error}); use a smaller --pretended"
+            why = f"the stock model itself cannot read {setting.length} tokens ({error}); use a smaller --pretended"
             raise RuntimeError(why) from error
         calls = Calls()
         if is_rotary(self.model.config.model_type):

@@ -66,12 +66,12 @@ def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
 def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
     """Every ALiBi attention module calls a `plug.Attachment` for as long as this lasts."""
     modules = alibi_modules(attachment.decoder)
-    return replaced(*((module, _place(module), partial(_forward(module), attachment, module)) for module in modules))
+    return replaced(*((part, _place(part), partial(forward, attachment, part)) for part, forward in modules))
 
 
-def alibi_modules(decoder: nn.Module) -> list[Any]:
-    """The decoder's ALiBi attention modules; ValueError where one has a forward that we do not know."""
-    modules: list[Any] = []
+def alibi_modules(decoder: nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
+    """The decoder's ALiBi attention modules and our forwards; ValueError where one has a forward that is not known."""
+    modules = list[tuple[Any, Callable[..., Any]]]()
     for module in decoder.modules():
         known = next((base for base in type(module).__mro__ if base.__name__ in _FORWARDS), None)
         if known is None:
@@ -81,14 +81,10 @@ def alibi_modules(decoder: nn.Module) -> list[Any]:
                 f"a {type(module).__name__} has a forward of its own, which a method would replace; remove it "
                 "(`del module.forward` where it was set on the module), or put what it does into hooks"
             )
-        modules.append(module)
+        modules.append((module, _FORWARDS[known.__name__]))
     if not modules:
         raise ValueError(f"the model has none of the attention modules {', '.join(_FORWARDS)}, which are needed")
     return modules
-
-
-def _forward(module: nn.Module) -> Callable[..., Any]:
-    return next(_FORWARDS[base.__name__] for base in type(module).__mro__ if base.__name__ in _FORWARDS)
 
 
 def _place(module: nn.Module) -> str:
@@ -98,10 +94,10 @@ def _place(module: nn.Module) -> str:
 
 def slopes(decoder: Any) -> Tensor:
     """ALiBi's slopes (head,) as the model was trained with; warns where the model itself computes others."""
-    module = alibi_modules(decoder)[0]
+    module, forward = alibi_modules(decoder)[0]
     if type(module).__name__ == "ConstructedAttention":
         return module.slopes
-    if _forward(module) is _bloom_forward:
+    if forward is _bloom_forward:
         from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
         return _get_alibi_slopes(module.num_heads, torch.device("cpu")).float()

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import mesa
@@ -41,13 +42,6 @@ def alibi_constant(settings: Settings) -> Outcome:
     )
 
 
-def _softmax(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Softmax of (query, key) scores over the keys that are seen."""
-    most = np.max(scores, axis=1, keepdims=True, where=seen, initial=-np.inf)
-    exponent = np.where(seen, np.exp(np.minimum(scores - most, 0)), 0)
-    return exponent / exponent.sum(1, keepdims=True)
-
-
 @claim("alibi-mpt", PRINTED, "Appendix, ALiBi on MPT-7B")
 def mpt_alibi(settings: Settings) -> Outcome:
     """MPT's ALiBi is only an approximation of ALiBi.
@@ -61,12 +55,17 @@ def mpt_alibi(settings: Settings) -> Outcome:
     query = np.arange(31, length, 32)[:, None]
     content = rng.standard_normal((len(query), length))
     seen, row = index <= query, -slope * (length - 1 - index)
-    exact = _softmax(content - slope * (query - index), seen)
-    error = float(np.abs(exact - _softmax(content + row, seen)).max())
+
+    def attention(scores: np.ndarray) -> np.ndarray:
+        """Weights (query, key) over the keys that are seen."""
+        return softmax(np.where(seen, scores, -np.inf), axis=1)
+
+    exact = attention(content - slope * (query - index))
+    error = float(np.abs(exact - attention(content + row)).max())
     rounded = torch.from_numpy(content + row).bfloat16().double().numpy()
-    off = float((np.abs(exact - _softmax(rounded, seen)).sum(1) / 2).max())
-    woven = _softmax(content - slope * stair(np.maximum(query - index, 0), N, E), seen)
-    woven_row = _softmax(content - slope * stair(length - 1 - index, N, E), seen)
+    off = float((np.abs(exact - attention(rounded)).sum(1) / 2).max())
+    woven = attention(content - slope * stair(np.maximum(query - index, 0), N, E))
+    woven_row = attention(content - slope * stair(length - 1 - index, N, E))
     apart = float(np.abs(woven - woven_row).max())
     return Outcome(
         {"T": length, "slope": slope},
