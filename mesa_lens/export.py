@@ -6,7 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,56 +211,42 @@ class AnatomyOptions(FolderOptions):
 
 
 KINDS = {
-    "heatmap": (HeatmapOptions, "mesa-lens export heatmap runs/demo --minus origin --layers 1-3 --format svg,npz"),
-    "drift": (DriftOptions, "mesa-lens export drift runs/demo --format svg,csv"),
-    "thresholds": (ThresholdOptions, "mesa-lens export thresholds runs/demo --pairs 3:150 --format pdf,csv"),
-    "curves": (CurveOptions, "mesa-lens export curves runs/demo --format svg,csv"),
-    "locate": (LocateOptions, "mesa-lens export locate runs/demo --format svg,csv"),
-    "anatomy": (AnatomyOptions, "mesa-lens export anatomy runs/demo --format svg,csv"),
+    "heatmap": (HeatmapOptions, "--minus origin --layers 1-3 --format svg,npz"),
+    "drift": (DriftOptions, "--format svg,csv"),
+    "thresholds": (ThresholdOptions, "--pairs 3:150 --format pdf,csv"),
+    "curves": (CurveOptions, "--format svg,csv"),
+    "locate": (LocateOptions, "--format svg,csv"),
+    "anatomy": (AnatomyOptions, "--format svg,csv"),
 }
-"""The options of each kind, whose docstring says what it shows, and an example."""
+"""The options of each kind, whose docstring says what it shows, and an example of them."""
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
-    command = commands.add_parser(
-        "export",
-        epilog=f"example: {KINDS['drift'][1]}",
-        help="write a run's figures and numbers as files",
-        description=__doc__,
+    example = "mesa-lens export {} runs/demo {}"
+    epilog, shows = (
+        f"example: {example.format('drift', KINDS['drift'][1])}",
+        "write a run's figures and numbers as files",
     )
+    command = commands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for name, (cls, example) in KINDS.items():
-        about = str(cls.__doc__)
-        add_command(
-            kinds,
-            name,
-            partial(run, name),
-            option_classes=(cls, JsonOptions),
-            example=example,
-            help=about,
-            description=about,
-        )
+    for name, (cls, flags) in KINDS.items():
+        texts = {"example": example.format(name, flags), "help": str(cls.__doc__), "description": str(cls.__doc__)}
+        add_command(kinds, name, run, option_classes=(cls, JsonOptions), **texts)
 
 
-def run(kind: str, options: StoreOptions | FolderOptions, printing: JsonOptions) -> int:
+def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
     from probe.figures.export import check_format
     from probe.figures.tables import check_rows
-    from probe.files import write
 
     for form in options.format:
-        check_format(kind, form, isinstance(options, HeatmapOptions) and options.native)
+        check_format(form, isinstance(options, HeatmapOptions) and options.native)
     export = options.export()
     if "csv" in options.format:
         for numbers in export.numbers.values():
             check_rows(math.prod(numbers.sizes.values()))
     folder = options.folder / "exports" if options.out is None else options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for form in tqdm(options.format, desc="writing files", unit="format"):
-        for name, content in export.files(form):
-            write(folder / name, content)
-            written.append(str(folder / name))
+    written = list(map(str, export.save(folder, tqdm(options.format, desc="writing files", unit="format"))))
     print(json.dumps(written, indent=1) if printing.json else "\n".join(written))
     return 0

@@ -13,7 +13,7 @@ from probe.evaluation.text import sentences, summary_tables
 from probe.figures.curves import evaluation_charts
 from probe.figures.render import html_embed
 from probe.files import write
-from probe.mechanism_report import template
+from probe.glossary import template
 from probe.verdict.verdict import about
 
 REPORT = "report.html"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import jinja2
 from markupsafe import Markup, escape
 
 WEAVE = (
@@ -63,3 +65,11 @@ def help_of(text: str) -> str | None:
     """The explanations of the terms in a table's head; None where it has none."""
     terms = dict.fromkeys(match[1] for match in _WORD.finditer(text))
     return " ".join(TERMS[term] for term in terms) or None
+
+
+def template(name: str) -> jinja2.Template:
+    """The package's HTML template of that name; every text is escaped, a missing one is an error."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["explained"] = explained
+    return environment.get_template(name)

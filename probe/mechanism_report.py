@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import xarray as xr
 from plotly.offline import get_plotlyjs
 
 from probe.attention.sentences import anatomy_findings
+from probe.figures import mechanism_export as export
 from probe.figures.figure_data import Drawable
 from probe.figures.locate import MEASURES, about, at_length
-from probe.figures.mechanism_export import (
-    TABLES,
-    anatomy_tables,
-    common_figures,
-    head_figures,
-    judged_labels,
-    located_tables,
-    method_figures,
-)
 from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
-from probe.glossary import explained
+from probe.glossary import template
 from probe.interventions.sentences import located_findings
-from probe.store.results import (
-    ANATOMY,
-    LOCATED,
-    Anatomy,
-    Located,
-    find_anatomy,
-    find_located,
-    headline,
-    number,
-    ranged,
-)
+from probe.store import results
+from probe.store.results import Anatomy, Located
 
-LOCATE_REPORT, ANATOMY_REPORT = (summary.with_name("report.html") for summary in (LOCATED, ANATOMY))
+LOCATE_REPORT, ANATOMY_REPORT = (path.with_name("report.html") for path in (results.LOCATED, results.ANATOMY))
 """Below the folder of the run."""
 _COLUMNS = {
     "mean distance (tokens)": ("mean_distance", 0),
@@ -50,53 +31,42 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Section:
-    """Sentences, figures as HTML without plotly.js, and the report with more, if there is one."""
+def located_section(folder: Path) -> dict[str, Any] | None:
+    """The section "Where inside": the clearest loss; None where `mesa-lens locate` was not run.
 
-    findings: list[str]
-    figures: list[str]
-    report: str | None
-
-
-def located_section(folder: Path) -> Section | None:
-    """The section "Where inside": the clearest loss; None where `mesa-lens locate` was not run."""
-    summary = find_located(folder)
+    findings: sentences. figures: HTML without plotly.js. report: with more, if there is one.
+    """
+    summary = results.find_located(folder)
     if summary is None:
         return None
-    clearest = headline(summary)
-    findings = located_findings(summary, **(clearest or {}))
+    findings = located_findings(summary, **(results.headline(summary) or {}))
     sentences = [sentence for _, sentences in findings for sentence in sentences]
-    return Section(sentences, _restoration_map(summary), _existing(folder, LOCATE_REPORT))
+    return {"findings": sentences, "figures": _restoration_map(summary), "report": _existing(folder, LOCATE_REPORT)}
 
 
-def anatomy_section(folder: Path) -> Section | None:
-    """The section "Anatomy"; None where `mesa-lens anatomy` was not run."""
-    summary = find_anatomy(folder)
+def anatomy_section(folder: Path) -> dict[str, Any] | None:
+    """The section "Anatomy", as `located_section`; None where `mesa-lens anatomy` was not run."""
+    summary = results.find_anatomy(folder)
     if summary is None:
         return None
-    return Section(anatomy_findings(summary), [], _existing(folder, ANATOMY_REPORT))
+    return {"findings": anatomy_findings(summary), "report": _existing(folder, ANATOMY_REPORT)}
 
 
 def write_locate_report(summary: Located, out: Path) -> Path:
     """Writes locate/report.html, which opens offline, and its tables as csv beside it; returns the report's path."""
-    for name in TABLES:
+    for name in export.TABLES:
         (out / LOCATE_REPORT).with_name(f"{name}.csv").unlink(missing_ok=True)  # of an earlier run
-    tables = _write_tables(located_tables(summary, {}), (out / LOCATE_REPORT).parent)
-    write(out / LOCATE_REPORT, render_located(summary, tables).encode())
-    return out / LOCATE_REPORT
+    return _write(export.located_tables(summary, {}), render_located, summary, out / LOCATE_REPORT)
 
 
 def write_anatomy_report(summary: Anatomy, out: Path) -> Path:
     """Writes anatomy/report.html, which opens offline, and its tables as csv beside it; returns the report's path."""
-    tables = _write_tables(anatomy_tables(summary, {}), (out / ANATOMY_REPORT).parent)
-    write(out / ANATOMY_REPORT, render_anatomy(summary, tables).encode())
-    return out / ANATOMY_REPORT
+    return _write(export.anatomy_tables(summary, {}), render_anatomy, summary, out / ANATOMY_REPORT)
 
 
 def render_located(summary: Located, tables: Iterable[str] = ()) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. tables: names of csv files beside it."""
-    clearest = headline(summary)
+    clearest = results.headline(summary)
     places = dict.fromkeys((gap["length"], gap["measure"]) for gap in summary["loss_gaps"])
     return template("locate_report.html").render(
         summary=summary,
@@ -127,48 +97,41 @@ def render_anatomy(summary: Anatomy, tables: Iterable[str] = ()) -> str:
 
 def head_texts(row: Mapping[str, Any]) -> dict[str, str]:
     """The means over heads with their intervals, by column title."""
-    return {title: ranged(*row[column], digits=digits) for title, (column, digits) in _COLUMNS.items()}
-
-
-def template(name: str) -> jinja2.Template:
-    """The package's HTML template of that name; every text is escaped, a missing one is an error."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["explained"] = explained
-    return environment.get_template(name)
+    return {title: results.ranged(*row[column], digits=digits) for title, (column, digits) in _COLUMNS.items()}
 
 
 def _existing(folder: Path, report: Path) -> str | None:
     return report.as_posix() if (folder / report).is_file() else None
 
 
-def _write_tables(tables: Mapping[str, xr.Dataset], folder: Path) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write(tables: Mapping[str, xr.Dataset], render: Callable[..., str], summary: Located, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write(folder / f"{name}.csv", csv_bytes(table))
-    return list(tables)
+        write(path.with_name(f"{name}.csv"), csv_bytes(table))
+    write(path, render(summary, list(tables)).encode())
+    return path
 
 
 def _restoration_map(summary: Located) -> list[str]:
     """The map of the clearest loss; none where no loss is clear."""
-    clearest = headline(summary)
-    return _html([method_figures(summary, **clearest).get("map")]) if clearest else []
+    clearest = results.headline(summary)
+    return _html([export.method_figures(summary, **clearest).get("map")]) if clearest else []
 
 
 def _located_part(summary: Located, length: int, measure: str) -> dict[str, Any]:
     """One length and measure: sentences, the methods together, then every method's figures."""
-    methods = judged_labels(summary)["method"]
-    figures = {name: _html(method_figures(summary, name, length, measure).values()) for name in methods}
+    methods = export.judged_labels(summary)["method"]
+    figures = {name: _html(export.method_figures(summary, name, length, measure).values()) for name in methods}
     return {
         "title": about(summary, length, measure),
         "findings": located_findings(summary, length=length, measure=measure),
-        "common": _html(common_figures(summary, length, measure, methods).values()),
+        "common": _html(export.common_figures(summary, length, measure, methods).values()),
         "methods": {name: parts for name, parts in figures.items() if parts},
     }
 
 
 def _gap_row(gap: Mapping[str, Any]) -> dict[str, Any]:
-    interval = [number(gap[name]) for name in ("low", "high")]
+    interval = [results.number(gap[name]) for name in ("low", "high")]
     return {
         "method": gap["method"],
         "length": gap["length"],
@@ -183,7 +146,7 @@ def _gap_row(gap: Mapping[str, Any]) -> dict[str, Any]:
 
 def _anatomy_part(summary: Anatomy, length: int) -> dict[str, Any] | None:
     """One length: every method's maps; None where there is nothing."""
-    maps = {name: _html(head_figures(summary, name, length).values()) for name in summary["methods"]}
+    maps = {name: _html(export.head_figures(summary, name, length).values()) for name in summary["methods"]}
     maps = {name: figures for name, figures in maps.items() if figures}
     return {"title": at_length(summary, length), "methods": maps} if maps else None
 

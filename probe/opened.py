@@ -17,12 +17,11 @@ from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
 from probe.figures.figure_data import Drawable
-from probe.figures.heatmap import block_size, default_regions, describe, less, side_by_side, survey
+from probe.figures.heatmap import block_size, default_regions, describe, difference, side_by_side, survey
 from probe.figures.interactive import draw
 from probe.figures.mechanism_export import anatomy_export, located_export, located_tables
 from probe.figures.static import picture
 from probe.figures.token_views import attention_view, loss_view
-from probe.files import write
 from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
@@ -84,11 +83,7 @@ class Result:
     def save(self, folder: str | os.PathLike[str], formats: str | Iterable[str] = "png") -> list[Path]:
         """Writes figures (html, png, svg, pdf) and numbers (npz, csv) into the folder; returns the files' paths."""
         forms = formats.split(",") if isinstance(formats, str) else formats
-        contents = {Path(folder, name): data for form in forms for name, data in self.export.files(form.strip())}
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for path, content in contents.items():
-            write(path, content)
-        return list(contents)
+        return self.export.save(Path(folder), [form.strip() for form in forms])
 
     def __repr__(self) -> str:
         """The text, and the names of the figures."""
@@ -212,7 +207,7 @@ class Run(reader.Run):
         if cells is not None and large:
             panel, limits = survey(panel, [[name for name in names if name != minus]], cells, minus=minus)
         else:
-            panel = less(panel, minus)
+            panel = difference(panel.load(), minus)
         text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
         if large:
             block = f"{block_size(panel, 'dim')} dims x {block_size(panel, 'position')} positions"

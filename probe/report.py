@@ -25,7 +25,7 @@ from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
 from probe.files import write, write_json
-from probe.mechanism_report import anatomy_section, located_section, template
+from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
@@ -124,7 +124,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     opening = f"<p>{glossary.explained(summary[VERDICT]['about'])}</p><div class='beside'>{beside}</div>"
     raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
     folder, drifts = analysis.run.folder, {} if isinstance(analysis.drifts, str) else analysis.drifts
-    return template("report.html").render(
+    return glossary.template("report.html").render(
         summary=summary,
         verdict=html(summary[VERDICT], opening),
         terms=glossary.TERMS,

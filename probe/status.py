@@ -62,20 +62,14 @@ class Status:
 
     def rows(self) -> list[dict[str, Any]]:
         """One line a part, ready for JSON."""
-        return [
-            {
-                "command": part.command,
-                **({"section": part.section} if part.section else {}),
-                "what": part.what,
-                "done": part.done,
-                "failed": part.failed,
-                "left": part.left,
-                "of": part.cells,
-                "seconds_left": None if part.seconds is None else round(part.seconds, 1),
-                **({"damaged_lines": list(part.damaged)} if part.damaged else {}),
-            }
-            for part in self.parts
-        ]
+        rows = []
+        for part in self.parts:
+            seconds = None if part.seconds is None else round(part.seconds, 1)
+            counts = {"done": part.done, "failed": part.failed, "left": part.left, "of": part.cells}
+            row = {"command": part.command, "section": part.section, "what": part.what, **counts}
+            row |= {"seconds_left": seconds, "damaged_lines": list(part.damaged)}
+            rows.append({key: value for key, value in row.items() if value not in ("", [])})
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
@@ -87,24 +81,19 @@ class Status:
 
     def text(self) -> str:
         """A line a part."""
-        lines = [f"{self.path}: {self.state}{self._holder()}"]
-        for row in self.rows():
-            name = f"{row['command']}{', ' + row['section'] if 'section' in row else ''}"
-            total = "unknown" if row["of"] is None else row["of"]
-            counts = [f", {row[name]} {name}" for name in ("failed", "left") if row[name]]
-            seconds = row["seconds_left"]
-            time = f", about {format_seconds(seconds)}" if row["left"] and seconds is not None else ""
-            damaged = f"; damaged: line {', '.join(map(str, row['damaged_lines']))}" if "damaged_lines" in row else ""
-            lines.append(f"  {name}: {row['done']} of {total} {row['what']} done{''.join(counts)}{time}{damaged}")
-        if not self.parts:
-            lines.append("  nothing is done yet")
-        return "\n".join([*lines, *([f"  {self.lacking}"] if self.lacking else [])])
-
-    def _holder(self) -> str:
         who = holder_text(self.holder)
-        if self.state == "running":
-            return f", {who}{'' if self.holder else ' holds it'}"
-        return f"; {who} ended and left its {LOCK}" if self.holder else ""
+        ended = f"; {who} ended and left its {LOCK}" if self.holder else ""
+        holder = f", {who}{'' if self.holder else ' holds it'}" if self.state == "running" else ended
+        lines = [f"{self.path}: {self.state}{holder}"]
+        for part in self.parts:
+            name, total = ", ".join(filter(None, (part.command, part.section))), part.cells
+            counts = [f", {count} {name}" for name, count in (("failed", part.failed), ("left", part.left)) if count]
+            time = f", about {format_seconds(part.seconds)}" if part.left and part.seconds is not None else ""
+            damaged = f"; damaged: line {', '.join(map(str, part.damaged))}" if part.damaged else ""
+            done = f"{part.done} of {'unknown' if total is None else total} {part.what} done"
+            lines.append(f"  {name}: {done}{''.join(counts)}{time}{damaged}")
+        nothing = [] if self.parts else ["  nothing is done yet"]
+        return "\n".join([*lines, *nothing, *([f"  {self.lacking}"] if self.lacking else [])])
 
 
 def status_of(folder: Path) -> Status:
@@ -186,29 +175,24 @@ def _with_time(part: Part, folder: Path) -> Part:
 
 def _folder_parts(folder: Path) -> Iterator[Part]:
     """The parts in the folder itself. Raises ValueError for an unreadable file."""
-    if (path := folder / "journal.jsonl").exists():
-        journal, summary = read_journal(path), _summary(path, folder / "summary.json")
-        failed = len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
-        yield _journal_part("eval", "cells", path, journal, _total(journal, summary, failed), failed)
     if (path := folder / "harness.jsonl").exists():
         journal = read_journal(path)
         yield _journal_part("eval", "lm-eval tasks", path, journal, journal.expected)
     yield from _probe_parts(folder)
-    for command in ("locate", "anatomy", "predict"):
+    for command in ("", "locate", "anatomy", "predict"):
         if (path := folder / command / "journal.jsonl").exists():
             journal, summary = read_journal(path), _summary(path, folder / command / "summary.json")
-            yield _journal_part(command, "cells", path, journal, _total(journal, summary))
+            failed = 0 if command else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
+            total = journal.expected  # but of a run that ended, what its summary says
+            if "tasks_left" in summary:
+                total = len(journal.rows) + failed + summary["tasks_left"]
+            yield _journal_part(command or "eval", "cells", path, journal, total, failed)
 
 
 def _journal_part(
     command: str, what: str, path: Path, journal: JournalFile, total: int | None, failed: int = 0
 ) -> Part:
     return Part(command, what, len(journal.rows), total, failed, path, damaged=tuple(journal.damaged))
-
-
-def _total(journal: JournalFile, summary: dict[str, Any], failed: int = 0) -> int | None:
-    """Cells in all: by the summary of a run that ended, else by the journal."""
-    return len(journal.rows) + failed + summary["tasks_left"] if "tasks_left" in summary else journal.expected
 
 
 def _probe_parts(folder: Path) -> Iterator[Part]:

@@ -38,7 +38,7 @@ LAYERS = """
     probe.mechanism_report <- probe.glossary probe.files probe.store probe.figures probe.interventions probe.attention
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.verdict         <- probe.glossary probe.statistics probe.evaluation probe.store probe.thresholds
-    probe.eval_report     <- probe.files probe.evaluation probe.figures probe.mechanism_report probe.verdict probe.glossary
+    probe.eval_report     <- probe.files probe.evaluation probe.figures probe.verdict probe.glossary
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from mesa_lens.dashboard.runs import Context
+from probe.evaluation.summary import Table
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable
 from probe.figures.render import least_width, untitled
@@ -29,6 +30,7 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 _EMPTY = "–"
+_CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 FORMS = ("png", "svg", "pdf", "csv")
@@ -117,6 +119,20 @@ def sheet(cells: Any, alt: str, **options: Any) -> None:
         helps = {name: st.column_config.Column(help=text) for name in cells if (text := help_of(name))}
         options["column_config"] = helps | options.get("column_config", {})
     st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=_EMPTY, **options)
+
+
+def table(values: Table) -> None:
+    """A table under its title; columns of long names are as wide as these."""
+    title = f"{values.title[:1].upper()}{values.title[1:]}"
+    st.markdown(plain(title))
+    columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
+    longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
+    wide = {
+        name: st.column_config.TextColumn(width=_CHARACTER * length)
+        for name, length in longest.items()
+        if length > _LONG
+    }
+    sheet(columns, title, height="content", column_config=wide)
 
 
 # Widgets

@@ -11,6 +11,7 @@ from typing import Any
 from probe.status import Status, status_of
 from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
+from probe.store.results import find_summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -20,10 +21,10 @@ DEPTH = 3
 STORE = "store.zarr"
 PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
 REPORT = "report.html"
-_RESULT_FILES = {  # by kind; the first is read
-    PAPER: ("results.json", REPORT),
-    HARNESS: ("harness.json",),
-    EVALUATION: ("summary.json", "samples.csv"),
+_KINDS = {  # the command, its files, of which the first is read, and what that must hold
+    PAPER: ("paper", f"results.json {REPORT}", "model sections"),
+    HARNESS: ("eval", "harness.json", "model max_length results"),
+    EVALUATION: ("eval", "summary.json samples.csv", "model trained_length out_of_memory tasks_left cells"),
 }
 
 
@@ -64,7 +65,15 @@ class Result:
     @property
     def file(self) -> Path:
         """The file that is read."""
-        return self.path / _RESULT_FILES[self.kind][0]
+        return self.path / _KINDS[self.kind][1].split()[0]
+
+    def read(self) -> Mapping[str, Any]:
+        """Its file; ValueError, naming the command that writes it, for one that is damaged."""
+        command, _, keys = _KINDS[self.kind]
+        summary = find_summary(self.path, Path(self.file.name), keys.split(), command)
+        if summary is None:
+            raise ValueError(f"{self.file} has gone; reload this page")
+        return summary
 
     @property
     def label(self) -> str:
@@ -107,8 +116,8 @@ def results(root: Path) -> list[Result]:
     finished = [
         Result(kind, name_of(folder, root), folder)
         for folder in folders(root)
-        for kind, names in _RESULT_FILES.items()
-        if not holds_run(folder) and all((folder / name).is_file() for name in names)
+        for kind, (_, names, _) in _KINDS.items()
+        if not holds_run(folder) and all((folder / name).is_file() for name in names.split())
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))
 

@@ -26,22 +26,14 @@ class Statistic:
     whole: bool = False
 
 
+_WITHOUT = "without the first 4"
+_RETRIEVAL = "Retrieval score: how often a head attends most to the passkey's token, or to the one after it"
 STATISTICS = {
-    "retrieval": Statistic(
-        "retrieval",
-        "best",
-        "Retrieval score: how often a head attends most to the passkey's token, or to the one after it",
-        "score",
-        whole=True,
-    ),
+    "retrieval": Statistic("retrieval", "best", _RETRIEVAL, "score", whole=True),
     "first": Statistic("heads", "mass_first", "Attention to the first 4 keys", "share"),
-    "near": Statistic("heads", "mass_near", "Attention to keys at most N tokens away, without the first 4", "share"),
-    "window": Statistic(
-        "heads", "mass_window", "Attention to keys from N to M tokens away, without the first 4", "share"
-    ),
-    "beyond": Statistic(
-        "heads", "mass_beyond", "Attention to keys M or more tokens away, without the first 4", "share"
-    ),
+    "near": Statistic("heads", "mass_near", f"Attention to keys at most N tokens away, {_WITHOUT}", "share"),
+    "window": Statistic("heads", "mass_window", f"Attention to keys from N to M tokens away, {_WITHOUT}", "share"),
+    "beyond": Statistic("heads", "mass_beyond", f"Attention to keys M or more tokens away, {_WITHOUT}", "share"),
     "distance": Statistic("heads", "mean_distance", "Mean attention distance", "tokens", 0),
     "entropy": Statistic("heads", "entropy", "Entropy of attention", "nats", 1),
     "sink": Statistic("heads", "sink", "Attention on token 0", "share"),
@@ -76,20 +68,19 @@ def _blocks(
     summary: Mapping[str, Any], rows: Sequence[Row], statistic: Statistic, method: str, length: int
 ) -> dict[str, list[Row]]:
     """Rows of the blocks by title, the reference's first; those without rows are left out."""
-    reference, trained = summary["reference"], summary["trained_length"]
+    reference, trained, names = summary["reference"], summary["trained_length"], (summary["reference"], method)
     blocks: dict[str, list[Row]] = {}
     if statistic.table == "retrieval":  # answers stand at the end: none of these rows is both inside and beyond
-        lengths = [row["length"] for row in having(summary["retrieval"], method=reference)]
-        within = max((inside for inside in lengths if inside <= trained), default=None)
+        of_reference = having(summary["retrieval"], method=reference)
+        within = max((row["length"] for row in of_reference if row["length"] <= trained), default=None)
         if length > trained:
-            inside = having(summary["retrieval"], method=reference, length=within)
-            blocks[f"{reference} at {within} tokens, head"] = inside
-        blocks |= {f"{name} at {length} tokens, head": having(rows, method=name) for name in (reference, method)}
+            blocks[f"{reference} at {within} tokens, head"] = having(of_reference, length=within)
+        blocks |= {f"{name} at {length} tokens, head": having(rows, method=name) for name in names}
     else:
-        spans = [(reference, INSIDE), (reference, BEYOND), (method, BEYOND)]
-        if length <= trained:
-            spans = [(reference, INSIDE), (method, INSIDE)]
-        blocks = {f"{name} {span}, head": having(rows, method=name, span=span) for name, span in spans}
+        places = [(name, INSIDE) for name in names]
+        if length > trained:
+            places = [places[0], *((name, BEYOND) for name in names)]
+        blocks = {f"{name} {span}, head": having(rows, method=name, span=span) for name, span in places}
     return {title: subset for title, subset in blocks.items() if subset}
 
 

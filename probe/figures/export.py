@@ -6,8 +6,9 @@ Each `*_export` takes labelled values and returns an `Export`; its `files` are b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,17 @@ from probe.figures.heatmap import CELLS, heatmap_grid, layer_limits, pool
 from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.figures.thresholds import threshold_chart
+from probe.files import write
 from probe.store.select import check_labels, check_pairs
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
 
-KINDS = ("heatmap", "drift", "thresholds", "curves", "locate", "anatomy")
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 
-_NUMBERS = {"npz": npz_bytes, "csv": csv_bytes}
+_NUMBERS: dict[str, Callable[[Any], bytes]] = {"npz": npz_bytes, "csv": csv_bytes}
 _JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
@@ -43,28 +44,31 @@ class Export:
 
     def files(self, form: str) -> Iterator[tuple[str, bytes]]:
         """Names and contents of the files in format `form`; raises what `rendered` and `csv_bytes` raise."""
-        if form in PICTURES:
-            for name, figure in self.figures.items():
-                yield f"{name}.{form}", rendered(figure, form)
-        else:
-            check_format("heatmap", form)
-            for name, numbers in self.numbers.items():
-                yield f"{name}.{form}", _NUMBERS[form](numbers)
+        check_format(form)
+        contents: Mapping[str, Any] = self.figures if form in PICTURES else self.numbers
+        for name, content in contents.items():
+            yield f"{name}.{form}", _NUMBERS[form](content) if form in _NUMBERS else rendered(content, form)
+
+    def save(self, folder: Path, forms: Iterable[str]) -> list[Path]:
+        """Writes all files of these formats into the folder; returns their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, content in (file for form in forms for file in self.files(form)):
+            paths.append(folder / name)
+            write(paths[-1], content)
+        return paths
 
 
-def formats(kind: str, native: bool = False) -> tuple[str, ...]:
-    """The formats of a kind of export. native: heatmaps at one pixel a cell."""
-    if kind not in KINDS:
-        raise ValueError(f"nothing is exported as {kind!r}; known: {', '.join(KINDS)}")
-    return ("png", *_NUMBERS) if native and kind == "heatmap" else (*PICTURES, *_NUMBERS)
+def formats(native: bool = False) -> tuple[str, ...]:
+    """The formats of every export. native: of heatmaps at one pixel a cell."""
+    return ("png", *_NUMBERS) if native else (*PICTURES, *_NUMBERS)
 
 
-def check_format(kind: str, form: str, native: bool = False) -> None:
+def check_format(form: str, native: bool = False) -> None:
     """Raises ValueError for a format that `formats` does not have."""
-    known = formats(kind, native)
-    if form not in known:
-        name = f"a native {kind}" if native else kind
-        raise ValueError(f"format {form!r} is not there for {name}; known: {', '.join(known)}")
+    if form not in (known := formats(native)):
+        kind = "a native heatmap" if native else "an export"
+        raise ValueError(f"format {form!r} is not there for {kind}; known: {', '.join(known)}")
 
 
 def heatmap_export(
@@ -168,17 +172,15 @@ def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> li
 
 def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:
     """Predicted and measured failure lengths by method, with the interval of the measured; NaN for none."""
-    failures = {failure.method: failure for failure in measured.failures}
-    predicted = {prediction.method: prediction for prediction in predictions}
-    columns = {"predicted": [getattr(predicted.get(method), "length", None) for method in methods]}
+    rows = {failure.method: failure for failure in measured.failures}
+    calls = {prediction.method: prediction for prediction in predictions}
     fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
-    for name, field in fields.items():
-        columns[f"measured{name}"] = [getattr(failures[method], field) for method in methods]
+    columns = {"predicted": [getattr(calls.get(method), "length", None) for method in methods]}
+    columns |= {f"measured{name}": [getattr(rows[method], at) for method in methods] for name, at in fields.items()}
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
-    texts = {
-        "predicted_text": ("method", [str(predicted.get(method, "not predicted")) for method in methods]),
-        "measured_text": ("method", [str(failures[method]) for method in methods]),
-    }
+    predicted_text = ("method", [str(calls.get(method, "not predicted")) for method in methods])
+    measured_text = ("method", [str(rows[method]) for method in methods])
+    texts = {"predicted_text": predicted_text, "measured_text": measured_text}
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
 
 

@@ -50,7 +50,7 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
 def side_by_side(
     hidden: xr.DataArray, bounds: Sequence[tuple[int, int]], methods: Sequence[str], minus: str | None = None
 ) -> xr.DataArray:
-    """The `regions` of these methods of `hidden`, and of `minus` after them, for `less`; read when used.
+    """The `regions` of these methods of `hidden`, and of `minus` after them, for `difference`; read when used.
 
     Raises ValueError for a method that was not captured, and where `regions` does.
     """
@@ -59,13 +59,13 @@ def side_by_side(
     return regions(hidden.sel({"method": [*(method for method in methods if method != minus), *last]}), bounds)
 
 
-def less(panel: xr.DataArray, minus: str | None) -> xr.DataArray:
-    """The panel of `side_by_side` in memory; its `difference` to `minus`, unless that is None."""
-    return panel.load() if minus is None else difference(panel.load(), minus)
+def difference(panel: xr.DataArray, method: str | None) -> xr.DataArray:
+    """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so.
 
-
-def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
-    """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so."""
+    For None it is the panel itself, in memory.
+    """
+    if method is None:
+        return panel.load()
     others = _less(panel, method)
     return others.copy(data=np.subtract(others.values, panel.sel({"method": [method]}).values, dtype=_wide(panel)))
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import xarray as xr
 
 from probe.figures.figure_data import (
     Chart,
-    Line,
     Panel,
     Point,
     Rule,
@@ -22,6 +19,8 @@ from probe.figures.figure_data import (
 from probe.figures.styles import RED, style
 from probe.thresholds.predict import excluded
 from probe.thresholds.search import smooth
+
+_EXCLUDED = "excluded"
 
 
 def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: int) -> Chart:
@@ -38,11 +37,18 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     ranges = central_ranges(values, search.attrs["warm_up"], 0.005)
     ranges[-1] = min(ranges[-1][0], limit), max(ranges[-1][1], limit)
     levels = (Rule(threshold, "", RED), *([Rule(limit, "", RED, dash="dot")] if limit != threshold else []))
+    methods = values["method"].values.tolist()
+    texts = {method: _text(at.sel({"method": method})) for method in methods}
+    left_out = [method for method in methods if texts[method].startswith(_EXCLUDED)]
     panels = []
     for shown_layer, y_range in zip(layers, same_span(ranges), strict=True):
-        here = values.sel(layer=shown_layer)
-        lines = [_line(here.sel({"method": method}), at) for method in values["method"].values.tolist()]
-        observing = shown_layer == layer
+        here, observing, lines, points = values.sel(layer=shown_layer), shown_layer == layer, [], []
+        for method in methods:
+            label, crossing = f"{method}: {texts[method]}", float(at["crossing"].sel({"method": method}))
+            line = here.sel({"method": method})
+            lines.append(line_of_positions(line, label, style(method), method in left_out))
+            if observing and np.isfinite(crossing) and method not in left_out:
+                points.append(Point(label, crossing, float(line.sel(position=int(crossing))), style(method)[0]))
         panels.append(
             Panel(
                 title=f"layer {shown_layer}, dim {dim}",
@@ -50,9 +56,9 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
                 y_title=value_title(hidden),
                 lines=tuple(lines),
                 y_range=y_range,
-                points=_crossings(here, at) if observing else (),
+                points=tuple(points),
                 rules=(trained_rule(trained), *(levels if observing else ())),
-                seen=_seen(layer, lines) if observing else "",
+                seen=f"In layer {layer}, in tokens: {grouped(texts.items())}" if observing else "",
             )
         )
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
@@ -60,11 +66,6 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
     return Chart(f"{where}: threshold {threshold:.3g}{passed}{no_threshold}", tuple(panels))
-
-
-def _seen(layer: int, lines: Sequence[Line]) -> str:
-    names, texts = zip(*(line.label.split(": ", 1) for line in lines), strict=True)
-    return f"In layer {layer}, in tokens: {grouped(zip(names, texts, strict=True))}"
 
 
 def central_ranges(values: xr.DataArray, warm_up: int, tail: float) -> list[tuple[float, float]]:
@@ -80,31 +81,9 @@ def same_span(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [((low + high - span) / 2, (low + high + span) / 2) for low, high in ranges]
 
 
-def _line(values: xr.DataArray, at: xr.Dataset) -> Line:
-    method = str(values["method"].item())
-    return line_of_positions(values, _label(at, method), style(method), _is_excluded(at, method))
-
-
-def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
-    points = []
-    for method in values["method"].values.tolist():
-        crossing = float(at["crossing"].sel({"method": method}))
-        if np.isfinite(crossing) and not _is_excluded(at, method):
-            y = float(values.sel({"method": method, "position": int(crossing)}))
-            points.append(Point(_label(at, method), crossing, y, style(method)[0]))
-    return tuple(points)
-
-
-def _is_excluded(at: xr.Dataset, method: str) -> bool:
-    return bool(excluded(at).sel({"method": method}))
-
-
-def _label(at: xr.Dataset, method: str) -> str:
-    """Where the method crosses the threshold, or why that is not judged."""
-    if _is_excluded(at, method):
-        share = float(at["inside"].sel({"method": method}))
-        return f"{method}: excluded, beyond the threshold on {share:.0%} of positions inside M"
-    crossing = float(at["crossing"].sel({"method": method}))
-    if np.isnan(crossing):
-        return f"{method}: no crossing up to {at.attrs['length']}"
-    return f"{method}: crosses at {crossing:.0f}"
+def _text(at: xr.Dataset) -> str:
+    """Where a method crosses the threshold, or why that is not judged."""
+    if bool(excluded(at)):
+        return f"{_EXCLUDED}, beyond the threshold on {float(at['inside']):.0%} of positions inside M"
+    crossing = float(at["crossing"])
+    return f"no crossing up to {at.attrs['length']}" if np.isnan(crossing) else f"crosses at {crossing:.0f}"

@@ -134,8 +134,10 @@ def attention_view(
         raise ValueError(f"layer {layer}, head {head} was not captured; layers {layers}, heads 0 to {heads - 1}")
     weights, queries = [], tokens["queries"]
     for name in names:
-        stored = (tokens["methods"][name][key][row][column] for key in ("key", "weight"))
-        weights.append({query: _pairs(*strongest) for query, *strongest in zip(queries, *stored, strict=True)})
+        stored = [tokens["methods"][name][key][row][column] for key in ("key", "weight")]
+        strongest = [list(zip(*pair, strict=True)) for pair in zip(*stored, strict=True)]
+        drawn = [[(int(key), round(weight, 3)) for key, weight in pairs if weight >= LEAST] for pairs in strongest]
+        weights.append(dict(zip(queries, drawn, strict=True)))
     marks = [
         f" data-at={at}{' role=button tabindex=0' if at in {*queries} else ''}" for at in range(len(tokens["tokens"]))
     ]
@@ -152,24 +154,15 @@ def attention_view(
     return f"{_STYLE}<div id={name} class=tokens-attention>{body}</div>{script}"
 
 
-def _pairs(keys: Sequence[float], weights: Sequence[float]) -> list[tuple[int, float]]:
-    return [(int(key), round(weight, 3)) for key, weight in zip(keys, weights, strict=True) if weight >= LEAST]
-
-
 def head_changes(tokens: Mapping[str, Any], method: str | None = None) -> np.ndarray:
     """By layer and head, half the summed differences of the recorded weights to the reference's, mean of queries."""
     parts = [tokens["methods"][name] for name in methods_of(tokens, method)]
-    changes = np.zeros(np.shape(parts[0]["key"])[:3])
+    arrays = [(np.array(part["key"]), np.array(part["weight"])) for part in parts]
+    changes = np.zeros(arrays[0][0].shape[:3])
     for at in np.ndindex(*changes.shape):
-        one, other = (dict(zip(*(_at(part[name], at) for name in ("key", "weight")), strict=True)) for part in parts)
+        one, other = (dict(zip(keys[at].tolist(), weights[at].tolist(), strict=True)) for keys, weights in arrays)
         changes[at] = sum(abs(one.get(key, 0) - other.get(key, 0)) for key in {*one, *other}) / 2
     return changes.mean(-1)
-
-
-def _at(nested: Any, index: tuple[int, ...]) -> Any:
-    for place in index:
-        nested = nested[place]
-    return nested
 
 
 def _windows(tokens: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.store.results import Located, Row, having, number
+from probe.store.results import Located, having, number
 
 Rows = Sequence[Mapping[str, Any]]
 RANKED = (
@@ -42,25 +42,16 @@ def predicted_failures(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def same_model(summary: Mapping[str, Any], located: Located | None) -> Located | None:
     """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
-    names = ("model", "trained_length")
-    if located is None or any(located[name] != summary[name] for name in names):
+    if located is None or any(located[name] != summary[name] for name in ("model", "trained_length")):
         return None
-    configs = summary.get("method_configs") or {}
-    gaps = [
-        gap for gap in located["loss_gaps"] if all(_is_same(located, configs, name) for name in _pair(located, gap))
-    ]
+    configs, methods = summary.get("method_configs") or {}, located["methods"]
+
+    def is_same(name: str) -> bool:
+        one, other = methods.get(name, {}), configs.get(name, {})
+        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
+
+    gaps = [gap for gap in located["loss_gaps"] if is_same(next(iter(methods))) and is_same(gap["method"])]
     return {**located, "loss_gaps": gaps}
-
-
-def _pair(located: Located, gap: Row) -> tuple[str, str]:
-    """The methods that a loss lies between."""
-    return next(iter(located["methods"])), gap["method"]
-
-
-def _is_same(located: Located, configs: Mapping[str, Any], name: str) -> bool:
-    """Whether a method was located with the run's parameters, as far as both tell."""
-    one, other = located["methods"].get(name, {}), configs.get(name, {})
-    return all(one[key] == other[key] for key in one.keys() & other.keys())
 
 
 def reference_of(rows: Rows) -> Mapping[str, Any]:
@@ -76,8 +67,7 @@ def beats(row: Mapping[str, Any]) -> bool:
 
 def is_worse(row: Mapping[str, Any]) -> bool:
     """Whether a method's tail NLL at the longest length is above crop's on the same texts, its interval too."""
-    less = to_crop(row)
-    return less is not None and less["low"] is not None and less["low"] > 0
+    return _lies_above(to_crop(row))
 
 
 def to_crop(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -91,43 +81,46 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items: the half that the set was not
     chosen on. random: by as many random heads. finished: whether the search ended.
     """
-    gaps = [gap for gap in having(located["loss_gaps"], method=method) if gap["judged"]]
-    sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
+    names = ("method", "length", "measure")
+    gaps = having(located["loss_gaps"], method=method, judged=True)
+    sets = [(gap, row) for gap in gaps for row in having(located["smallest"], **{name: gap[name] for name in names})]
+    sets = [(gap, row) for gap, row in sets if row["heads"]]
     if not sets:
         return None
     gap, row = max(sets, key=lambda pair: (pair[0]["measure"] == "nll", number(pair[0]["low"])))
     size = row["enough"] or len(row["heads"])
-    at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
-    labels = {"length": gap["length"], "measure": gap["measure"], "items": gap["items"] // 2}
-    ended = {"is_enough": row["enough"] is not None, "finished": row.get("finished", True)}
-    return {"heads": row["heads"][:size], **ended, **at, **labels}
-
-
-def _finite(value: float | None) -> float | None:
-    """The value, None for what JSON has no word for."""
-    return value if math.isfinite(number(value)) else None
-
-
-def _sets(located: Located, gap: Row) -> list[Row]:
-    return having(located["smallest"], **{name: gap[name] for name in ("method", "length", "measure")})
+    at = {name: row[name][size - 1] for name in ("share", "low", "high", "random")}
+    return {
+        "heads": row["heads"][:size],
+        "is_enough": row["enough"] is not None,
+        "finished": row.get("finished", True),
+        **{name: value if math.isfinite(number(value)) else None for name, value in at.items()},  # JSON has no NaN
+        "length": gap["length"],
+        "measure": gap["measure"],
+        "items": gap["items"] // 2,
+    }
 
 
 def _row(
-    summary: Mapping[str, Any],
-    row: Mapping[str, Any],
-    located: Located | None,
-    prediction: Mapping[str, Any] | None,
+    summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    measured = row["measured"]
+    """held: the longest measured length at which the method works; 0: none, None: nothing can be judged.
+
+    drift: the method's call on the first prompt; None where drift could not be judged in this run.
+    """
+    method, measured, drift, held = row["method"], row["measured"], summary["drift"], None
+    if measured.get("judged_by"):
+        held = measured["longest"] if measured["length"] is None else measured["before"] or 0
+    calls = [] if isinstance(drift, str) else drift["prompts"][summary["prompt"]]["methods"]
     return {
-        "method": row["method"],
-        "is_reference": row["method"] == summary["reference"],
+        "method": method,
+        "is_reference": method == summary["reference"],
         "measured": measured,
-        "held": _held(measured),
-        "nll": _nll(row["longest"], row["method"] == summary["reference"]),
-        "predicted": _predicted(summary, row["method"], prediction),
-        "drift": _drift(summary, row["method"]),
-        "heads": None if located is None else smallest_set(located, row["method"]),
+        "held": held,
+        "nll": _nll(row["longest"], method == summary["reference"]),
+        "predicted": _predicted(summary, method, prediction),
+        "drift": next((call for call in calls if call["method"] == method), None),
+        "heads": None if located is None else smallest_set(located, method),
     }
 
 
@@ -145,44 +138,27 @@ def _predicted(summary: Mapping[str, Any], method: str, prediction: Mapping[str,
     return {**row["failure"], "longest": max(prediction["lengths"])}
 
 
-def _held(measured: Mapping[str, Any]) -> int | None:
-    """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
-    if not measured.get("judged_by"):
-        return None
-    return measured["longest"] if measured["length"] is None else measured["before"] or 0
-
-
 def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any] | None:
     """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and crop's."""
     if longest is None or longest.get("tail_nll") is None:
         return None
-    low, high = longest["tail_nll_interval"]
     itself = {"mean": 0.0, "low": 0.0, "high": 0.0} if is_reference else None
-    difference = longest.get("tail_nll_difference", itself)
-    return {"length": longest["length"], "mean": longest["tail_nll"], "low": low, "high": high} | {
-        "difference": difference,
-        "less": longest["less"],
-        "crop": longest.get("tail_nll_to_crop"),
-    }
-
-
-def _drift(summary: Mapping[str, Any], method: str) -> dict[str, Any] | None:
-    """The method's call on the first prompt; None where drift could not be judged in this run."""
-    drift = summary["drift"]
-    if isinstance(drift, str):
-        return None
-    calls: Sequence[dict[str, Any]] = drift["prompts"][summary["prompt"]]["methods"]
-    return next(call for call in calls if call["method"] == method)
+    ends = dict(zip(("low", "high"), longest["tail_nll_interval"], strict=True))
+    differences = {"difference": longest.get("tail_nll_difference", itself), "less": longest["less"]}
+    crop = longest.get("tail_nll_to_crop")
+    return {"length": longest["length"], "mean": longest["tail_nll"], **ends, **differences, "crop": crop}
 
 
 def _key(row: Mapping[str, Any]) -> tuple[float, float]:
     if row["held"] is None:
         return 1.0, 0.0
-    nll = row["nll"]
-    return -1.0 - row["held"], math.inf if nll is None else nll["mean"]
+    return -1.0 - row["held"], math.inf if row["nll"] is None else row["nll"]["mean"]
 
 
 def _is_worse(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
-    less = (row["nll"] or {}).get("less", {}).get(other["method"])
+    return _lies_above((row["nll"] or {}).get("less", {}).get(other["method"]))
+
+
+def _lies_above(less: Mapping[str, Any] | None) -> bool:
     return less is not None and less["low"] is not None and less["low"] > 0

@@ -215,34 +215,26 @@ def level(summary: Mapping[str, Any], reference: str) -> str:
     return f"a guess scores {guess}; {scores}"
 
 
-def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
-    """What failure is not judged by, and why."""
-    level = summary["level"]
-    if not level:
-        return ["failure by length (not measured)"]
-    left = [f"{NLL} (at chance inside M)"] if NLL in summary["at_chance"] else []
-    if level.get("passkeys") is not None and PASSKEY not in summary["judged_by"]:
-        left.append(f"{PASSKEY} ({level['passkeys']} of {level['prompts']['sample']} found inside M)")
-    return left
-
-
 def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
-    left = _unmeasured(summary)
+    """What failure is not judged by, and whose drift is not judged, with the reasons."""
+    level, left = summary["level"], []
+    if not level:
+        left.append("failure by length (not measured)")
+    elif NLL in summary["at_chance"]:
+        left.append(f"{NLL} (at chance inside M)")
+    if level and level.get("passkeys") is not None and PASSKEY not in summary["judged_by"]:
+        left.append(f"{PASSKEY} ({level['passkeys']} of {level['prompts']['sample']} found inside M)")
     if isinstance(summary["drift"], str):
         return [*left, "drift"]
-    reasons = dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"])
-    for reason in reasons:
+    for reason in dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"]):
         left.append(f"drift of {several([row for row in rows if row['drift']['reason'] == reason])} ({reason})")
     layers = [row for row in rows if row["drift"]["untrusted"] and not row["drift"]["reason"]]
     if len(layers) > NAMED:
-        left.append(f"drift of {len(layers)} methods in single layers (false alarms)")
-    else:
-        left += [f"drift of {row['method']} in {_layers(row['drift']['untrusted'])} (false alarms)" for row in layers]
+        return [*left, f"drift of {len(layers)} methods in single layers (false alarms)"]
+    for row in layers:
+        numbers = row["drift"]["untrusted"]
+        left.append(f"drift of {row['method']} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} (false alarms)")
     return left
-
-
-def _layers(numbers: Sequence[int]) -> str:
-    return f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}"
 
 
 def beside_crop(rows: Rows, lasting: Rows | None = None) -> str:

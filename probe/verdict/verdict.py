@@ -5,13 +5,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from probe.evaluation.summary import Table, plain_table
-from probe.glossary import explained
+from probe.glossary import explained, template
 from probe.store.results import VERDICT, Located
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
@@ -159,7 +156,4 @@ def html(verdict: Mapping[str, Any], opening: str = "") -> str:
 
     opening: HTML that goes before.
     """
-    loader = jinja2.FileSystemLoader(Path(__file__).parents[1])
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["explained"] = explained
-    return environment.get_template("verdict.html").render(verdict=verdict, opening=opening)
+    return template("verdict.html").render(verdict=verdict, opening=opening)

@@ -115,14 +115,13 @@ def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
 
 def _select(run: Run, choice: _Choice) -> xr.DataArray:
     """The chosen states and those subtracted (method, layer, dim, position), not pooled, read when used."""
-    methods = choice.methods if choice.minus is None else [*choice.methods, choice.minus]
     spans = {"layer": choice.layers, "dim": choice.dims}
     hidden = states(run, choice.hook, choice.prompt).sel({name: slice(*span) for name, span in spans.items()})
     for name, (first, last) in spans.items():
         if not hidden.sizes[name]:
             captured = listed(run.hidden[name].values)
             raise ValueError(f"{name}s {first} to {last} were not captured; captured: {captured}")
-    return heatmap.regions(hidden.sel({"method": methods}), choice.bounds)
+    return heatmap.side_by_side(hidden, choice.bounds, choice.methods, choice.minus)
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …", hash_funcs=BY_STORE)
@@ -138,8 +137,7 @@ def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
     """The figure and its numbers."""
 
     def export() -> Export:
-        values = _select(run, choice).load()
-        values = values if choice.minus is None else heatmap.difference(values, choice.minus)
+        values = heatmap.difference(_select(run, choice).load(), choice.minus)
         return heatmap_export(values, run.trained_length, heatmap.layer_limits(values, choice.quantile))
 
     several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()

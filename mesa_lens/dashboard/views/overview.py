@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import streamlit as st
@@ -12,7 +12,6 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
-from probe.evaluation.summary import Table
 from probe.figures.curves import parted
 from probe.figures.drift import drift_map
 from probe.figures.export import Export, curves_export, drift_export
@@ -25,14 +24,8 @@ from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import Prediction
 from probe.verdict.rows import predicted_failures
-from probe.verdict.tables import difference_table, drift_table, threshold_doubt
+from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
 from probe.verdict.verdict import about, html
-
-_SCORES = ("NLL", "passkey")
-_PREDICTED = (
-    "Failure length in tokens, read from hidden states alone: where the states of the first layer leave their range "
-    "inside the window. Descriptive: of the reference, whose range it is; it follows the stated M by construction"
-)
 
 
 def page(context: Context) -> None:
@@ -56,18 +49,10 @@ def page(context: Context) -> None:
 
 def _scores(summary: dict[str, Any]) -> None:
     """Every method's scores by length, and their differences to the reference."""
-    rows = []
-    for row in summary["methods"]:
-        scores = {f"NLL {length}": at["tail_nll"] for length, at in row["scores"].items()}
-        scores |= {f"passkey {length}": at["passkey"] for length, at in row["scores"].items()}
-        rows.append({"method": row["method"], "predicted": row["predicted"]["text"], **scores})
-    formats = {name: st.column_config.NumberColumn(format="%.2f") for name in rows[0] if name.startswith(_SCORES)}
-    formats["predicted"] = st.column_config.TextColumn(help=_PREDICTED)
     with st.expander("Scores by length"):
-        alt = "Predicted failure length and scores of each method"
-        ui.sheet(rows, alt, column_config=formats, height="content")
+        ui.table(replace(score_table(summary), title="failure predicted by hidden states alone, and scores"))
         if compared := difference_table(summary):
-            _table(compared)
+            ui.table(compared)
 
 
 def curves_of(run: Run, summary: dict[str, Any]) -> Export | None:
@@ -95,12 +80,6 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
         ui.buttons(lambda: export, ui.file_stem(entry.name, "curves"), ui.FORMS, ("csv",))
 
 
-def _table(table: Table) -> None:
-    title = f"{table.title[0].upper()}{table.title[1:]}"
-    st.markdown(ui.plain(title))
-    ui.sheet([dict(zip(table.head, row, strict=True)) for row in table.rows], title, height="content")
-
-
 def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     """The map of the first prompt's drift by layer and position, or why there is none; every prompt's calls."""
     st.subheader("Where inside does it show?", anchor=False)
@@ -116,7 +95,7 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     if not isinstance(summary["drift"], str):
         with st.expander("Drift, prompt by prompt"):
             for name, row in summary["drift"]["prompts"].items():
-                _table(drift_table(row["methods"], name))
+                ui.table(drift_table(row["methods"], name))
     if doubt := threshold_doubt(summary):
         st.caption(ui.plain(doubt))
 

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results, unfinished
+from mesa_lens.dashboard.runs import EVALUATION, HARNESS, REPORT, Context, Result, results, unfinished
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
@@ -18,16 +18,10 @@ from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
 from probe.store.location import as_path
-from probe.store.results import VERDICT, find_summary
+from probe.store.results import VERDICT
 from probe.verdict.verdict import html
 
-_KEYS = {  # by kind: the command, and what its file must hold
-    PAPER: ("paper", ("model", "sections")),
-    HARNESS: ("eval", ("model", "max_length", "results")),
-    EVALUATION: ("eval", ("model", "trained_length", "out_of_memory", "tasks_left", "cells")),
-}
 _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
-_CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 
 
 def page(context: Context) -> None:
@@ -44,26 +38,17 @@ def page(context: Context) -> None:
     if name is not None and name not in known:
         st.warning(ui.plain(f"There is no result {name} under the folder of runs."))
     result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
-    summary = _read(result)
+    summary = result.read()
     model = f"Model **{ui.plain(summary['model'])}**"
     if result.kind == HARNESS:
         st.markdown(f"{model}, prompts of at most {ui.plain(summary['max_length'])} tokens.")
-        table(harness_table(summary))
+        ui.table(harness_table(summary))
     elif result.kind == EVALUATION:
         st.markdown(f"{model}, trained window **M = {ui.plain(summary['trained_length'])}** tokens.")
         _evaluation(summary, result.name)
     else:
         st.markdown(f"{model}. The paper's numbers are of its models, not of this one.")
         _paper(context, result, summary)
-
-
-def _read(result: Result) -> Mapping[str, Any]:
-    """The result's file; ValueError, naming the command that writes it, for one that is damaged."""
-    command, keys = _KEYS[result.kind]
-    summary = find_summary(result.path, result.file.relative_to(result.path), keys, command)
-    if summary is None:
-        raise ValueError(f"{result.file} has gone; reload this page")
-    return summary
 
 
 def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
@@ -77,12 +62,12 @@ def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
     for heading, values in tables.items():
         if values:
             st.subheader(heading, anchor=False)
-            table(values)
+            ui.table(values)
     differences = list(difference_tables(summary["cells"]))
     if differences:
         st.subheader("Differences to the reference", anchor=False)
         for values in differences:
-            table(values)
+            ui.table(values)
         st.subheader("Scores over length", anchor=False)
     numbers = evaluation_numbers(summary)
     for task, chart in evaluation_charts(summary).items():
@@ -92,7 +77,7 @@ def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
         ui.buttons(lambda export=export: export, key, ui.FORMS, ("csv",) if len(export.numbers) > 1 else ())
     with st.expander("All scores"):
         for values in mean_tables(summary["cells"]):
-            table(values)
+            ui.table(values)
 
 
 def _paper(context: Context, result: Result, summary: Mapping[str, Any]) -> None:
@@ -109,7 +94,7 @@ def _paper(context: Context, result: Result, summary: Mapping[str, Any]) -> None
         _section(context, result, section, measured)
         for key in section.printed:
             with st.expander(ui.plain(f"Printed in the paper: {printed[key]['title']}")):
-                table(Table("", tuple(printed[key]["head"]), tuple(map(tuple, printed[key]["rows"]))))
+                ui.table(Table("", tuple(printed[key]["head"]), tuple(map(tuple, printed[key]["rows"]))))
 
 
 def _section(context: Context, result: Result, section: Section, measured: Mapping[str, Any]) -> None:
@@ -117,7 +102,7 @@ def _section(context: Context, result: Result, section: Section, measured: Mappi
     if "left_out" in measured:
         st.info(ui.plain(f"Not run: {measured['left_out']}."))
     elif "results" in measured:
-        table(harness_table(measured))
+        ui.table(harness_table(measured))
     elif VERDICT in measured:
         st.html(html(measured[VERDICT]))
         run = f"{result.name}/{section.name}"
@@ -125,16 +110,3 @@ def _section(context: Context, result: Result, section: Section, measured: Mappi
             st.page_link(context.pages["overview"], label="Look closer at this run", query_params={"run": run})
     else:
         _evaluation(measured, ui.file_stem(result.name, section.name))
-
-
-def table(values: Table) -> None:
-    """A table under its title; columns of long names are as wide as these."""
-    st.markdown(ui.plain(values.title))
-    columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
-    longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
-    wide = {
-        name: st.column_config.TextColumn(width=_CHARACTER * length)
-        for name, length in longest.items()
-        if length > _LONG
-    }
-    ui.sheet(columns, values.title, height="content", column_config=wide)

@@ -43,24 +43,20 @@ def page(context: Context) -> None:
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
     st.caption(ui.plain(first_failures(M, N, E)))
-    output, position, attention = st.tabs(
-        ["Head output o_t", "Recovered position", "Attention on <bos>"],
-        key="theory_tab",
-        on_change="rerun",
-        bind="query-params",
-    )
+    raised = (data["excess"] + H).assign_attrs(long_name="head output o_t").rename("output")
+    tabs = {  # figure, its numbers, what it shows
+        "Head output o_t": (output_figure, raised, f"Head output o_t over position t: fails below H = {H:g}."),
+        "Recovered position": (position_figure, data["position"], "The position that layer 1 recovers at t."),
+        "Attention on <bos>": (attention_figure, data["attention"], "Attention on bos over t: above 1/M succeeds."),
+    }
     reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
-    with output:
-        ui.show(output_figure(data), "output", f"Head output o_t over position t: fails below H = {H:g}. {reach}")
-        st.caption(ui.plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
-        raised = (data["excess"] + H).assign_attrs(data.attrs, long_name="head output o_t").rename("output")
-        _download(raised)
-    with position:
-        ui.show(position_figure(data), "position", f"The position that layer 1 recovers at t. {reach}")
-        _download(data["position"].assign_attrs(data.attrs))
-    with attention:
-        ui.show(attention_figure(data), "attention", f"Attention on bos over t: above 1/M succeeds. {reach}")
-        _download(data["attention"].assign_attrs(data.attrs))
+    places = st.tabs(list(tabs), key="theory_tab", on_change="rerun", bind="query-params")
+    for place, (figure, values, shown) in zip(places, tabs.values(), strict=True):
+        with place:
+            ui.show(figure(data), str(values.name), f"{shown} {reach}")
+            if values is raised:
+                st.caption(ui.plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
+            _download(values.assign_attrs(data.attrs, **values.attrs))
     _claims(Path(context.root))
 
 

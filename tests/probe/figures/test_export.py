@@ -79,7 +79,7 @@ def table(content):
     ],
 )
 def test_every_kind_in_every_format(kind, arguments, pictures, numbers, folder, tmp_path, capsys):
-    forms = formats(kind)
+    forms = formats()
     assert run(folder, tmp_path, kind, *arguments, "--json", "--format", ",".join(forms)) == 0
     printed = json.loads(capsys.readouterr().out)
     names = {f"{name}.{form}" for form in forms for name in (pictures if form in forms[:4] else numbers)}
@@ -105,7 +105,7 @@ def test_the_same_store_gives_the_same_bytes(hidden):
         panel, scores = regions(hidden.sel(prompt="repeated"), [(32, 96)]), evaluation(windows=3)[["tail_nll"]]
         heatmap, curves = heatmap_export(panel, M), curves_export(scores, measured_failure(scores, M), M)
         files = [*heatmap.files("svg"), *heatmap.files("npz")]
-        return dict([*files, *(item for form in formats("curves") for item in curves.files(form))])
+        return dict([*files, *(item for form in formats() for item in curves.files(form))])
 
     first, second = exported(), exported()
     assert len(first) == 2 + 4 + 2 * 2
@@ -223,7 +223,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["heatmap", "--format", "png,gif"], "format 'gif' is not there for heatmap; known: html, png, svg"),
+        (["heatmap", "--format", "png,gif"], "format 'gif' is not there for an export; known: html, png, svg"),
         (["heatmap", "--native", "--format", "svg"], "format 'svg' is not there for a native heatmap; known: png"),
         (["heatmap", "--prompt", "z"], "prompt 'z' was not captured; captured: repeated, text-0"),
         (["heatmap", "--minus", "rope"], "method 'rope' was not captured; captured: origin"),
