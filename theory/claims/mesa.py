@@ -175,9 +175,6 @@ def woven_papers_constants(settings: Settings) -> Outcome:
     method = chunked.mesa_method(*PAPER, "woven")
     most = [enclosed(np.ceil(chunked.mesa_exponents(method, T)).astype(int)) for T in lengths]
     reach = extended_length(*PAPER[:3])
-    return Outcome(
-        {NAMES: PAPER, "T": grid(lengths)},
-        f"D <= {max(float(bound.b) for bound in most):.4g}, interval arithmetic (mpmath), positions rounded down; "
-        f"Stair PE's T* is {reach:.2g}",
-        Reading(min(float((M / bound - 1).a) for bound in most)),
-    )
+    tested = f"D <= {max(float(bound.b) for bound in most):.4g}, interval arithmetic (mpmath), positions rounded down; "
+    reading = Reading(min(float((M / bound - 1).a) for bound in most))
+    return Outcome({NAMES: PAPER, "T": grid(lengths)}, f"{tested}Stair PE's T* is {reach:.2g}", reading)

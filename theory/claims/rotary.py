@@ -52,8 +52,8 @@ class Size(NamedTuple):
 
     def rotary(self, reads: str) -> Rotary:
         """The closed forms' sizes."""
-        sizes = {name: value for name, value in self.options(reads).items() if name != "shape"}
-        return Rotary(pairs=self.head // 2, **sizes)
+        turning: dict[str, Any] = {"quarter": self.L, "slope": self.slope, "pairs": self.head // 2, "pair": 1}
+        return Rotary(M=self.M, reads=reads, recovers=self.K, **turning)
 
     def options(self, reads: str) -> dict[str, Any]:
         """The builder's, with one head."""
