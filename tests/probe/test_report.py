@@ -3,14 +3,12 @@
 import json
 import re
 
-import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.figures.curves import curves_chart
 from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
-from probe.thresholds.analysis import analyse, summarize
+from probe.thresholds.analysis import analyse
 from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
 
 M = 64
@@ -124,19 +122,3 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")
-
-
-def test_a_length_that_a_method_lacks_is_left_out(tmp_path):
-    hidden, scores = hidden_states(windows=3), evaluation(windows=3)
-    scores["tail_nll"][3, 2] = scores["passkey"][3, 2] = np.nan  # mesa at 2 M
-    run = open_run(write_run(tmp_path, hidden, scores))
-    analysis = analyse(run)
-    summary = json.loads(json.dumps(summarize(analysis), allow_nan=False))
-    rows = {row["method"]: row["scores"]["128"] for row in summary["methods"]}
-    assert rows["mesa"] == {"tail_nll": None, "passkey": None}
-    assert rows["rerope"]["tail_nll_difference"]["mean"] == pytest.approx(-0.8, abs=0.05)
-    nll, _ = curves_chart(scores, analysis.measured, M).panels
-    lines = {line.label: line.x.tolist() for line in nll.lines}
-    assert (lines["mesa"], lines["origin"]) == ([32, 64, 192], [32, 64, 128, 192])
-    assert nll.x_ticks == (32, 64, 192)
-    assert all(np.isfinite(point.y) for point in nll.points)

@@ -51,6 +51,7 @@ def test_thresholds_of_any_sign_hold(H):
 
 
 def test_users_parameters_take_the_place_of_the_grid():
+    assert Settings(M=708).most_positions == 708
     claim = CLAIMS["3.3"](Settings(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
     assert claim.ok
     assert claim.parameters["(M, N)"] == (12, 2)

@@ -182,7 +182,9 @@ def test_looked_at_or_not_it_is_the_same(monkeypatch, recovery):
     """Scores are made row by row unless a hook wants them all."""
     model = plain_model(8, recovers=12, recovery=recovery, seed=2)
     hooks = [f"blocks.{layer}.attn.hook_{name}" for layer in (0, 1) for name in ("attn_scores", "pattern")]
-    seen = model.captured(23, *hooks, model.output_hook)
+    seen = model.captured(23, *hooks, "blocks.0.attn.hook_out", model.output_hook)
+    read, first = seen["blocks.0.attn.hook_out"][:, POSITION], np.asarray(seen[hooks[1]][0, :, 0])
+    np.testing.assert_allclose(read, np.log(first) if recovery == "log" else first, atol=1e-9)
     monkeypatch.setattr(theory.model, "ROWS", 5)
     np.testing.assert_allclose(model.head_output(23), seen[model.output_hook][:, POSITION], atol=1e-13)
     assert model.captured(23, hooks[1])[hooks[1]].shape[1:] == (23, 23)

@@ -120,12 +120,12 @@ def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
         assert (covered == expected).all()
 
 
-def even(_, key):
-    return key % 2 == 0
+def fifth(_, key):
+    return key % 5 == 0
 
 
-def odd(_, key):
-    return key % 2 == 1
+def others(_, key):
+    return key % 5 != 0
 
 
 FORTY = (0, 40), (0, 40)
@@ -139,7 +139,11 @@ OF_OTHERS = {
         Region((0, 40), (0, 20), farthest=5),
         Region((0, 40), (20, 40), farthest=5),
     ),
-    "the same keys at two positions": (Region(*FORTY, holds=even), Region(*FORTY, key_position=Stepped(3), holds=odd)),
+    "keys at two positions": (
+        Region(*FORTY, holds=fifth, farthest=11),
+        Region(*FORTY, key_position=Stepped(3), holds=others, farthest=11),
+    ),
+    "chunks at two positions": (Region((0, 20), (0, 20)), Region((20, 40), (20, 40), key_position=Stepped(3))),
 }
 """Regions as our methods have none."""
 

@@ -74,22 +74,6 @@ def test_a_pass_ends_with_the_last_kept_layer_and_caches_nothing(loaded, name, m
     assert ran == ["above"]  # the last layer's MLP; no norm, no logits
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"layers": ((0, 4),)}, "layer 0-3 is out of range; there are layers 0-2"),
-        ({"dims": ((30, 33),)}, "dim 30-32 is out of range; there are dims 0-31"),
-        ({"positions": ((60, 71),)}, "position 60-70 is out of range; there are positions 0-69"),
-        ({"hooks": ("resid_post", "k")}, "hooks resid_post, k differ in width"),
-        ({"hooks": ("hidden",)}, "unknown hook 'hidden'; known: resid_pre"),
-        ({"dtype": "bfloat16"}, "unknown store dtype 'bfloat16'; known: float32, float16"),
-    ],
-)
-def test_what_is_not_there_is_named(loaded, spec, message):
-    with pytest.raises(ValueError, match=message):
-        CaptureSpec(**spec).resolve(loaded.model.config, 70)
-
-
 def test_captured_states_carry_their_labels(loaded):
     fresh = load(loaded.name)
     bridge = bridge_to(fresh.model, fresh.tokenizer)

@@ -4,7 +4,6 @@ import anatomized
 import pytest
 
 from probe.figures.anatomy import STATISTICS, head_map
-from probe.figures.mechanism_export import anatomy_export, head_figures
 from probe.store.results import having, read_anatomy
 
 LAYER, HEAD = anatomized.LOST
@@ -45,11 +44,3 @@ def test_every_number_is_in_its_cell_on_one_scale(attention, name, statistic):
         (block.low, block.high) for method in ("origin", "mesa") for block in blocks(attention, name, method, 1024)
     }
     assert scales == {(0, block.high)}
-
-
-def test_what_was_not_run_is_no_figure(attention):
-    nothing = attention | {name: [] for name in ("heads", "all_heads", "retrieval")}
-    assert head_figures(nothing, "rerope", 1024) == {}
-    assert "beyond" not in head_figures(attention, "rerope", 256)  # no key is M away
-    with pytest.raises(ValueError, match="nothing is there for method origin, rerope, mesa; length 256, 1024"):
-        anatomy_export(nothing)

@@ -11,8 +11,7 @@ import pytest
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
-from probe.figures.locate import layer_chart, restoration_map
-from probe.figures.mechanism_export import method_figures
+from probe.figures.locate import restoration_map
 from probe.store.results import having
 
 AT = ("rerope", 1024, "nll")
@@ -46,13 +45,6 @@ def test_the_map_holds_the_shares_of_layers_and_heads(summary):
     assert heads.muted[0, 1]  # a share without an interval
     assert heads.texts[0, 1].endswith("(no interval)")
     assert not heads.muted[0, 0]  # no share: empty
-
-
-def test_what_was_not_run_is_no_figure(summary):
-    nothing = summary | {"effects": [], "smallest": []}
-    assert method_figures(nothing, *AT) == {}
-    assert restoration_map(summary, "dynamic-ntk", 512, "nll") is None
-    assert layer_chart(nothing, 1024, "nll", located.METHODS) is None
 
 
 def test_both_renderers_draw_the_cells(summary):

@@ -9,7 +9,7 @@ from headed import HEAD, planted
 
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
-from probe.interventions.clamp import Clamp, control_dims
+from probe.interventions.clamp import Clamp
 from probe.interventions.interventions import weaves
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.passes import BASELINE, PATCHED, Item, RunPair, Start, run
@@ -77,14 +77,3 @@ def test_clamped_dims_stay_in_their_range(way, monkeypatch):
     inside = before[M - 1 : M, [3, 7]] if way == "at-M" else before[M // 2 : M, [3, 7]]
     assert (clamped[M:, [3, 7]] <= inside.amax(0)).all()
     assert (clamped[M:, [3, 7]] >= inside.amin(0)).all()
-
-
-def test_control_dims_are_other_dims_of_similar_variance():
-    variance = np.repeat([1e-4, 1.0, 100.0], 20)
-    sets = control_dims(variance, [0, 1, 25])
-    assert sets.shape == (5, 3)
-    for dims in sets.tolist():
-        assert len({*dims} - {0, 1, 25}) == 3
-        assert variance[dims].tolist() == [1e-4, 1e-4, 1.0]
-    with pytest.raises(ValueError, match="31 of 60 dims leave too few"):
-        control_dims(variance, range(31))

@@ -104,13 +104,6 @@ def test_gaps_that_follow_the_law_ask_for_no_other_factor_and_those_that_do_not_
     assert np.median(Calibration.of(M, M, LONGEST, losses).misfits(law)) > 1.3
 
 
-def test_keys_beyond_all_that_origin_was_measured_with_are_known():
-    law = Law(M, np.zeros(LONGEST - M + 1), 0.5)
-    near, far = (far_keys(mesa.make("gap", M, boundary=32, gap=gap).plan(M), [M - 1], M) for gap in (60, 60_000))
-    assert not law.is_beyond(near)
-    assert law.is_beyond(far)
-
-
 def test_a_model_that_does_not_read_distance_is_refused():
     losses = planted(0.5, 0)
     for name, length in losses:
