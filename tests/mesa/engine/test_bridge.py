@@ -6,6 +6,7 @@ import itertools
 
 import cases
 import families
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -239,3 +240,49 @@ def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
         for row, each in zip(rows, ids, strict=True)
     ]
     torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
+
+
+ROTARY = ("rotary_emb.hook_cos", "rotary_emb.hook_sin")
+
+
+@torch.no_grad()
+def test_edits_of_gemma4s_weights_count_under_a_method_alone(tokenizer):
+    """Without one they are computed by Hugging Face's module, which the stock bridge only reads."""
+    bridge = mesa.bridge(families.build("gemma4_text"), tokenizer)
+    logits, edit = bridge(tokens()), [(name("pattern", 1), lambda pattern, hook: torch.zeros_like(pattern))]
+    with pytest.warns(UserWarning, match="edit is discarded"):
+        assert torch.equal(bridge.run_with_hooks(tokens(), fwd_hooks=edit), logits)
+    with mesa.applied(bridge.original_model, ORIGIN):
+        assert (bridge.run_with_hooks(tokens(), fwd_hooks=edit) - logits).abs().max() > 1e-3
+
+
+def test_rotary_hooks_see_the_positions_that_keys_are_cached_at(model, tokenizer):
+    """One position a token, whatever the plan makes of it; edited, they count."""
+    bridge, hooks = mesa.bridge(model, tokenizer), ["rotary_emb.hook_in", "rotary_emb.hook_cos", name("cos", 1)]
+    for method in (cases.method("stair"), cases.method("nope")):
+        cache = cached(bridge, method, executor="fused", names_filter=[*hooks, name("rot_k", 1), name("k", 1)])[1]
+        place = torch.as_tensor(method.cached_position(np.arange(40)), dtype=torch.float32)
+        angles = place[:, None] * model.model.rotary_emb.inv_freq
+        for hook in hooks[1:]:
+            torch.testing.assert_close(cache[hook][0], angles.cos().repeat(1, 2), atol=1e-5, rtol=0)
+        turned = cache[name("rot_k", 1)]
+        torch.testing.assert_close(turned.norm(dim=-1), cache[name("k", 1)].norm(dim=-1))
+    flat = [(hook, lambda states, hook: torch.full_like(states, float("cos" in hook.name))) for hook in ROTARY]
+    with torch.no_grad(), mesa.applied(model, ORIGIN), bridge.hooks(flat):
+        edited = bridge(tokens())
+    with torch.no_grad(), mesa.applied(model, cases.method("nope")):
+        torch.testing.assert_close(edited, bridge(tokens()), atol=1e-5, rtol=0)
+
+
+def test_what_a_cache_lacks_is_explained(model, tokenizer):
+    bridge = mesa.bridge(model, tokenizer)
+    few = cached(bridge, cases.method("rerope"), stop_at_layer=2, names_filter=lambda hook: "pattern" in hook)[1]
+    for cache in (few, few.to("cpu"), few.remove_batch_dim()):
+        for key, reason in (
+            (("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
+            (("resid_post", 9), "no hook of this model"),
+            (("pattern", 2), "names_filter or stop_at_layer left it out"),
+        ):
+            with pytest.raises(KeyError, match=reason):
+                cache[key]
+    assert few["pattern", 1].shape == (4, 40, 40)

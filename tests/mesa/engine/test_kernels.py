@@ -6,6 +6,8 @@ import cases
 import pytest
 import tiny
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mesa
 from mesa.engine import kernels
@@ -85,6 +87,56 @@ def test_cuda_kernels_are_called_as_they_ask(case, dtype, dim, monkeypatch):
         attend_cuda(*inputs(case, dtype, dim=dim)), attend_plainly(*inputs(case, dtype, dim=dim)), strict=True
     ):
         torch.testing.assert_close(got, expected)
+
+
+KERNELS = {"_scaled_dot_product_flash_attention": flash, "_scaled_dot_product_efficient_attention": efficient}
+CUDA_CASES = {  # case, dtype, dim: the kernel that takes it
+    ("causal", torch.bfloat16, 64): "_scaled_dot_product_flash_attention",
+    ("plain", torch.float16, 64): "_scaled_dot_product_flash_attention",
+    ("wide", torch.bfloat16, 64): "_scaled_dot_product_efficient_attention",
+    ("causal", torch.bfloat16, 12): "_scaled_dot_product_efficient_attention",
+    ("causal", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+    ("plain", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+    ("masked", torch.bfloat16, 64): "_scaled_dot_product_efficient_attention",
+    ("masked", torch.float32, 64): "_scaled_dot_product_efficient_attention",
+}
+
+
+@pytest.mark.parametrize(("case", "dtype", "dim"), list(CUDA_CASES))
+def test_every_branch_on_cuda_by_torchs_meta_functions(case, dtype, dim, monkeypatch):
+    """Without a GPU: the calls are accepted, and shapes, dtypes and devices are right; so are the stand-ins'."""
+    kernel, called, stood_in = CUDA_CASES[case, dtype, dim], [], []
+    monkeypatch.setattr(kernels, "cuda_agrees", lambda *_: True)
+    real = inputs(case, dtype, dim=dim)
+
+    def keep(*args, **options):
+        stood_in.append(KERNELS[kernel](*args, **options))
+        return stood_in[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.ops.aten, kernel, keep)
+        attend_cuda(*real)
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            called.extend([(function._opname, result)] if function._opname in KERNELS else [])
+            return result
+
+    def fake(states):
+        return torch.empty(states.shape, dtype=states.dtype, device="cuda")
+
+    *states, scale, causal, mask = real
+    with FakeTensorMode():
+        mask = None if mask is None else Mask(fake(mask.added), fake(mask.blind))
+        with Look():
+            output, log_sum = attend(*map(fake, states), scale, causal, mask)
+    assert (output.shape, output.dtype, output.device.type) == (real[0].shape, dtype, "cuda")
+    assert (log_sum.shape, log_sum.dtype, log_sum.device.type) == (real[0].shape[:3], torch.float32, "cuda")
+    ((name, results),) = called
+    assert name == kernel
+    for promised, part in zip(results[:2], stood_in[0][:2], strict=True):
+        assert (promised.shape, promised.dtype) == (part.shape, part.dtype)
 
 
 @pytest.mark.parametrize("mistake", ["wrong", "refused"])
