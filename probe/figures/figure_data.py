@@ -78,7 +78,7 @@ class Rule:
 class Panel:
     """One pair of axes. x_ticks: places of ticks, labelled by `x_labels` if set. log_x: x in powers of two.
 
-    x_range: the ends of the x axis; None: those of the data. seen: what it shows, as a sentence.
+    seen: what it shows, as a sentence.
     """
 
     title: str
@@ -91,7 +91,6 @@ class Panel:
     x_ticks: tuple[int, ...] = ()
     log_x: bool = False
     x_labels: tuple[str, ...] = ()
-    x_range: tuple[float, float] | None = None
     seen: str = ""
 
     @property

@@ -202,7 +202,11 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         mode, stroke = "markers", {"color": line.colour}
     elif line.symbol == "none":
         mode, symbol = "lines", None
-    trace = go.Scatter(
+    hover = [panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
+    hover += ["%{customdata}"] * bool(line.tokens)
+    low, high = line.interval or (line.y, line.y)
+    template = "%{text}" if line.texts else "<br>".join(map(escaped, hover))
+    return go.Scatter(
         x=line.x,
         y=line.y,
         name=_entry(line.label),
@@ -210,82 +214,68 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         line=stroke,
         marker={"symbol": symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
         opacity=0.35 if line.faint else 1,
+        customdata=list(map(escaped, line.tokens)) or None,
+        text=list(map(escaped, line.texts)) or None,
+        hovertemplate=f"{template}<extra></extra>",
+        error_y=None if line.interval is None or line.band else _ends(high - line.y, line.y - low, 1, 3),
     )
-    hover = [panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
-    if line.tokens:
-        hover.append("%{customdata}")
-        trace.update(customdata=list(map(escaped, line.tokens)))
-    trace.update(hovertemplate="<br>".join(map(escaped, hover)) + "<extra></extra>")
-    if line.texts:
-        trace.update(text=list(map(escaped, line.texts)), hovertemplate="%{text}<extra></extra>")
-    if line.interval is not None and not line.band:
-        low, high = line.interval
-        ends = {"array": high - line.y, "arrayminus": line.y - low, "symmetric": False}
-        trace.update(error_y={"type": "data", "thickness": 1, "width": 3, **ends})
-    return trace
+
+
+def _ends(above: Any, below: Any, thickness: int, width: int) -> dict[str, Any]:
+    """Bars of an interval."""
+    return {
+        "type": "data",
+        "thickness": thickness,
+        "width": width,
+        "array": above,
+        "arrayminus": below,
+        "symmetric": False,
+    }
 
 
 def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
     """The interval of a line as a closed area; the legend toggles it with its line."""
     known = np.isfinite(interval).all(axis=0)
-    low, high = (ends[known] for ends in interval)
-    x = line.x[known]
-    return go.Scatter(
-        x=np.concatenate([x, x[::-1]]),
-        y=np.concatenate([low, high[::-1]]),
-        fill="toself",
-        fillcolor=line.colour,
-        opacity=0.15,
-        line={"width": 0},
-        mode="lines",
-        legendgroup=_entry(line.label),
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    x, low, high = (values[known] for values in (line.x, *interval))
+    area: dict[str, Any] = {"fill": "toself", "fillcolor": line.colour, "opacity": 0.15, "line": {"width": 0}}
+    legend: dict[str, Any] = {"legendgroup": _entry(line.label), "showlegend": False, "hoverinfo": "skip"}
+    ends = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
+    return go.Scatter(**ends, **area, **legend, mode="lines")
 
 
 def _point(point: Point) -> go.Scatter:
     symbol, size = _SYMBOLS[point.symbol]
     marker = {"symbol": symbol, "size": size, "color": point.colour, "line": {"width": 3, "color": point.colour}}
-    hover = f"{escaped(point.hover or point.text)}<extra></extra>"
-    trace = go.Scatter(
-        x=[point.x], y=[point.y], name=_entry(point.text), mode="markers", marker=marker, hovertemplate=hover
+    low, high = point.ends or (point.x, point.x)
+    return go.Scatter(
+        x=[point.x],
+        y=[point.y],
+        name=_entry(point.text),
+        mode="markers",
+        marker=marker,
+        hovertemplate=f"{escaped(point.hover or point.text)}<extra></extra>",
+        error_x=None if point.ends is None else _ends([high - point.x], [point.x - low], 3, 0),
     )
-    if point.ends is not None:
-        ends = {"array": [point.ends[1] - point.x], "arrayminus": [point.x - point.ends[0]], "symmetric": False}
-        trace.update(error_x={"type": "data", "thickness": 3, "width": 0, **ends})
-    return trace
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     place: dict[str, Any] = {"row": 1, "col": column}
     line = {"color": rule.colour, "dash": rule.dash, "width": 1.5}
     (figure.add_vline if rule.vertical else figure.add_hline)(rule.at, line=line, **place)
+    below = rule.at > sum(panel.y_range) / 2
+    where: dict[str, Any] = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
     if rule.vertical:  # an annotation on a logarithmic axis takes the logarithm, a line does not
-        where: dict[str, Any] = {
-            "x": math.log10(rule.at) if panel.log_x else rule.at,
-            "y": 1,
-            "yref": "y domain",
-            "yanchor": "top",
-        }
-    else:
-        below = rule.at > sum(panel.y_range) / 2
-        where = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
+        x = math.log10(rule.at) if panel.log_x else rule.at
+        where = {"x": x, "y": 1, "yref": "y domain", "yanchor": "top"}
     text = {"text": escaped(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
     figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
 
 
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     figure.update_yaxes(title_text=escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
-    figure.update_xaxes(title_text=escaped(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
-    if panel.x_range is not None:
-        ends = [math.log10(end) for end in panel.x_range] if panel.log_x else list(panel.x_range)
-        pad = 0.04 * (ends[1] - ends[0])
-        figure.update_xaxes(range=[ends[0] - pad, ends[1] + pad], row=1, col=column)
-    if panel.log_x:
-        ticks = list(panel.x_ticks)
-        texts = [str(tick) for tick in ticks]
-        figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, row=1, col=column)
-    elif panel.x_ticks:
-        labels = [escaped(label) for label in panel.x_labels or map(str, panel.x_ticks)]
-        figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
+    x: dict[str, Any] = {"title_text": escaped(panel.x_title), "title_standoff": 8, "zeroline": False}
+    if panel.log_x or panel.x_ticks:
+        labels = map(str, panel.x_ticks) if panel.log_x else panel.x_labels or map(str, panel.x_ticks)
+        x |= {"tickvals": list(panel.x_ticks), "ticktext": list(map(escaped, labels))}
+        x |= {"type": "log"} if panel.log_x else {"tickangle": 0}
+    figure.update_xaxes(**x, row=1, col=column)

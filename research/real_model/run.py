@@ -77,7 +77,6 @@ def nll_panel(by_method: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
         points=(),
         rules=(trained_rule(M),),
         y_range=(0.0, top),
-        x_range=(FIRST, max(AT)),
     )
 
 
@@ -99,7 +98,6 @@ def drift_panel() -> Panel:
         points=(),
         rules=(trained_rule(M), Rule(limit, "origin's limit", RED)),
         y_range=(0.0, 1.05 * max(float(np.nanmax(line.y)) for line in lines)),
-        x_range=(FIRST, max(AT)),
     )
 
 
