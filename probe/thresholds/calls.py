@@ -55,7 +55,7 @@ class Call:
         text = f"none up to {self.captured}"
         if self.judged < self.beyond:
             percent = min(99, max(1, round(100 * self.judged / self.beyond)))
-            text = f"not called on the {percent}% judged, up to {self.until}"
+            text = f"none up to {self.until} ({percent}% of positions judged)"
         layers = "layers" if len(self.untrusted) > 1 else "layer"
         return f"{text}; {layers} {ranges(self.untrusted)} not judged" if self.untrusted else text
 

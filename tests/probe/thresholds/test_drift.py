@@ -144,7 +144,7 @@ def test_chunks_that_begin_within_a_word_are_not_judged():
         call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=period), plans=plans))[0]
         assert call.length is None
         assert 0 < call.judged < call.beyond == LENGTH - M
-        assert str(call) == f"not called on the {call.judged / call.beyond:.0%} judged, up to {call.until}"
+        assert str(call) == f"none up to {call.until} ({call.judged / call.beyond:.0%} of positions judged)"
     call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=5), plans=plans))[0]
     assert (str(call), call.judged) == ("not judged: warm-up throughout", 0)
 
@@ -155,7 +155,7 @@ def test_what_is_not_judged_is_said_beside_no_call():
     assert (str(whole), whole.judged) == (f"none up to {LENGTH}", LENGTH - M)
     gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
     call = drift_calls(find_drift(gap, M))[0]
-    assert str(call) == f"not called on the {M / (LENGTH - M):.0%} judged, up to {LENGTH}"
+    assert str(call) == f"none up to {LENGTH} ({M / (LENGTH - M):.0%} of positions judged)"
     hidden[0, 1, 300:384, CARRIED] += 0.05  # false alarms
     (call,) = drift_calls(find_drift(hidden, M))
     assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
