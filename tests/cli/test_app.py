@@ -57,6 +57,15 @@ def run(root, monkeypatch, page, **query):
     return app
 
 
+def test_the_tokens_page_shows_a_captured_text_and_says_how_to_capture_one(opened, root):
+    assert "mesa-lens anatomy --parts tokens --out" in shown_texts(opened("tokens", run="nested/second"))
+    (root / "first" / "anatomy" / "tokens.json").write_text(json.dumps(anatomized.tokens()))
+    for query, sentence in (({}, "differs by 70%"), ({"tokens_method": "origin"}, "differs by 0%")):
+        html = "".join(part.proto.body for part in opened("tokens", run="first", **query).get("html"))
+        assert sentence in html
+        assert ("1.33 under origin and 1.00 under mesa" in html) == (not query)
+
+
 def verdict_of(app):
     return next(part.proto.body for part in app.get("html") if 'class="verdict"' in part.proto.body)
 

@@ -48,6 +48,20 @@ def write(folder, **options):
     return folder
 
 
+def tokens(length=20, trained=8, words="x"):
+    """A captured text of one layer and head: under origin its last token loses 5 nats, under mesa all lose 1."""
+    rows = {"nll": [1.0] * (length - 1), "weight": [[[[0.7, 0.3]]]], "key": [[[[0, 1]]]]}
+    broken = rows | {"nll": [1.0] * (length - 2) + [5.0], "key": [[[[2, 1]]]]}
+    names = {
+        "model": "default",
+        "trained_length": trained,
+        "reference": "origin",
+        "layers": [0],
+        "queries": [length - 1],
+    }
+    return {**names, "tokens": [words] * length, "methods": {"origin": broken, "mesa": rows}}
+
+
 def _triple(here, mean, wide):
     return [mean, None, None] if here["n"] == 1 else [mean, mean - wide, mean + wide]
 
