@@ -193,7 +193,7 @@ def test_the_chosen_run_outlives_pages_that_need_none(visit):
 def test_charts_have_a_text_for_screen_readers(visit):
     page = visit("?run=demo")
     labels = page.locator("[data-testid=stPlotlyChart]").evaluate_all("all => all.map(e => e.outerHTML)")
-    assert "Measured failure: origin (256, 512]" in "".join(labels)
+    assert "Measured failure, in tokens: origin: (256, 512]" in "".join(labels)
 
 
 @pytest.mark.parametrize(
