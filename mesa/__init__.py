@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from mesa.engine.plug import applied
     from mesa.models import load
 
-_LAZY = {"applied": "mesa.engine.plug", "bridge": "mesa.engine.bridge", "check": "mesa.checking.check"}
-_LAZY["load"] = "mesa.models"
+_LAZY = {
+    "applied": "mesa.engine.plug",
+    "bridge": "mesa.engine.bridge",
+    "check": "mesa.checking.check",
+    "load": "mesa.models",
+}
 
 # fmt: off
 __all__ = [
