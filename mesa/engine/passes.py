@@ -6,6 +6,7 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -134,8 +135,11 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
     )
 
 
-def real_tokens(mask: Any, batch: int, length: int, prompt_length: int) -> Tensor:
-    """Whether each token (batch, token) is no padding, on the CPU; ValueError for a mask of anything else."""
+def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generating: bool) -> Tensor:
+    """Whether each token (batch, token) is no padding, on the CPU; ValueError for a mask of anything else.
+
+    Warns where a whole row is padding, whose output then means nothing; in `generate` a ValueError.
+    """
     if mask is None:
         return torch.ones(batch, length, dtype=torch.bool)
     shape = f"has shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
@@ -155,10 +159,13 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int) -> Tenso
         raise ValueError(f"attention_mask holds {value}, neither 0 nor 1; where it says that {_PACKED}")
     if length >= prompt_length and not real.any(1).all():
         row = int(real.any(1).logical_not().nonzero()[0])
-        raise ValueError(
+        message = (
             f"row {row} of attention_mask is all padding; drop it from the batch, or, where more of the prompt "
             "follows, state its prompt_length"
         )
+        if generating:  # transformers numbers the tokens after it from 2 on
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=2)
     return real
 
 

@@ -26,6 +26,7 @@ from mesa.decoder import layers_of, removed
 from mesa.engine import families, passes
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.families import Kind
+from mesa.engine.kernels import BLOCK
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.methods import METHODS, Method, Origin
@@ -99,7 +100,8 @@ class Attachment:
         prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
             passes.fill(cache, self._block, prompt_length)
-        real = passes.real_tokens(kwargs.get("attention_mask"), batch, past + new, prompt_length)
+        mask, generating = kwargs.get("attention_mask"), self._prompt.length is not None
+        real = passes.real_tokens(mask, batch, past + new, prompt_length, generating)
         index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
         passes.check_prompt(real, past, prompt_length)
         passes.check_positions(kwargs.get("position_ids"), real, index)
@@ -140,7 +142,7 @@ class Attachment:
         running = self.running
         if running is None:
             raise passes.Bypassed(self.why())
-        cached = running.cached.to(states.device)
+        cached = (running.cached if running.padded else running.cached[:1]).to(states.device)
         if not (self._frozen[kind].by_length and len(running.groups) > 1):
             return self._cos_sin(kind, running.groups[:1], states, cached)
         parts = [  # each group chooses its frequencies by its own length
@@ -208,7 +210,7 @@ class Attachment:
         """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None.
 
         attention_hooks: a bridge's. Where they watch scores or weights, or gradients are on, the layer is computed as
-        the dense executor does, whichever is attached.
+        the dense executor does, whichever is attached, and so is a short padded batch: listening changes none of it.
         """
         if dropout:
             raise ValueError(
@@ -230,7 +232,8 @@ class Attachment:
         hooks = attention_hooks
         if hooks is not None:
             query, key = hooks.rotated(query, key)
-            if not (self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)):
+            full = self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)
+            if not (full or (running.padded and running.total <= BLOCK)):
                 hooks = None
         executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
         every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
@@ -255,7 +258,9 @@ class Attachment:
         else:
             unseen = -math.inf if hooks else 0.0
             output, weights = _padded(by_plan, running.groups, unseen, first_key, query, key, value)
-        if hooks and weights is not None:
+        if hooks:
+            if weights is None:  # all rows are padding
+                weights = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
             output, weights = hooked_attention(hooks, weights, value)
         running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights

@@ -138,14 +138,14 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
         refusal = gemma4 and switch != "use_hook_mlp_in"
         with pytest.raises(NotImplementedError, match=switch) if refusal else contextlib.nullcontext():
             getattr(built, f"set_{switch}")(True)
-    logits, expected = stock.run_with_cache(tokens(length=12))
+    logits, expected = stock.run_with_cache(tokens(2, 12))
     assert set(ours.hook_dict) == set(stock.hook_dict)
     for executor in (None, "dense", "fused"):
         attached = (
             mesa.applied(ours.original_model, ORIGIN, executor=executor) if executor else contextlib.nullcontext()
         )
         with attached:
-            said, cache = ours.run_with_cache(tokens(length=12))
+            said, cache = ours.run_with_cache(tokens(2, 12))
         torch.testing.assert_close(said, logits, atol=1e-4, rtol=1e-4)
         assert executor or set(cache) == set(expected)
         for hook, states in expected.items():
@@ -163,6 +163,16 @@ def test_only_the_layers_that_are_listened_to_are_computed_densely(model, tokeni
     assert len(calls) == 2
     torch.testing.assert_close(seen[name("pattern", 1)], cached(bridge, method)[1][name("pattern", 1)])
     torch.testing.assert_close(plain, cached(bridge, method)[0], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", cases.CASES)
+def test_listeners_change_no_number_of_a_short_padded_batch(case, model, tokenizer):
+    bridge, ids, mask = mesa.bridge(model, tokenizer), tokens(2), torch.ones(2, 40).long()
+    mask[0, :5] = 0
+    with mesa.applied(model, cases.method(case)):
+        logits = bridge(ids, attention_mask=mask)
+        assert torch.equal(bridge.run_with_cache(ids, attention_mask=mask)[0], logits)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])

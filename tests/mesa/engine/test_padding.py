@@ -160,7 +160,6 @@ REFUSED = {
         1, 20, {"attention_mask": torch.ones(1, 19).long()}, r"shape \(1, 19\); .* \(1, 20\) of all tokens so far"),
     "a mask that numbers packed texts": (
         1, 20, {"attention_mask": PACKED}, "attention_mask holds 2, neither 0 nor 1.*rows of their own"),
-    "a row of padding": (2, 20, {"attention_mask": EMPTY}, "row 1 of attention_mask is all padding"),
     "packed texts": (
         1, 20, {"position_ids": torch.cat([torch.arange(12), torch.arange(8)])[None]},
         "position_ids begin anew at token 12 of row 0: .* packed .* rows of their own, padded"),
@@ -176,6 +175,20 @@ def test_what_no_plan_is_for_is_refused_with_the_way_round(model, case):
     rows, length, given, message = REFUSED[case]
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
         logits(model, tokens(rows, length), **given)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+def test_a_row_of_padding_changes_no_other_row(model, executor, name):
+    ids, message = tokens(2, 20), "row 1 of attention_mask is all padding; drop it"
+    with mesa.applied(model, cases.method(name), executor=executor):
+        with pytest.warns(UserWarning, match=message):
+            both = model(ids, attention_mask=EMPTY).logits
+        torch.testing.assert_close(both[:1], model(ids[:1]).logits, atol=1e-5, rtol=0)
+        assert both.isfinite().all()
+        with pytest.raises(ValueError, match=message):
+            model.generate(ids, attention_mask=EMPTY, max_new_tokens=1)
 
 
 def test_other_caches_are_refused(model):
