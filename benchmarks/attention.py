@@ -8,6 +8,7 @@ in fresh processes: one for time, in turn with stock sdpa, and one for memory. W
     python benchmarks/attention.py --quick              # all at 1k and 8k, a few methods at 16k: 15 minutes
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
     python benchmarks/attention.py --methods lampe --again  # one method, changed since; the others' numbers stay
+    python benchmarks/attention.py --threads 1 --out benchmarks/results/cpu-time  # beside other work: its own CPU time
     python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
 """
 
@@ -104,7 +105,6 @@ def _model(length: int, device: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.set_num_threads(2)
     torch.manual_seed(0)
     hidden, layers, dtype = (512, 4, torch.float32) if device == "cpu" else (2048, 16, torch.bfloat16)
     config = LlamaConfig(
@@ -168,12 +168,12 @@ def _method(name: str, length: int) -> Any:
 
 
 def _now(device: str) -> float:
-    """Seconds on a clock, all work on the device done."""
+    """Seconds on a clock, all work on the device done; the process's own CPU time where it has one thread."""
     import torch
 
     if device != "cpu":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return time.process_time() if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def _reset_peak(device: str) -> int:
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two repeats, 1k and 8k, a few methods at 16k")
     parser.add_argument("--again", action="store_true", help="into the results that are there")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2, help="with one, times are the process's own CPU time")
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
@@ -214,6 +215,9 @@ def main() -> None:
         args.lengths, args.repeats = QUICK, 2
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.one:
+        import torch
+
+        torch.set_num_threads(args.threads)
         what, name = args.one
         timed = what == "time"
         got = measure_time(name, lengths[0], args.repeats, args.device) if timed else None
@@ -229,6 +233,7 @@ def main() -> None:
         for what in ("peak",) if name == STOCK else ("time", "peak"):
             command = [sys.executable, __file__, "--one", what, name, "--lengths", str(length)]
             command += ["--repeats", str(args.repeats), "--device", args.device]
+            command += ["--threads", str(args.threads)]
             environment = {**os.environ, **FREED_AT_ONCE} if what == "peak" else None
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             row |= json.loads(done.stdout.splitlines()[-1])
@@ -240,7 +245,8 @@ def main() -> None:
     rows = list(measured_rows.values())
     args.out.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(rows, indent=1) + "\n")
-    text = f"{table(rows, sorted({row['length'] for row in rows}))}\n\n{measured_at(rows)}"
+    clock = " Times: the process's own CPU time, one thread." if args.threads == 1 else ""
+    text = f"{table(rows, sorted({row['length'] for row in rows}))}\n\n{measured_at(rows)}{clock}"
     (args.out / "attention.md").write_text(text + "\n")
     plot(rows, args.out / "attention.png")
     print(text)
