@@ -117,6 +117,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
         entries.append(
             {
                 "task": task,
+                "about": tasks[task].about,
                 "metric": name,
                 "unit": metric.unit,
                 "of_prompts": metric.of_prompts,

@@ -19,7 +19,7 @@ from probe.statistics import Ends, student, wilson
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
 
 Rows = Sequence[Mapping[str, Any]]
-_MEAN = "mean and 95% interval"
+_MEAN = "mean, 95% interval"
 _REPEATS = {"window": "texts", "sample": "prompts"}
 _NAMED = 4  # methods in a sentence, at most
 
@@ -39,7 +39,7 @@ def curves_chart(
     panels = [
         _score_panel(
             evaluation["tail_nll"].assign_attrs(long_name="NLL", units="nats/token"),
-            "loss: NLL of the same last tokens (lower is better)",
+            "Loss of the same last tokens (lower is better)",
             Rule(level, f"fails above {level:z.2f}", RED),
             (measured, trained, predicted),
         )
@@ -48,7 +48,7 @@ def curves_chart(
         panels.append(
             _score_panel(
                 evaluation["passkey"].assign_attrs(long_name="passkeys found", units="share"),
-                "retrieval: passkeys found (higher is better)",
+                "Retrieval: passkeys found (higher is better)",
                 Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED),
                 (measured, trained, predicted),
             )
@@ -60,10 +60,8 @@ def curves_chart(
 
 def parted(chart: Chart) -> list[Chart]:
     """A chart a panel, for pages."""
-    return [
-        Chart(f"{panel.title[0].upper()}{panel.title[1:]}, by prompt length; {_MEAN}", (replace(panel, title=""),))
-        for panel in chart.panels
-    ]
+    title = f"{{}}, by prompt length; {_MEAN}"
+    return [Chart(title.format(panel.title), (replace(panel, title=""),)) for panel in chart.panels]
 
 
 def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
@@ -90,7 +88,8 @@ def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
         rows = [cell for cell in cells if cell["task"] == task]
         metrics = dict.fromkeys(row["metric"] for row in rows)
         panels = [_metric_panel(rows, metric, summary["trained_length"]) for metric in metrics]
-        charts[task] = Chart(f"{task} by prompt length: {summary['model']}; {_MEAN}", tuple(panels))
+        about = rows[0].get("about", task)
+        charts[task] = Chart(f"{about[0].upper()}{about[1:]}: {summary['model']}; {_MEAN}", tuple(panels))
     return charts
 
 
@@ -208,15 +207,14 @@ def _symbol(number: int, line: Line) -> str:
 
 def _metric_panel(cells: Rows, metric: str, trained: int) -> Panel:
     rows = [cell for cell in cells if cell["metric"] == metric]
-    labels = list(dict.fromkeys(row["method"] for row in rows))
     lines = []
-    for label in labels:
+    for label in dict.fromkeys(row["method"] for row in rows):
         points = sorted((row for row in rows if row["method"] == label), key=lambda row: row["length"])
         columns = ("length", "mean", "low", "high")
         x, y, low, high = (np.array([point[column] for point in points], float) for column in columns)
         lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
     return Panel(
-        title=metric,
+        title="",  # the y axis names it
         x_title=f"length (tokens); {max(row['n'] for row in rows)} samples",
         y_title=f"{metric} ({rows[0]['unit']}){'; lower is better' * rows[0]['unit'].startswith('nats')}",
         lines=tuple(lines),

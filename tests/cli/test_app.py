@@ -92,7 +92,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
     scores, passkeys, drift, located = titles(app)  # in this order
-    assert scores.startswith("Loss: NLL of the same last tokens (lower is better), by prompt length")
+    assert scores.startswith("Loss of the same last tokens (lower is better), by prompt length")
     assert passkeys.startswith("Retrieval: passkeys found")
     assert drift.startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
     assert located.startswith("rerope in one place only")

@@ -123,6 +123,7 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     summary = {"cells": cells, "trained_length": 200, "model": "some/model"}
     charts = evaluation_charts(summary)
     assert list(charts) == ["passkey", "nll"]
+    assert charts["passkey"].title == "The paper's passkey prompt: some/model; mean, 95% interval"
     (panel,) = charts["passkey"].panels
     assert panel.y_title == "accuracy (share found)"
     lines = {line.label: line for line in panel.lines}
@@ -150,7 +151,7 @@ def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():
     common = {"model": "<i>", "trained_length": 32, "seed": 0, "executor": "fused", "versions": {}, "tasks_left": 0}
     html = render_evaluation({**common, "methods": {"origin": {}, "<b>": {}}, "cells": cells, "out_of_memory": []})
     assert "<i>" not in html.partition("<body>")[2].replace("plotly", "")[:400]
-    assert html.index("nll by prompt length") < html.index("Time and memory") < html.index("latency by prompt length")
+    assert html.index("Nll: &lt;i&gt;; mean") < html.index("Time and memory") < html.index("Latency: &lt;i&gt;; mean")
     assert '<abbr title="The unmodified model.' in html
     assert "At 64 tokens the mean nll is 2.00 under &lt;b&gt;, 2.00 under origin." in html
 
