@@ -58,7 +58,7 @@ test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a train
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15)
 	$(BIN)/python benchmarks/attention.py $(BENCH)
 
-pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
+pictures: .venv/installed  ## docs/*.png and their numbers, docs/*.csv, by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
 	$(BIN)/python research/pictures.py $(dir $(OUT))
 
 mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and the runs behind them; interrupted, it goes on

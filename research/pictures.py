@@ -1,13 +1,23 @@
 """`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
 
 `python research/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
-`real` (`make real`). A picture whose run is not there stays as it is, and is named.
-The screenshots docs/app-*.png are `make test-browser`'s.
+`real` (`make real`). A picture whose run is not there stays as it is, and is named. The numbers of a picture are a csv
+of its name beside it. docs/app-*.png are screenshots of the dashboard over RUNS (playwright and Chromium:
+`make .venv/browser`).
 """
 
+import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from textwrap import wrap
 
@@ -17,6 +27,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
+from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
 from theory.claims import Settings
@@ -24,16 +35,11 @@ from theory.figures import STYLES, curve_end
 from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
-STUDIES = ROOT / "research" / "thresholds_predict_failure" / "results"
+RESEARCH = ROOT / "research"
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
-        ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
-        (
-            "heatmap",
-            "--minus origin --methods rerope,dynamic-ntk,mesa",
-            {"demo-heatmaps": "heatmap-resid_post-repeated-minus-origin"},
-        ),
+        ("drift", "", {"demo-drift-map": "drift-resid_post-repeated-map"}),
         ("thresholds", "--pairs 3:150", {"demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
     "mechanism": (
@@ -53,24 +59,37 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
         ),
     ),
 }
+SHOTS = {"app-overview": ("", 1350), "app-tokens": ("tokens", 900)}
+"""Screenshots: the dashboard's page, and how many pixels of it are seen from the top."""
+_DRIFT = RESEARCH / "real_model" / "results" / "drift-16k" / "levels.csv"
+_MAP = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",), "kind": ("weave",), "way": ("only",)}
+NUMBERS = {  # pictures of runs that are not in the repository: their numbers, from tables that are
+    "mechanism-map": of_table(
+        RESEARCH / "mechanism" / "results" / "effects.csv", _MAP, ("layer", "head", "share", "low", "high")
+    ),
+    "real-model-drift": of_drift(_DRIFT, {"layer": ("1", "7")}),
+}
 
 
 def draw(runs: Path, docs: Path) -> list[str]:
-    """Draws into `docs`; returns the pictures that stayed, with the reason."""
+    """Draws into `docs`, and writes the numbers; returns the pictures that stayed, with the reason."""
     stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, docs)]
+    for name, rows in NUMBERS.items():
+        write_numbers(docs / name, rows)
     for study, names in {
         "default": {"lengths": "findings_lengths", "dims": "findings_dims"},
         "smollm2": {"lengths": "findings_smollm2"},
     }.items():
         with tempfile.TemporaryDirectory() as scratch:
             write_study(
-                read_results(ROOT / "research" / "thresholds_predict_failure" / "results" / f"{study}.json"),
+                read_results(RESEARCH / "thresholds_predict_failure" / "results" / f"{study}.json"),
                 Path(scratch),
             )
             for name, drawn in names.items():
-                shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{drawn}.png")
+                for form in ("png", "csv"):
+                    shutil.copyfile(Path(scratch) / f"{name}.{form}", docs / f"{drawn}.{form}")
     draw_theory(docs)
-    return stayed
+    return stayed + shoot(runs, docs)
 
 
 def draw_theory(docs: Path) -> None:
@@ -98,6 +117,13 @@ def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:
     axes.set_title("\n".join(wrap(curve_end(values), 75)), fontsize=8, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=200)
+    rows = (
+        {"construction": name, "t": t, "value": float(value)}
+        for name in values["construction"].values.tolist()
+        for t, value in zip(values["t"].values.tolist(), values.sel(construction=name).values, strict=True)
+        if value == value  # no position is read without positions
+    )
+    write_numbers(path, rows)
 
 
 def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
@@ -106,14 +132,72 @@ def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
     for kind, options, pictures in exports:
         with tempfile.TemporaryDirectory() as scratch:
             done = (runs / run).is_dir() and main(
-                ["export", kind, str(runs / run), *options.split(), "--out", scratch]
+                ["export", kind, str(runs / run), *options.split(), "--format", "png,csv", "--out", scratch]
             ) == 0
+            if done and run == "demo":
+                demo_numbers(kind, Path(scratch), docs)
             for picture, name in pictures.items():
                 if done:
                     shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{picture}.png")
                 else:
                     stayed.append(f"{picture}.png: {runs / run} cannot be exported")
     return stayed
+
+
+def demo_numbers(kind: str, exported: Path, docs: Path) -> None:
+    """Writes what a picture of the demo shows, from the tables that the export wrote."""
+    if kind == "drift":
+        write_numbers(docs / "demo-drift-map", of_drift(exported / "drift-resid_post-repeated-levels.csv", {}))
+    else:
+        values, columns = (
+            exported / "threshold-resid_post-repeated-values.csv",
+            ("method", "layer", "position", "smoothed"),
+        )
+        write_numbers(docs / "demo-threshold", of_table(values, {}, columns))
+
+
+def shoot(runs: Path, docs: Path) -> list[str]:
+    """Takes the screenshots of `SHOTS` with Chromium; returns those that stayed, with the reason."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None or find_spec("playwright") is None or not (runs / "demo").is_dir():
+        reason = f"{runs / 'demo'}, playwright and Chromium are needed"
+        return [f"{name}.png: {reason}" for name in SHOTS]
+    from playwright.sync_api import sync_playwright
+
+    drawn = """() => document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning"
+        && document.querySelector("h1") && !document.querySelector("[data-stale=true], [data-testid=stSkeleton]")"""
+    with dashboard(runs) as address, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        for name, (page_name, height) in SHOTS.items():
+            page = chromium.new_page(viewport={"width": 1280, "height": height}, color_scheme="light")
+            page.goto(f"{address}/{page_name}?run=demo")
+            page.wait_for_function(drawn, timeout=120_000)
+            page.wait_for_timeout(3000)  # plotly draws
+            page.screenshot(path=docs / f"{name}.png")
+    return []
+
+
+@contextmanager
+def dashboard(runs: Path) -> Iterator[str]:
+    """The address of a dashboard over the runs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(runs), "--port", str(port)]
+    server = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        for tries in count():
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
+                break
+            except OSError:
+                if tries == 120:
+                    raise
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(20)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,23 @@ def test_named_paths_links_and_modules_exist(page):
     assert not missing(page)
 
 
+def test_every_chart_of_the_docs_has_its_numbers_under_it():
+    shown = [
+        (picture, below.removeprefix("\n\n*"))
+        for page in PAGES[1:]
+        for picture, below in re.findall(r"\]\(([\w-]+)\.png\)(\n\n.*)?", page.read_text(encoding="utf-8"))
+    ]
+    assert {picture for picture, _ in shown} == {path.stem for path in (ROOT / "docs").glob("*.png")}
+    for picture, below in shown:
+        if picture.startswith("app-"):  # a screenshot
+            continue
+        if not below.startswith("Numbers, after `make real`: `mesa-lens export "):  # of states that are not shipped
+            assert below.startswith(f"[Numbers]({picture}.csv)")
+            first, *rows = (ROOT / "docs" / f"{picture}.csv").read_text(encoding="utf-8").splitlines()
+            assert len(first.split(",")) > 2
+            assert len(rows) > 10
+
+
 def test_what_moved_or_is_dead_is_reported(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

@@ -1,9 +1,10 @@
-"""Draws docs/law-curve.png and docs/law-gaps.png from results/default.json."""
+"""Draws docs/law-curve.png and docs/law-gaps.png from results/default.json, and writes their numbers beside them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,28 @@ from probe.figures.render import rendered  # noqa: E402
 from probe.figures.styles import BLACK, RED, nth  # noqa: E402
 from probe.files import write  # noqa: E402
 from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
+from research.figure_numbers import of_chart, write_numbers  # noqa: E402
 
 _EXCESS = "excess loss (nats/token)"
 _FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
 
 
 def main() -> None:
-    """Writes both pictures."""
+    """Writes both pictures and their numbers."""
     result = json.loads((Path(__file__).parent / "results" / "default.json").read_text())
     for name, chart in (("curve", curve_chart(result)), ("gaps", gap_chart(result))):
-        write(ROOT / "docs" / f"law-{name}.png", rendered(chart, "png"))
+        path = ROOT / "docs" / f"law-{name}.png"
+        write(path, rendered(by_family(chart), "png"))
+        write_numbers(path, of_chart(chart))
+
+
+def by_family(chart: Chart) -> Chart:
+    """The chart with a config's line named by its method."""
+    panels = [
+        replace(panel, lines=tuple(replace(line, label=line.label.split(":")[0]) for line in panel.lines))
+        for panel in chart.panels
+    ]
+    return replace(chart, panels=tuple(panels))
 
 
 def curve_chart(result: dict[str, Any]) -> Chart:
@@ -38,7 +51,7 @@ def curve_chart(result: dict[str, Any]) -> Chart:
     sums = np.cumsum(np.arange(1.0, len(excess)) ** rule["power"])
     on_z = Line("origin", np.log10(sums), excess[1:], BLACK, "solid", "circle")
     configs = tuple(
-        Line(name.split(":")[0], np.log10(np.maximum(row["z"], 1.0)), np.array(row["measured"]), *_marker(result, name))
+        Line(name, np.log10(np.maximum(row["z"], 1.0)), np.array(row["measured"]), *_marker(result, name))
         for name, row in result["configs"].items()
     )
     first = Panel(
@@ -73,7 +86,7 @@ def gap_chart(result: dict[str, Any]) -> Chart:
         tuple(lines), axis_range(lines), x_ticks=tuple(gaps), log_x=True,
     )  # fmt: skip
     scatter = [
-        Line(name.split(":")[0], np.array(row["measured"]), np.array(row["predicted"]), *_marker(result, name))
+        Line(name, np.array(row["measured"]), np.array(row["predicted"]), *_marker(result, name))
         for name, row in result["configs"].items()
     ]
     ends = np.array([0.0, max(float(line.x.max()) for line in scatter)])

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.interventions.interventions import Head
 from research.correlation import rank_correlation
+from research.figure_numbers import write_numbers
 from research.mechanism.picture import BLUE, GREY, PAGE, rows
 from research.real_model.run import RESULTS as REAL_MODEL
 from research.real_model.run import located
@@ -86,7 +87,7 @@ def head_map(panel: Axes) -> None:
         colour = "white" if shares[layer, head] > 0.6 * most else "black"
         panel.text(head, layer, f"{shares[layer, head]:.0f}", ha="center", va="center", fontsize=7, color=colour)
     panel.set(
-        xlabel="head", ylabel="layer", title="SmolLM2, 12k tokens of one text: first-order estimate\n(framed: patched)"
+        xlabel="head", ylabel="layer", title="SmolLM2, 12k tokens of one text:\nfirst-order estimate (framed: patched)"
     )
     panel.set_xticks(range(shares.shape[1]))
     panel.set_yticks(range(0, len(shares), 2))
@@ -110,8 +111,8 @@ def against(panel: Axes, model: str, size: float, title: str) -> None:
 
 
 def main() -> None:
-    """Draws the picture."""
-    figure = Figure(figsize=(14, 7), layout="constrained", dpi=110)
+    """Draws the picture and writes its numbers: shares of the loss in percent."""
+    figure = Figure(figsize=(11, 5.6), layout="constrained", dpi=150)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
     head_map(left)
     against(middle, "smollm2", gap(), "SmolLM2: the heads patched")
@@ -120,10 +121,17 @@ def main() -> None:
         for row in rows("loss_gaps.csv")
         if (row["method"], row["length"], row["measure"]) == ("rerope", "1024", "nll")
     }
-    against(right, "default", size, "Shipped model, 1024 tokens: all 32 heads")
+    against(right, "default", size, "Shipped model, 1024 tokens:\nall 32 heads")
     for panel in (middle, right):
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(PAGE / "mechanism-heads.png", metadata={"Software": None})
+    shown = []
+    for model, loss in (("smollm2", gap()), ("default", size)):
+        shares = patched(model)
+        for (layer, head), value in sorted(estimates(model).items()):
+            labels = {"model": model, "layer": layer, "head": head, "estimated": 100 * value / loss}
+            shown.append(labels | {"patched": 100 * shares.get((layer, head), np.nan)})
+    write_numbers(PAGE / "mechanism-heads.png", shown)
 
 
 if __name__ == "__main__":

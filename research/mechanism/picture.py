@@ -1,4 +1,4 @@
-"""Draws docs/mechanism.png: what two heads attend to and restore, and what an injected drift costs.
+"""Draws docs/mechanism.png, its numbers beside it: what two heads attend to and restore, what an injected drift costs.
 
 python research/mechanism/picture.py
 """
@@ -6,15 +6,24 @@ python research/mechanism/picture.py
 from __future__ import annotations
 
 import csv
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from research.figure_numbers import write_numbers
+
 HERE = Path(__file__).parent
+Numbers = list[dict[str, Any]]
+"""What a panel shows: its title, series, place, value and 95% interval, in percent."""
 PAGE = HERE.parents[1] / "docs"
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#888888"
-MODELS = {"default": "shipped,\nReRoPE", "former": "earlier,\nReRoPE", "nope": "no positions,\nMesa"}
+MODELS = {"default": "shipped", "seed1": "seed 1", "seed2": "seed 2", "former": "earlier", "nope": "NoPE"}
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -53,7 +62,13 @@ def pairs(model: str) -> dict[str, float]:
     return {name: float(two[name]) for name in names} | {"mean": sum(others) / len(others), "most": max(others)}
 
 
-def attention(panel: Axes) -> None:
+def numbers(title: str, series: str, places: Iterable[Any], *columns: Iterable[float]) -> Numbers:
+    """Rows of a panel; columns: value, low and high of its 95% interval, or the value alone."""
+    names = ("panel", "series", "at", "value", "low", "high")
+    return [dict(zip(names, (title, series, *row), strict=False)) for row in zip(places, *columns, strict=True)]
+
+
+def attention(panel: Axes) -> Numbers:
     """Attention of heads 0.7 and 2.0 to the last 32 tokens: inside M, and at 4 M under three methods."""
     places = {
         ("origin", "inside M"): "inside M",
@@ -61,6 +76,7 @@ def attention(panel: Axes) -> None:
         ("rerope", "beyond M"): "ReRoPE",
         ("mesa", "beyond M"): "Mesa",
     }
+    title, shown = "Two heads lose the near past", []
     table = {
         (row["layer"], row["head"], row["method"], row["span"]): row
         for row in rows("heads.csv")
@@ -76,40 +92,46 @@ def attention(panel: Axes) -> None:
         at = [number + shift for number in range(len(places))]
         panel.bar(at, middle, 0.38, color=color, label=f"head {layer}.{head}")
         panel.errorbar(at, middle, ends, fmt="none", ecolor="black", lw=1)
+        limits = ([100 * float(row[f"mass_near_{end}"]) for row in values] for end in ("low", "high"))
+        shown += numbers(
+            title, f"head {layer}.{head}", (name.replace("\n", " ") for name in places.values()), middle, *limits
+        )
     panel.set_xticks(range(len(places)), places.values(), fontsize=8)
-    panel.set(ylabel="attention to the last 32 tokens (%)", title="Two heads lose the near past", ylim=(0, 108))
+    panel.set(ylabel="attention to the last 32 tokens (%)", title=title, ylim=(0, 118))
     panel.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
+    return shown
 
 
-def restored(panel: Axes) -> None:
+def restored(panel: Axes) -> Numbers:
     """What a method in the two sharpest local heads alone restores, beside 20 random pairs of other heads."""
-    for number, model in enumerate(MODELS):
+    title, shown, ticks = "ReRoPE (NoPE: Mesa) in two heads alone", [], []
+    for number, (model, name) in enumerate(MODELS.items()):
         table = rows(f"head_sets/{model}/sets.csv")
         two = next(row for row in table if row["set"] == "sharpest")
         others = [100 * float(row["share"]) for row in table if row["set"].startswith("others")]
         value, low, high = (100 * float(two[name]) for name in ("share", "low", "high"))
         panel.scatter(
-            [number + 0.12] * len(others), others, s=14, color=GREY, label=None if number else "20 random pairs"
+            [number + 0.12] * len(others),
+            others,
+            s=14,
+            color=GREY,
+            label=None if number else "20 random pairs of heads",
         )
         panel.errorbar([number - 0.12], [value], [[value - low], [high - value]], fmt="o", color=ORANGE, capsize=3)
-        heads = " and ".join(
+        heads = ", ".join(
             f"{part.split(':')[0]}.{head}" for part in two["heads"].split(";") for head in part.split(":")[1].split(",")
         )
-        panel.annotate(
-            heads, (number - 0.18, value), ha="right", va="bottom" if value < 5 else "center", fontsize=8, color=ORANGE
-        )
+        ticks.append(f"{name}\n{heads}")
+        shown += numbers(title, f"heads {heads}", [name], [value], [low], [high])
+        shown += numbers(title, "random pair", [name] * len(others), others)
     panel.axhline(0, color="black", lw=0.6)
-    panel.set_xticks(range(len(MODELS)), MODELS.values(), fontsize=8)
-    panel.set(
-        ylabel="loss restored at 4 M (%)",
-        title="The method in two local heads alone",
-        xlim=(-0.9, 2.5),
-        ylim=(-12, 100),
-    )
+    panel.set_xticks(range(len(MODELS)), ticks, fontsize=8)
+    panel.set(ylabel="loss restored at 4 M (%)", title=title, ylim=(-12, 108))
     panel.legend(frameon=False, fontsize=8, loc="upper right")
+    return shown
 
 
-def injected(panel: Axes) -> None:
+def injected(panel: Axes) -> Numbers:
     """What the drift beyond M costs where it is put into one layer inside M."""
     kinds = {
         "whole drift": ("all of it", ORANGE, "o"),
@@ -117,9 +139,11 @@ def injected(panel: Axes) -> None:
         "word": ("in threshold dims", "#009E73", "^"),
         "rerope's states": ("ReRoPE's states", GREY, "D"),
     }
+    title, shown = "The drift at 4 M, put in inside M", []
     for shift, (kind, (label, color, marker)) in zip((-0.24, -0.08, 0.08, 0.24), kinds.items(), strict=True):
         at = costs(kind)
         values, lows, highs = ([100 * row[name] for row in at] for name in ("share", "share_low", "share_high"))
+        shown += numbers(title, label, (f"layer {row['layer']:.0f}" for row in at), values, lows, highs)
         ends = [[value - low for value, low in zip(values, lows, strict=True)]]
         ends += [[high - value for value, high in zip(values, highs, strict=True)]]
         panel.errorbar(
@@ -137,19 +161,24 @@ def injected(panel: Axes) -> None:
     panel.set(
         xlabel="after layer",
         ylabel="share of the loss beyond M (%)",
-        title="The drift at 4 M, put in inside M",
-        ylim=(-12, 165),
+        title=title,
+        ylim=(-12, 175),
     )
     panel.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
+    return shown
 
 
 def main() -> None:
-    """Draws the picture."""
-    figure = Figure(figsize=(14, 4.4), layout="constrained", dpi=120)
+    """Draws the picture and writes its numbers."""
+    figure = Figure(figsize=(10.5, 3.6), layout="constrained", dpi=180)
+    shown = []
     for draw, panel in zip((attention, restored, injected), figure.subplots(1, 3), strict=True):
-        draw(panel)
+        shown += draw(panel)
         panel.spines[["top", "right"]].set_visible(False)
+        panel.title.set_fontsize(10)
+        panel.yaxis.label.set_fontsize(9)
     figure.savefig(PAGE / "mechanism.png", metadata={"Software": None})
+    write_numbers(PAGE / "mechanism.png", shown)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from probe.figures.render import rendered
 from probe.figures.styles import RED, style
 from probe.statistics import shown, student, wilson
 from research.correlation import rank_correlation
+from research.figure_numbers import of_chart, write_numbers
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -241,6 +242,7 @@ def main() -> None:
     by_method = by_position()
     chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(by_method)))
     PICTURE.write_bytes(rendered(chart, "png"))
+    write_numbers(PICTURE, of_chart(chart))
     page = PAGE.read_text(encoding="utf-8")
     for name, lines in (
         ("by length", length_table(by_length(by_method))),

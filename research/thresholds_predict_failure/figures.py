@@ -1,8 +1,10 @@
-"""Writes a study's results, tables and figures."""
+"""Writes a study's results, tables and figures, with the figures' numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from probe.figures.static import MARKERS
 from probe.figures.styles import nth, style
 from probe.files import write
+from research.figure_numbers import write_numbers
 from research.thresholds_predict_failure.results import DRIFT, REFERENCE, write_results
 from research.thresholds_predict_failure.tables import (
     RULE,
@@ -26,24 +29,21 @@ from research.thresholds_predict_failure.tables import (
 
 
 def write_study(results: xr.Dataset, out: Path) -> str:
-    """Writes study.json, study.md, lengths.png and dims.png into the folder `out`; returns the tables."""
+    """Writes study.json, study.md, and lengths and dims as png and csv into the folder `out`; returns the tables."""
     text = tables(results)
     write_results(results, out / "study.json")
     write(out / "study.md", (text + "\n").encode())
     lengths_figure(results).savefig(out / "lengths.png")
     dims_figure(results).savefig(out / "dims.png")
+    write_numbers(out / "lengths.png", length_numbers(results))
+    write_numbers(out / "dims.png", dim_numbers(results))
     return text
 
 
 def lengths_figure(results: xr.Dataset) -> Figure:
     """Predicted over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds."""
-    prompt = "repeated word" if headline(results) == "repeated" else headline(results)
-    panels = {
-        f"thresholds ({prompt})": predicted_lengths(results, rule=RULE),
-        f"drift ({prompt})": predicted_lengths(results, rule=DRIFT),
-        "arithmetic: largest distance reaches M": arithmetic(results),
-    }
-    figure = Figure(figsize=(2.1 + 4.2 * len(panels), 4.8), dpi=110, layout="constrained")
+    panels = _length_panels(results)
+    figure = Figure(figsize=(2.1 + 3 * len(panels), 3.8), dpi=160, layout="constrained")
     for axes, (title, predicted) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         _lengths_panel(axes, results, predicted, title)
     figure.axes[0].set_ylabel("predicted failure (tokens)")
@@ -51,9 +51,41 @@ def lengths_figure(results: xr.Dataset) -> Figure:
     return figure
 
 
+def length_numbers(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """A row a config and panel: median, least and most over the seeds; inf: none up to the longest."""
+    for title, predicted in _length_panels(results).items():
+        for config, y, x in zip(results["config"].values, predicted, measured_lengths(results), strict=True):
+            row = {"panel": title, "config": config}
+            for name, values in (("measured", x), ("predicted", y)):
+                values = np.where(values > settings(results)["length"], np.inf, values)[~np.isnan(values)]
+                if values.size:
+                    row |= {name: np.median(values), f"{name}_least": values.min(), f"{name}_most": values.max()}
+            if {"measured", "predicted"} <= row.keys():
+                yield row
+
+
+def _length_panels(results: xr.Dataset) -> dict[str, np.ndarray]:
+    """Predicted lengths (config, seed) by the panel's title."""
+    prompt = "repeated word" if headline(results) == "repeated" else headline(results)
+    return {
+        f"thresholds ({prompt})": predicted_lengths(results, rule=RULE),
+        f"drift ({prompt})": predicted_lengths(results, rule=DRIFT),
+        "arithmetic: largest distance reaches M": arithmetic(results),
+    }
+
+
+def dim_numbers(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """A row a prompt, rule and number of dims: the rank correlation and its 95% interval."""
+    for (prompt, rule), scores in scores_by_top(results).items():
+        for top, one in scores.items():
+            yield {"prompt": prompt, "rule": rule, "dims": top, "spearman": one.correlation.value} | {
+                end: float(getattr(one.correlation, end)) for end in ("low", "high")
+            }
+
+
 def dims_figure(results: xr.Dataset) -> Figure:
     """Rank correlation over the number of dims, for every prompt and rule that calls anything."""
-    figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7.5, 4), dpi=160, layout="constrained")
     axes, by_kind = figure.subplots(), scores_by_top(results)
     prompts = list(dict.fromkeys(prompt for prompt, _ in by_kind))
     for number, ((prompt, rule), scores) in enumerate(by_kind.items()):
@@ -101,9 +133,10 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         axes.errorbar(*point, **bars, **look, label=None if method in labelled else label)
         labelled.add(method)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
-    multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.25, 1.5, 2, 3)
+    multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.5, 2, 3)
     ticks = [int(multiple * trained) for multiple in multiples if multiple * trained <= length]
-    axes.set(xscale="log", yscale="log", title=title, xlabel="measured failure (tokens)", xlim=ends, ylim=ends)
+    axes.set(xscale="log", yscale="log", xlabel="measured failure (tokens)", xlim=ends, ylim=ends)
+    axes.set_title(title, fontsize=10)
     axes.set_xticks([*ticks, none], [*map(str, ticks), "none"])
     axes.set_yticks([*ticks, none], [*map(str, ticks), "none"])
     axes.minorticks_off()

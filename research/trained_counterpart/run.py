@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.options import parse_lengths
 from probe.statistics import shown
+from research.figure_numbers import write_numbers
 from research.script import Journal, deadline, load_options, make_parser, run
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -84,7 +85,16 @@ def picture(summary: Mapping[str, Any]) -> Figure:
 def draw(summary: Mapping[str, Any]) -> None:
     """Stores the summary, draws the picture and writes the tables."""
     (HERE / "results" / "default.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
-    picture(summary).savefig(ROOT / "docs" / "theory_counterpart.png", metadata={"Software": None})
+    path = ROOT / "docs" / "theory_counterpart.png"
+    picture(summary).savefig(path, metadata={"Software": None})
+    position, heads = summary["curves"]["position"], summary["curves"]["D"]
+    write_numbers(
+        path,
+        (
+            {"position": at, "constructed": at + 1} | {f"head {name}": values[number] for name, values in heads.items()}
+            for number, at in enumerate(position)
+        ),
+    )
     page = ROOT / "docs" / "theory.md"
     text = page.read_text(encoding="utf-8")
     for lines, begins in ((head_table(summary), HEADS), (held_table(summary), HELD)):
