@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ def bands(pairs: int, slow: int) -> dict[str, Band]:
 
 @contextmanager
 def banded(band: Band, log_n: bool) -> Iterator[str]:
-    """The name of an executor, `dense` but for ReRoPE's plan: its distances for a band's pairs, true ones for others."""
+    """The name of an executor: `dense`, but ReRoPE's plan serves a band's pairs only, and true distances the others."""
 
     def execute(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         if len(schedule.plan.regions) == 1:  # Origin's
@@ -118,7 +118,7 @@ def measure(journal: Journal, planned: Any, chosen: dict[str, Band]) -> None:
 
 
 def table(journal: Journal, chosen: dict[str, Band], texts: int) -> list[dict[str, Any]]:
-    """A row a set of heads and a band: the share restored with its 95% interval; of bands in two, also the difference."""
+    """A row a set of heads and a band: the share restored with its 95% interval; and differences of two bands."""
 
     def losses(*cell: str | int) -> np.ndarray:
         return np.array([journal.rows[*cell, number]["nll"] for number in range(texts)])
