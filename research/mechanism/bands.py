@@ -126,7 +126,9 @@ def table(journal: Journal, chosen: dict[str, Band], texts: int) -> list[dict[st
     origin = losses("origin")
     judge = PairedLosses(origin.tolist(), losses("rerope").tolist())
     gap = judge.gap
-    rows: list[dict[str, Any]] = [{"heads": "all", "band": "gap, nats/token", **_values((gap.size, gap.low, gap.high))}]
+    rows: list[dict[str, Any]] = [
+        {"heads": "all", "log_n": "", "band": "gap, nats/token", "pairs": "", **_values((gap.size, gap.low, gap.high))}
+    ]
     for heads, log_n, label in tried(chosen):
         share = judge.share(losses(heads, log_n, label).tolist())
         pairs = ",".join(map(str, chosen[label]))
@@ -153,7 +155,7 @@ def main(args: argparse.Namespace) -> None:
     measure(journal, planned, chosen)
     rows = table(journal, chosen, args.samples)
     with (args.out / "bands.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ("heads", "log_n", "band", "pairs", "share", "low", "high"), lineterminator="\n")
+        writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     for row in rows:

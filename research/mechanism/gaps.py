@@ -69,7 +69,7 @@ def measure(journal: Journal, texts: Iterable[list[int]]) -> None:
 
     def loss(ids: list[int], method: mesa.Method) -> float:
         with mesa.applied(model, method):
-            return float(nll(model, ids, SCORED).double().mean())
+            return float(nll(model, np.array(ids), SCORED).double().mean())
 
     for number, ids in enumerate(texts):
         for boundary in BOUNDARIES:
