@@ -41,6 +41,11 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
             print_estimate(workers, *estimate(config), config)
             return 0
         plans = check(config)
+        if "longbench" in plans:
+            from probe.evaluation.harness import checked_tasks
+
+            values = config.sections["longbench"]
+            checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
     except ValueError as error:
         raise ValueError(f"{choice.config}: {error}") from error
     from mesa_lens.paper.report import write_report

@@ -11,7 +11,7 @@ from typing import Any
 from mesa_lens.paper.config import PaperConfig, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
-from probe.evaluation.harness import Harness, checked_tasks, run_harness
+from probe.evaluation.harness import Harness, run_harness
 from probe.evaluation.run import Evaluation
 from probe.evaluation.run import run as run_cells
 from probe.evaluation.worker import EvalWorker
@@ -44,9 +44,6 @@ def run_sections(
     unless `overwrite`, which removes what they hold once the model was loaded; also what `Runner.check` raises.
     """
     runner.check(config.load)
-    if "longbench" in plans:
-        values = config.sections["longbench"]
-        checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
     if overwrite:
         _check_before_removal(config, plans, out, runner)
     for name, plan in plans.items():

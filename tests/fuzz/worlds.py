@@ -10,12 +10,13 @@ import yaml
 
 DATA = yaml.safe_load((Path(__file__).parent / "wrong.yaml").read_text(encoding="utf-8"))
 GOOD = "model: {model}\ntrained_length: 160\nmethods: origin\nsections: {{passkey: {{samples: 1}}}}\n"
+TEXT = " ".join(f"Nothing is said here at all, {number} times over." for number in range(400))
 
 
 def build(folder: Path) -> dict[str, str]:
     """Makes everything in `folder`; the paths by name."""
     model = tiny.folder(folder / "model")
-    world = {"model": str(model), "text": _file(folder / "text.txt", "Nothing is said here at all. " * 400)}
+    world = {"model": str(model), "text": _file(folder / "text.txt", TEXT)}
     world["file"] = world["text"]
     (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
     world |= {"binary": str(folder / "binary.txt"), "no-yaml": str(folder / "binary.txt"), "here": str(folder)}

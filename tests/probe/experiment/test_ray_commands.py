@@ -77,7 +77,7 @@ def kept(actors, monkeypatch):
     monkeypatch.setattr(Member, "start", start)
     monkeypatch.setattr(RayPool, "close", lambda pool: None)
     for name in ("mechanism_report.write_locate_report", "mechanism_report.write_anatomy_report"):
-        monkeypatch.setattr(f"probe.{name}", lambda *_: None)
+        monkeypatch.setattr(f"probe.{name}", lambda summary, out: out / "report.html")
 
 
 @pytest.mark.usefixtures("undrawn", "kept")
@@ -113,8 +113,10 @@ def content(path):
         return table(path)
     if path.suffix == ".npz":
         with np.load(path) as arrays:
-            about = str(arrays["about"]).encode() if "about" in arrays.files else b""
-            return untimed(about), {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
+            texts = {"about", "header"} & {*arrays.files}
+            return [arrays[name].tobytes() for name in arrays.files if name not in texts] + [
+                untimed(str(arrays[name]).encode()) for name in texts
+            ]
     return untimed(path.read_bytes()) if path.suffix in (".json", ".html") else path.read_bytes()
 
 
