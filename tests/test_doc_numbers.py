@@ -72,7 +72,7 @@ def printed(name):
 def unfounded(block, beside, known):
     """The numbers of a block that no known number rounds to."""
     for label in sorted(filter(None, beside), key=len, reverse=True):
-        block = block.replace(label, " ")
+        block = re.sub(rf"(?<![\d.]){re.escape(label)}(?!\d)", " ", block)
     unknown = []
     block = INTERVAL.sub(r" \1% \2%", re.sub(r"`[^`]*`|\]\([^)]*\)", " ", block))
     for match in NUMBER.finditer(block):
