@@ -104,7 +104,7 @@ def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:
     """Draws a quantity (construction, t) of the theory over t; `level`: where success ends."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name in values["construction"].values.tolist():
+    for name in values.dropna("construction", how="all")["construction"].values.tolist():
         axes.plot(values["t"], values.sel(construction=name), label=name, **STYLES[name])
     if level is not None:
         axes.axhline(level, color="black", lw=0.8)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, trained_rule  # noqa: E402
 from probe.figures.render import rendered  # noqa: E402
-from probe.figures.styles import BLACK, RED, nth  # noqa: E402
+from probe.figures.styles import BLACK, RED, nth, style  # noqa: E402
 from probe.files import write  # noqa: E402
 from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
 from research.figure_numbers import of_chart, write_numbers  # noqa: E402
@@ -51,20 +51,22 @@ def curve_chart(result: dict[str, Any]) -> Chart:
     sums = np.cumsum(np.arange(1.0, len(excess)) ** rule["power"])
     on_z = Line("origin", np.log10(sums), excess[1:], BLACK, "solid", "circle")
     configs = tuple(
-        Line(name, np.log10(np.maximum(row["z"], 1.0)), np.array(row["measured"]), *_marker(result, name))
+        Line(name, np.log10(np.maximum(row["z"], 1.0)), np.array(row["measured"]), *_marker(name))
         for name, row in result["configs"].items()
     )
     first = Panel(
-        "Origin beyond M", "position (tokens)", _EXCESS, (by_position,), axis_range([by_position], [_FAILS]),
-        rules=(trained_rule(trained), _FAILS),
+        "the unmodified model beyond M", "position (tokens)", _EXCESS, (by_position,),
+        axis_range([by_position], [_FAILS]), rules=(trained_rule(trained), replace(_FAILS, text="")),
     )  # fmt: skip
     ticks = tuple(range(int(np.log10(sums[-1])) + 1))
     second = Panel(
-        "All configs, by their distances", "Z of the query", _EXCESS, (on_z, *configs),
+        f"{len(configs)} configs at {len(result['lengths'])} lengths, by Z",
+        "Z (weighted count of keys that are too far)", _EXCESS, (on_z, *configs),
         axis_range([on_z, *configs], [_FAILS]), rules=(_FAILS,), x_ticks=ticks,
         x_labels=tuple(f"1e{tick}" if tick else "none" for tick in ticks),
     )  # fmt: skip
-    return Chart("Loss over LM-Infinite: one curve for every method", (first, second))
+    methods = {name.split(":")[0] for name in result["configs"]}
+    return Chart(f"Loss over LM-Infinite: {len(methods)} methods near the unmodified model's curve", (first, second))
 
 
 def gap_chart(result: dict[str, Any]) -> Chart:
@@ -78,19 +80,19 @@ def gap_chart(result: dict[str, Any]) -> Chart:
         colour, _, symbol = nth(number)
         lines += [
             Line(f"J = {boundary}", x, value, colour, "none", symbol, interval=(low, high)),
-            Line(f"J = {boundary}, predicted", x, np.array([row["predicted"] for row in rows]), colour, "dash", symbol),
+            Line(f"J = {boundary}, predicted", x, np.array([row["predicted"] for row in rows]), colour, "dash", "none"),
         ]
     gaps = sorted({row["gap"] for row in result["gaps"]})
     first = Panel(
-        "gap of G tokens before token J", "G (tokens)", "loss over no gap (nats/token)",
-        tuple(lines), axis_range(lines), x_ticks=tuple(gaps), log_x=True,
+        f"prompts of {result['trained_length']}; the first J tokens moved G away", "G (tokens)",
+        "loss over no gap (nats/token)", tuple(lines), axis_range(lines), x_ticks=tuple(gaps), log_x=True,
     )  # fmt: skip
     scatter = [
-        Line(name, np.array(row["measured"]), np.array(row["predicted"]), *_marker(result, name))
+        Line(name, np.array(row["measured"]), np.array(row["predicted"]), *_marker(name))
         for name, row in result["configs"].items()
     ]
     ends = np.array([0.0, max(float(line.x.max()) for line in scatter)])
-    diagonal = Line("equal", ends, ends, BLACK, "dash", "circle")
+    diagonal = Line("equal", ends, ends, BLACK, "dash", "none")
     second = Panel(
         "configs and texts not used in fitting", "measured excess (nats/token)", "predicted excess (nats/token)",
         (diagonal, *scatter), axis_range([diagonal, *scatter]),
@@ -98,9 +100,9 @@ def gap_chart(result: dict[str, Any]) -> Chart:
     return Chart("A gap at fixed length; predicted against measured", (first, second))
 
 
-def _marker(result: dict[str, Any], name: str) -> tuple[str, str, str]:
-    families = list(dict.fromkeys(config.split(":")[0] for config in result["configs"]))
-    colour, _, symbol = nth(families.index(name.split(":")[0]))
+def _marker(name: str) -> tuple[str, str, str]:
+    """A config's look: its method's, without a line."""
+    colour, _, symbol = style(name.split(":")[0])
     return colour, "none", symbol
 
 

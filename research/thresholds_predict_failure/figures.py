@@ -122,7 +122,7 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         if not y.size or not x.size:
             continue
         x = np.where(x > length, aside, x)
-        label = f"{method} (descriptive)" if method == REFERENCE else method
+        label = f"{method} (not scored)" if method == REFERENCE else method
         colour, _, symbol = style(method)
         bars = {
             name: [[np.median(values) - values.min()], [values.max() - np.median(values)]]
@@ -132,6 +132,8 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         point = float(np.median(x)), float(np.median(y))
         axes.errorbar(*point, **bars, **look, label=None if method in labelled else label)
         labelled.add(method)
+    if not labelled:
+        axes.text(0.35, 0.75, "nothing is called", ha="center", transform=axes.transAxes)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
     multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.5, 2, 3)
     ticks = [int(multiple * trained) for multiple in multiples if multiple * trained <= length]

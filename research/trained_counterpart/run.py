@@ -68,8 +68,8 @@ def picture(summary: Mapping[str, Any]) -> Figure:
     """D over the position for the heads that were held, beside the constructed head's."""
     figure = Figure(figsize=(8, 4.2), layout="constrained", dpi=130)
     panel = figure.add_subplot()
-    position = summary["curves"]["position"]
-    panel.plot(position, [at + 1 for at in position], color="#888888", lw=3, label="constructed: D(t) = t")
+    position = [at + 1 for at in summary["curves"]["position"]]  # t of the theorems, from 1
+    panel.plot(position, position, color="#888888", lw=3, label="constructed: D(t) = t")
     parts = {f"{row['layer']}.{row['head']}": row["part"] for row in summary["heads"]}
     for (color, ls), (name, values) in zip(_LINES, summary["curves"]["D"].items(), strict=False):
         panel.plot(position, values, color=color, ls=ls, lw=1.4, label=f"head {name} {parts[name]}")
@@ -91,7 +91,8 @@ def draw(summary: Mapping[str, Any]) -> None:
     write_numbers(
         path,
         (
-            {"position": at, "constructed": at + 1} | {f"head {name}": values[number] for name, values in heads.items()}
+            {"position": at + 1, "constructed": at + 1}
+            | {f"head {name}": values[number] for name, values in heads.items()}
             for number, at in enumerate(position)
         ),
     )
