@@ -75,6 +75,7 @@ def main(args: argparse.Namespace) -> None:
     request = LocateRequest(
         model=args.model,
         methods=args.method,
+        settings=tuple(args.settings),
         measures=(args.measure,),
         lengths=tuple(parse_lengths(args.lengths)) if args.lengths else None,
         samples=args.samples,
@@ -131,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     top = make_parser(__doc__, "runs/head-sets", "mechanism")
     top.prog = "python research/mechanism/head_sets.py"
     top.add_argument("--method", default="rerope", help="what is applied in the heads")
+    top.add_argument("--set", dest="settings", action="append", default=[], help="e.g. rerope.log_n=false")
     top.add_argument("--measure", default="nll", help="nll or passkey")
     top.add_argument("--lengths", help="one length, tokens (None: 4 M)")
     top.add_argument("--samples", type=int, default=8, help="prompts")
