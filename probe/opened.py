@@ -103,7 +103,7 @@ class Result:
             raise ValueError("there is no figure: nothing could be drawn")
         name = self.names[0] if name is None else name
         if name not in self.export.figures:
-            raise ValueError(f"figure {name!r} is not there; known: {', '.join(self.names)}")
+            raise ValueError(f"unknown figure {name!r}; choose from {', '.join(self.names)}")
         return cast(Drawable, self.export.figures[name])
 
 

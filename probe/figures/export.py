@@ -68,7 +68,7 @@ def check_format(form: str, native: bool = False) -> None:
     """Raises ValueError for a format that `formats` does not have."""
     if form not in (known := formats(native)):
         kind = "a native heatmap" if native else "an export"
-        raise ValueError(f"format {form!r} is not there for {kind}; known: {', '.join(known)}")
+        raise ValueError(f"{kind} has no format {form!r}; choose from {', '.join(known)}")
 
 
 def heatmap_export(

@@ -223,8 +223,8 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["heatmap", "--format", "png,gif"], "format 'gif' is not there for an export; known: html, png, svg"),
-        (["heatmap", "--native", "--format", "svg"], "format 'svg' is not there for a native heatmap; known: png"),
+        (["heatmap", "--format", "png,gif"], "an export has no format 'gif'; choose from html, png, svg"),
+        (["heatmap", "--native", "--format", "svg"], "a native heatmap has no format 'svg'; choose from png"),
         (["heatmap", "--prompt", "z"], "prompt 'z' was not captured; captured: repeated, text-0"),
         (["heatmap", "--minus", "rope"], "method 'rope' was not captured; captured: origin"),
         (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),
