@@ -1,10 +1,11 @@
-"""Draws docs/mechanism-heads.png: what ReRoPE in one head alone restores in SmolLM2, to first order and patched.
+"""Draws docs/mechanism-heads.png: what ReRoPE in one head alone restores, patched and to first order.
 
 python research/mechanism/head_map.py
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -44,12 +44,36 @@ def estimates(model: str) -> dict[Head, float]:
 
 
 def patched(model: str) -> dict[Head, float]:
-    """Shares that heads restore when patched: all 32 of the shipped model, 18 of SmolLM2."""
+    """Shares that heads restore when patched: all heads of the shipped model and of SmolLM2."""
     if model == "smollm2":
-        return {place: share for place, share in located(TEXT).items() if place[1] >= 0}
+        return {place: share for place, share in located(TEXT).items() if place[1] >= 0} | outside()
     wanted = {"method": "rerope", "length": "1024", "measure": "nll", "kind": "weave", "way": "only"}
     table = [row for row in rows("effects.csv") if wanted.items() <= row.items() and row["head"]]
     return {(int(row["layer"]), int(row["head"])): float(row["share"]) for row in table}
+
+
+def outside() -> dict[Head, float]:
+    """Shares that SmolLM2's heads outside layers 16 and 19 restore."""
+    return {place: share for place, (share, _, _) in intervals().items()}
+
+
+def intervals() -> dict[Head, tuple[float, float, float]]:
+    """The same with their 95% intervals over parts of the text."""
+    table = ((row["heads"].split(":"), row) for row in rows("head_sets/smollm2/sets.csv"))
+    return {
+        (int(layer), int(head)): (float(row["share"]), float(row["low"]), float(row["high"]))
+        for (layer, head), row in table
+    }
+
+
+def goes_with(name: str, span: str, less: str | None = None) -> tuple[float | None, float | None, float | None]:
+    """Spearman's correlation, over these heads, of shares with a column of Origin's attention; less: its span less."""
+    with (REAL_MODEL / "locate-12k" / "heads.csv").open(encoding="utf-8") as file:
+        table = [row for row in csv.DictReader(file) if (row["method"], row["length"]) == ("origin", "12288")]
+    values = {(int(row["layer"]), int(row["head"]), row["span"]): float(row[name]) for row in table}
+    shares = outside()
+    lost = [values[*head, span] - (values[*head, less] if less else 0) for head in shares]
+    return rank_correlation(lost, [*shares.values()])
 
 
 def agreement(model: str) -> tuple[float | None, float | None, float | None]:
@@ -73,25 +97,29 @@ def signs(model: str, least: float = 0.01) -> tuple[int, int]:
     return sum(right), len(right)
 
 
+def highest_of_both(number: int = 10) -> int:
+    """How many of SmolLM2's `number` heads of highest estimate are among the `number` that restore most."""
+    best = [
+        sorted(table, key=lambda head: -table[head])[:number] for table in (estimates("smollm2"), patched("smollm2"))
+    ]
+    return len(set(best[0]) & set(best[1]))
+
+
 def head_map(panel: Axes) -> None:
-    """Every head's estimate, as a share of the gap; framed: patched."""
-    values = estimates("smollm2")
+    """What every head restores, as a share of the gap."""
+    values = patched("smollm2")
     shares = np.zeros((1 + max(layer for layer, _ in values), 1 + max(head for _, head in values)))
     for place, value in values.items():
-        shares[place] = 100 * value / gap()
+        shares[place] = 100 * value
     most = abs(shares).max()
     image = panel.imshow(shares, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    for layer, head in patched("smollm2"):
-        panel.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, ec="black", lw=0.8))
-    for layer, head in sorted(values, key=lambda place: -shares[place])[:8]:
+    for layer, head in sorted(values, key=lambda place: -abs(shares[place]))[:12]:
         colour = "white" if shares[layer, head] > 0.6 * most else "black"
         panel.text(head, layer, f"{shares[layer, head]:.0f}", ha="center", va="center", fontsize=7, color=colour)
-    panel.set(
-        xlabel="head", ylabel="layer", title="SmolLM2, 12k tokens of one text:\nfirst-order estimate (framed: patched)"
-    )
+    panel.set(xlabel="head", ylabel="layer", title="SmolLM2, 12k tokens of one text:\nReRoPE in one head alone")
     panel.set_xticks(range(shares.shape[1]))
     panel.set_yticks(range(0, len(shares), 2))
-    panel.figure.colorbar(image, ax=panel, label="ReRoPE in the head alone restores (% of the loss, estimated)")
+    panel.figure.colorbar(image, ax=panel, label="restores (% of the loss)")
 
 
 def against(panel: Axes, model: str, size: float, title: str) -> None:
@@ -100,7 +128,7 @@ def against(panel: Axes, model: str, size: float, title: str) -> None:
     x, y = ([100 * value for value in part] for part in ([estimated[head] / size for head in shares], shares.values()))
     panel.scatter(x, y, s=18, color=BLUE)
     for (layer, head), at, value in zip(shares, x, y, strict=True):
-        if value >= 10 or (at >= 10 and value < 0):
+        if value >= 10 or value <= -5 or (at >= 10 and value < 0):
             panel.annotate(
                 f"{layer}.{head}", (at, value), xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8
             )
@@ -115,7 +143,7 @@ def main() -> None:
     figure = Figure(figsize=(11, 5.6), layout="constrained", dpi=150)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
     head_map(left)
-    against(middle, "smollm2", gap(), "SmolLM2: the heads patched")
+    against(middle, "smollm2", gap(), "SmolLM2, 12k tokens of one text:\nall 270 heads")
     (size,) = {
         float(row["baseline"]) - float(row["patched"])
         for row in rows("loss_gaps.csv")
