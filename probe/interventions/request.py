@@ -71,7 +71,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     config, trained = request.checked_model()
     methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_compared(request, config, trained)}
     layers, heads = _places(request, config)
-    _check_places(request, config, layers, heads)
+    _check_places(request, config, heads)
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
@@ -123,7 +123,7 @@ def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[
     return layers, [(layer, head) for layer in headed if layer in layers or request.heads for head in range(heads)]
 
 
-def _check_places(request: LocateRequest, config: Any, layers: list[int], heads: list[tuple[int, int]]) -> None:
+def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, int]]) -> None:
     """Raises ValueError for a search without heads, or dims without controls."""
     if "smallest" in request.kinds and not heads:
         raise ValueError("--try smallest has no heads to choose from; name the layers of some with --heads")
