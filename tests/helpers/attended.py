@@ -1,4 +1,4 @@
-"""Attention in layer 0 of a tiny Llama, as a method computes it and as the oracle's formula says."""
+"""Attention in layer 0 of a tiny Llama, as a method computes it and as the oracle's formula says; random states."""
 
 import cases
 import numpy as np
@@ -10,6 +10,13 @@ from transformers import DynamicCache
 import mesa
 
 PROMPT, STEPS, DIM = 58, 2, 8
+
+
+def states(length, heads=2, key_heads=2, start=0, first_key=0, batch=1):
+    """Random queries from `start` on, keys and values from `first_key` on, (row, head, token, dim) in float64."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (heads, length - start), (key_heads, length - first_key), (key_heads, length - first_key)
+    return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def attended(model, method, executor, mask):

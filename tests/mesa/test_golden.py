@@ -57,12 +57,9 @@ def test_method_reproduces_its_public_implementation(model, name, length, execut
         assert logits[-1].argmax() == tokens[0]
         if name == "dynamic_ntk" and length > 128:
             return  # from here on Hugging Face keeps old keys in their old base; we do not, by design
-        for token, following, expected in zip(tokens, [*tokens[1:], None], decode_logits(golden, length), strict=True):
+        steps = golden[f"L{length}_decode_logits"].reshape(-1, 64)
+        for token, following, expected in zip(tokens, [*tokens[1:], None], steps, strict=True):
             logits = model(torch.tensor([[token]]), past_key_values=cache).logits[0]
             np.testing.assert_allclose(logits[-1, :64], expected, atol=TOLERANCE)
             assert following is None or logits[-1].argmax() == following
     assert all(attachment.calls[layer] == 1 + len(tokens) for layer in range(3))
-
-
-def decode_logits(golden, length: int) -> np.ndarray:
-    return golden[f"L{length}_decode_logits"].reshape(-1, 64)

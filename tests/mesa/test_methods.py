@@ -82,50 +82,42 @@ def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
     assert [mesa.LaMPE(trained_length=4096).mapped_length(prompt) for prompt in (8191, 8192)] == [1536, 1283]
 
 
+def checked_plan(name, length, prompt, queries, **changes):
+    """The method's plan, in which every pair is in one region, and has the formula's distance to these queries."""
+    plan = cases.method(name, **changes).plan(length, prompt)
+    tokens, matrix = np.arange(length), distances(plan)
+    assert sum(region.contains(tokens[:, None], tokens).astype(int) for region in plan.regions).max() <= 1
+    parameters = {"trained": cases.TRAINED, "prompt": prompt, **cases.oracle_parameters(name), **changes}
+    for t in queries:
+        expected = [oracle.relative(name, t, i, **parameters) for i in range(length)]
+        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+    return plan
+
+
 @pytest.mark.parametrize("middle", MIDDLES)
 @pytest.mark.parametrize("weave", WEAVES)
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_what_is_woven_and_where(weave, middle, width, length, prompt):
-    changes = {"weave": weave, "middle": middle, "width": width}
-    plan = cases.method("mesa", **changes).plan(length, prompt)
-    tokens = np.arange(length)
-    assert sum(region.contains(tokens[:, None], tokens).astype(int) for region in plan.regions).max() <= 1
+    changes, tokens = {"weave": weave, "middle": middle, "width": width}, np.arange(length)
+    plan = checked_plan("mesa", length, prompt, range(length), **changes)
     assert all(region.contains(tokens[:, None], tokens).any() for region in plan.regions if not region.holds)
-    matrix = distances(plan)
-    parameters = {"trained": cases.TRAINED, "prompt": prompt, **cases.oracle_parameters("mesa"), **changes}
-    for t in range(length):
-        expected = [oracle.relative("mesa", t, i, **parameters) for i in range(length)]
-        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
 @given(length=st.integers(1, 90), decoded=st.integers(0, 20))
 def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length, decoded):
-    plan = cases.method(name).plan(length + decoded, length)
     total = length + decoded
-    tokens = np.arange(total)
-    count = sum(region.contains(tokens[:, None], tokens[None, :]).astype(int) for region in plan.regions)
-    assert count.max() <= 1
-    matrix = distances(plan)
-    parameters = {"trained": cases.TRAINED, "prompt": length, **cases.oracle_parameters(name)}
-    for t in {0, length - 1, total - 1, total // 2}:
-        expected = [oracle.relative(name, t, i, **parameters) for i in range(total)]
-        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+    checked_plan(name, total, length, {0, length - 1, total - 1, total // 2})
 
 
 @given(
-    trained=st.integers(8, 300),
-    extra=st.integers(1, 2000),
-    share=st.floats(0.01, 0.45),
-    threshold=st.integers(1, 50),
+    trained=st.integers(8, 300), extra=st.integers(1, 2000), share=st.floats(0.01, 0.45), threshold=st.integers(1, 50)
 )
 def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold):
-    first = max(1, int(share * trained))
-    last = max(1, int(share * trained))
-    method = mesa.MesaExtrapolation(
-        trained_length=trained, window=1, first=first, last=last, split_threshold=threshold, variant="exact"
-    )
+    first = last = max(1, int(share * trained))
+    sizes = {"trained_length": trained, "window": 1, "first": first, "last": last, "split_threshold": threshold}
+    method = mesa.MesaExtrapolation(**sizes, variant="exact")
     borders = method.chunks(trained + extra)
     widths = np.diff(borders)
     assert borders[0] == 0

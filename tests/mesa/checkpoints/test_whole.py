@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -14,14 +13,9 @@ from mesa_lens.cli import main
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("model"))
-
-
-def changed(good, folder, change):
+def changed(model, folder, change):
     """A copy of the checkpoint with other weights."""
-    shutil.copytree(good, folder)
+    shutil.copytree(model, folder)
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -45,9 +39,9 @@ def with_value(value):
         (with_value(-float("inf")), rf"1 of 1024 numbers of {QUERY} are not finite"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_its_model_is_refused(good, tmp_path, change, message):
+def test_a_checkpoint_that_does_not_fit_its_model_is_refused(model, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        load(changed(good, tmp_path / "model", change))
+        load(changed(model, tmp_path / "model", change))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +51,8 @@ def test_a_checkpoint_that_does_not_fit_its_model_is_refused(good, tmp_path, cha
         ("*.safetensors", r"no weights in .*model \(\*\.safetensors\); copy them there, or convert others"),
     ],
 )
-def test_a_folder_without_a_part_says_which(good, tmp_path, files, message):
-    shutil.copytree(good, tmp_path / "model")
+def test_a_folder_without_a_part_says_which(model, tmp_path, files, message):
+    shutil.copytree(model, tmp_path / "model")
     for file in (tmp_path / "model").glob(files):
         file.rename(file.with_suffix(".bin"))
         file.mkdir()  # a folder in a file's place is none
@@ -80,8 +74,8 @@ def test_a_folder_without_a_part_says_which(good, tmp_path, files, message):
     ],
     ids=str,
 )
-def test_a_config_that_no_model_can_have_is_named(good, tmp_path, changes, complaint):
-    folder = shutil.copytree(good, tmp_path / "model")
+def test_a_config_that_no_model_can_have_is_named(model, tmp_path, changes, complaint):
+    folder = shutil.copytree(model, tmp_path / "model")
     stored = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(None if changes is None else {**stored, **changes}))
     with pytest.raises(ValueError, match=f"{folder}.*{complaint}") as error:
@@ -90,28 +84,28 @@ def test_a_config_that_no_model_can_have_is_named(good, tmp_path, changes, compl
 
 
 @pytest.mark.parametrize(("layers", "message"), [(2, "has 9 weights that its model does not"), (4, "lacks 9 weights")])
-def test_a_config_of_more_or_fewer_layers_is_refused(good, tmp_path, layers, message):
-    shutil.copytree(good, tmp_path / "model")
-    config = json.loads((good / "config.json").read_text())
+def test_a_config_of_more_or_fewer_layers_is_refused(model, tmp_path, layers, message):
+    shutil.copytree(model, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     with pytest.raises(ValueError, match=message):
         load(str(tmp_path / "model"))
 
 
-def test_large_finite_weights_are_taken_and_what_older_checkpoints_hold_beside(good, tmp_path):
+def test_large_finite_weights_are_taken_and_what_older_checkpoints_hold_beside(model, tmp_path):
     def change(weights):
         weights[QUERY][:] = 3e38  # their sum is infinite
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
-    assert load(changed(good, tmp_path / "model", change)).model.dtype == torch.float32
+    assert load(changed(model, tmp_path / "model", change)).model.dtype == torch.float32
 
 
-def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_path, capsys):
+def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(model, tmp_path, capsys):
     def change(weights):
         for name in ("up_proj", "gate_proj"):
             weights[f"model.layers.1.mlp.{name}.weight"] *= 1e38
 
-    folder = changed(good, tmp_path / "model", change)
+    folder = changed(model, tmp_path / "model", change)
     words = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     assert "the states of layer 1 are not finite; run the model with --dtype float64" in capsys.readouterr().err

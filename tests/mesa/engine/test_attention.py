@@ -5,6 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from attended import DIM, states
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
@@ -13,14 +14,6 @@ from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.schedule import Call, Schedule, calls
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, Stepped, token_index
-
-DIM = 8
-
-
-def states(length, heads=2, key_heads=2, seed=0, batch=1):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((heads, length), (key_heads, length), (key_heads, length))
-    return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def rotate():
@@ -46,13 +39,7 @@ def run(executor, method, tensors, start, prompt, slopes=None):
 def agree(name, length, prompt, slopes, log_n, **changes):
     """Both executors, from the first, the first decoded and the last query on, against the formula; its output."""
     tensors, method = states(length), cases.method(name, log_n=log_n, **changes)
-    parameters = {
-        **cases.oracle_parameters(name),
-        **changes,
-        "trained": cases.TRAINED,
-        "prompt": prompt,
-        "log_n": log_n,
-    }
+    parameters = cases.oracle_parameters(name) | changes | {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n}
     arrays = [tensor[0].numpy() for tensor in tensors]
     expected = np.stack(
         [
@@ -120,14 +107,6 @@ def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
         assert (covered == expected).all()
 
 
-def fifth(_, key):
-    return key % 5 == 0
-
-
-def others(_, key):
-    return key % 5 != 0
-
-
 FORTY = (0, 40), (0, 40)
 OF_OTHERS = {
     "the first part has all queries but one": (
@@ -140,8 +119,8 @@ OF_OTHERS = {
         Region((0, 40), (20, 40), farthest=5),
     ),
     "keys at two positions": (
-        Region(*FORTY, holds=fifth, farthest=11),
-        Region(*FORTY, key_position=Stepped(3), holds=others, farthest=11),
+        Region(*FORTY, holds=lambda _, key: key % 5 == 0, farthest=11),
+        Region(*FORTY, key_position=Stepped(3), holds=lambda _, key: key % 5 != 0, farthest=11),
     ),
     "chunks at two positions": (Region((0, 20), (0, 20)), Region((20, 40), (20, 40), key_position=Stepped(3))),
 }

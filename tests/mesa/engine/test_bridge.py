@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+from functools import partial
 
 import cases
 import families
@@ -31,8 +32,7 @@ def model():
     return tiny.model()
 
 
-def tokens(batch=1, length=40):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
+tokens = partial(tiny.tokens, length=40)
 
 
 def name(hook, layer=0):
@@ -106,27 +106,13 @@ def test_gradients_reach_the_hooks_under_dense(model, tokenizer):
     assert seen["q"].abs().max() > 0
 
 
+HOOKED = "llama,qwen3,gpt_neox,phi3,stablelm parallel,gemma3_text,gemma4_text,gemma4_text shared,olmo2,mpt,bloom"
 SWITCHES = ((), ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in"), ("use_attn_in",))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(switches) or "none")
-@pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        "qwen3",
-        "gpt_neox",
-        "phi3",
-        "stablelm parallel",
-        "gemma3_text",
-        "gemma4_text",
-        "gemma4_text shared",
-        "olmo2",
-        "mpt",
-        "bloom",
-    ],
-)
+@pytest.mark.parametrize("family", HOOKED.split(","))
 def test_every_hook_is_stocks(family, switches, tokenizer):
     """Without a method, and under Origin, every hook that fires on the stock bridge fires with its value."""
     model = families.build(family)
@@ -138,20 +124,39 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
         refusal = gemma4 and switch != "use_hook_mlp_in"
         with pytest.raises(NotImplementedError, match=switch) if refusal else contextlib.nullcontext():
             getattr(built, f"set_{switch}")(True)
-    logits, expected = stock.run_with_cache(tokens(2, 12))
+    logits, expected = stock.run_with_cache(tokens(2, length=12))
     assert set(ours.hook_dict) == set(stock.hook_dict)
     for executor in (None, "dense", "fused"):
         attached = (
             mesa.applied(ours.original_model, ORIGIN, executor=executor) if executor else contextlib.nullcontext()
         )
         with attached:
-            said, cache = ours.run_with_cache(tokens(2, 12))
+            said, cache = ours.run_with_cache(tokens(2, length=12))
         torch.testing.assert_close(said, logits, atol=1e-4, rtol=1e-4)
         assert executor or set(cache) == set(expected)
         for hook, states in expected.items():
             if executor and (gemma4 or model.config.model_type in ALIBI) and hook.endswith("hook_attn_scores"):
                 continue  # stock's are the weights, or differ by a number for each query: counted from the last one
             torch.testing.assert_close(cache[hook], states, atol=1e-4, rtol=1e-4, msg=lambda text: f"{hook}: {text}")  # noqa: B023
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("given", [{}, {"heads": {0: (1, 2)}}])
+def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
+    model, method, ids = families.build(family), cases.method("rerope", **given), tokens(2, length=50)
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    with mesa.applied(model, method, executor="dense"):
+        expected = model(ids, attention_mask=mask, output_attentions=True)
+    bridge = mesa.bridge(model, tokenizer)
+    logits, cache = cached(bridge, method, ids, attention_mask=mask)
+    torch.testing.assert_close(logits[mask.bool()], expected.logits[mask.bool()], atol=3e-5, rtol=0)
+    for layer in range(3):
+        scores, pattern = cache[name("attn_scores", layer)], cache[name("pattern", layer)]
+        torch.testing.assert_close(pattern, expected.attentions[layer], atol=1e-5, rtol=0)
+        torch.testing.assert_close(scores.softmax(-1)[1], pattern[1], atol=1e-6, rtol=0)
+        assert (pattern[0, :, :9] == 0).all()
 
 
 @torch.no_grad()

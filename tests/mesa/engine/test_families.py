@@ -22,7 +22,6 @@ from transformers import (
 )
 
 import mesa
-from mesa.models import load
 
 
 def decoded(model, ids, mask, steps):
@@ -42,11 +41,6 @@ def padded():
     mask = torch.ones(3, 40, dtype=torch.long)
     mask[0, :7] = mask[2, :1] = 0
     return tokens(3, 40), mask, tokens(3, 3, seed=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load().tokenizer
 
 
 @pytest.mark.parametrize("executor", ["dense", "fused"])
@@ -268,34 +262,6 @@ def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
     message = rf"yarn cannot be attached to model type 'llama': its config scales .* already \(rope_type '{kind}'\)"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("yarn")):
         pass
-
-
-def name(hook, layer):
-    return f"blocks.{layer}.attn.hook_{hook}"
-
-
-@torch.no_grad()
-def swept(bridge, method, ids=None, **kwargs):
-    with mesa.applied(bridge.original_model, method, executor="dense"):
-        return bridge.run_with_cache(tokens(1, 40) if ids is None else ids, **kwargs)
-
-
-@pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("given", [{}, {"heads": {0: (1, 2)}}])
-def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
-    model, method, ids = build(family), cases.method("rerope", **given), tokens(2, 50)
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
-    with torch.no_grad(), mesa.applied(model, method, executor="dense"):
-        expected = model(ids, attention_mask=mask, output_attentions=True)
-    bridge = mesa.bridge(model, tokenizer)
-    logits, cache = swept(bridge, method, ids, attention_mask=mask)
-    torch.testing.assert_close(logits[mask.bool()], expected.logits[mask.bool()], atol=3e-5, rtol=0)
-    for layer in range(3):
-        scores, pattern = cache[name("attn_scores", layer)], cache[name("pattern", layer)]
-        torch.testing.assert_close(pattern, expected.attentions[layer], atol=1e-5, rtol=0)
-        torch.testing.assert_close(scores.softmax(-1)[1], pattern[1], atol=1e-6, rtol=0)
-        assert (pattern[0, :, :9] == 0).all()
 
 
 @pytest.mark.parametrize("family", ["phi3 longrope", "llama dynamic"])

@@ -106,38 +106,32 @@ def test_a_quantized_cache_is_filled_at_the_methods_positions():
     assert (parts[1] - exact[:, 40:]).abs().mean() < (other - exact)[:, 40:].abs().mean() / 3
 
 
-@pytest.fixture
-def prefix():
-    """A model under a method, a cache of 40 tokens, and the whole prompt's logits from there on."""
+@torch.no_grad()
+def test_a_copied_cache_goes_on_where_it_was_copied():
     model, ids, cache = tiny.model(), tokens(1, PROMPT), DynamicCache()
-    with torch.no_grad(), mesa.applied(model, cases.method("mesa"), prompt_length=PROMPT):
+    with mesa.applied(model, cases.method("mesa"), prompt_length=PROMPT):
         expected = model(ids).logits[:, 40:]
         model(ids[:, :40], past_key_values=cache)
-        yield model, ids, cache, expected
+        for _ in range(2):
+            got = model(ids[:, 40:], past_key_values=copy.deepcopy(cache)).logits
+            torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
+        assert cache.get_seq_length() == 40
+        generated = scores(model, ids, past_key_values=copy.deepcopy(cache))
+        torch.testing.assert_close(generated, scores(model, ids), atol=2e-5, rtol=0)
 
 
-def test_a_copied_cache_goes_on_where_it_was_copied(prefix):
-    model, ids, cache, expected = prefix
-    for _ in range(2):
-        got = model(ids[:, 40:], past_key_values=copy.deepcopy(cache)).logits
-        torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
-    assert cache.get_seq_length() == 40
-    torch.testing.assert_close(
-        scores(model, ids, past_key_values=copy.deepcopy(cache)), scores(model, ids), atol=2e-5, rtol=0
-    )
-
-
-def test_a_copy_of_a_cache_serves_only_in_the_block():
+def test_a_cache_and_its_copies_serve_only_in_the_block():
     model, cache = tiny.model(), DynamicCache()
     with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
         model(tokens(1, PROMPT), past_key_values=cache)
         copied = copy.deepcopy(cache)
     again = copy.deepcopy(cache)
-    for other in (copied, again, pickle.loads(pickle.dumps(cache))):
-        with torch.no_grad(), pytest.raises(RuntimeError, match="block in which this cache of 61 tokens was filled"):
-            model(tokens(length=1), past_key_values=other)
+    for other in (cache, copied, again, pickle.loads(pickle.dumps(cache))):
         with (
-            mesa.applied(model, cases.method("rerope")),
-            pytest.raises(ValueError, match="was not filled under rerope"),
+            torch.no_grad(),
+            pytest.raises(RuntimeError, match="in which this cache of 61 tokens was filled has ended"),
         ):
+            model(tokens(length=1), past_key_values=other)
+        refused = pytest.raises(ValueError, match="was not filled under rerope")
+        with mesa.applied(model, cases.method("rerope")), refused:
             model(tokens(length=1), past_key_values=other)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from attended import DIM, PROMPT, STEPS, attended, by_formula
+from attended import PROMPT, STEPS, attended, by_formula, states
 from tiny import logits, tokens
 
 import mesa
@@ -35,9 +35,9 @@ def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
         for row, pad in ((0, 0), (1, PAD)):
             for head in range(4):
                 own = name if head in chosen else "origin"
-                states = [result["q"][row, head, pad:], *(result[part][row, head // 2, pad:] for part in "kv")]
+                alone = [result["q"][row, head, pad:], *(result[part][row, head // 2, pad:] for part in "kv")]
                 if (row, head) not in expected:
-                    expected[row, head] = by_formula(own, states, PROMPT - pad)
+                    expected[row, head] = by_formula(own, alone, PROMPT - pad)
                 error = f"{executor}, row {row}, head {head}"
                 np.testing.assert_allclose(
                     result["o"][row, head, pad:], expected[row, head], atol=5e-5, rtol=5e-5, err_msg=error
@@ -45,12 +45,6 @@ def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
     if name != "origin":
         wrong = by_formula("origin", [result["q"][0, 1], result["k"][0, 0], result["v"][0, 0]], PROMPT)
         assert np.abs(wrong - expected[0, 1]).max() > 1e-2
-
-
-def partial_states(heads, key_heads, length=50):
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((heads, length), (key_heads, length), (key_heads, length))
-    return [torch.randn(2, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def schedules(length, slopes=None, start=0):
@@ -71,7 +65,7 @@ SOME = [(heads, group, chosen) for heads, group in ((4, 2), (6, 3)) for n in ran
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 def test_any_heads_are_those_of_the_whole_runs(executor):
     for heads, group, chosen in SOME:
-        query, key, value = partial_states(heads, heads // group)
+        query, key, value = states(50, heads, heads // group, batch=2)
         slopes = torch.linspace(0.1, 0.9, heads, dtype=torch.float64) if group == 1 else None
         execute = EXECUTORS[executor]
         for start in (0, 49):
@@ -88,15 +82,15 @@ def test_any_heads_are_those_of_the_whole_runs(executor):
 
 
 def test_gradients_are_those_of_the_whole_runs():
-    states, chosen = [each.requires_grad_() for each in partial_states(6, 2)], (0, 1, 2, 4)
+    given, chosen = [each.requires_grad_() for each in states(50, 6, 2, batch=2)], (0, 1, 2, 4)
     both, mine = schedules(50), torch.tensor([head in chosen for head in range(6)])[:, None, None]
     execute = EXECUTORS["dense"]
-    got = by_head(heads_first(execute), *both, chosen, *states, 0.3)[0]
-    woven, origin = (execute(each, *states, 0.3)[0] for each in both)
-    given = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = torch.autograd.grad((torch.where(mine, woven, origin) * given).sum(), states, retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad((got * given).sum(), states), wanted)
-    other = torch.autograd.grad((woven * given).sum(), states)
+    got = by_head(heads_first(execute), *both, chosen, *given, 0.3)[0]
+    woven, origin = (execute(each, *given, 0.3)[0] for each in both)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = torch.autograd.grad((torch.where(mine, woven, origin) * weight).sum(), given, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad((got * weight).sum(), given), wanted)
+    other = torch.autograd.grad((woven * weight).sum(), given)
     assert all((one - two).abs().max() > 1e-2 for one, two in zip(wanted, other, strict=True))
 
 

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 from attended import PROMPT, STEPS, attended, by_formula
-from families import build
+from families import shared
 from tiny import logits, tokens
 from transformers import DynamicCache, EncoderDecoderCache
 
@@ -44,9 +44,11 @@ def test_every_row_equals_the_formula(name):
 
 
 @pytest.mark.parametrize("executor", ["dense", "fused"])
-@pytest.mark.parametrize("name", list(cases.CASES))
-def test_logits_and_losses_are_those_of_the_row_alone(model, name, executor):
-    ids, mask = tokens(3, PROMPT), masked()
+@pytest.mark.parametrize(
+    ("family", "name"), [*(("llama", name) for name in cases.CASES), ("mistral sliding", "rerope")]
+)
+def test_logits_and_losses_are_those_of_the_row_alone(family, name, executor):
+    model, ids, mask = shared(family), tokens(3, PROMPT), masked()
     labels = ids.masked_fill(mask == 0, -100)
     with mesa.applied(model, cases.method(name), executor=executor), torch.no_grad():
         batch = model(ids, attention_mask=mask)
@@ -81,12 +83,8 @@ def test_origin_equals_the_stock_model_as_it_goes_on(model, executor):
 
 def test_a_turn_without_a_row(model):
     """What is given after the prompt may be padding for a row, which then goes on as if it had not been."""
-    ids, mask, turn, last = (
-        tokens(2, 40),
-        torch.ones(2, 50, dtype=torch.long),
-        tokens(2, 8, seed=1),
-        tokens(2, 2, seed=2),
-    )
+    ids, turn, last = tokens(2, 40), tokens(2, 8, seed=1), tokens(2, 2, seed=2)
+    mask = torch.ones(2, 50, dtype=torch.long)
     mask[1, 40:48] = 0
     with mesa.applied(model, cases.method("mesa")):
         cache, alone = DynamicCache(), DynamicCache()
@@ -104,9 +102,8 @@ def test_a_prompt_in_pieces_is_not_padded_on_the_right(model):
     ids, mask, cache = tokens(3, PROMPT), masked(), DynamicCache()
     with mesa.applied(model, cases.method("mesa"), prompt_length=PROMPT):
         logits(model, ids[:, :45], attention_mask=mask[:, :45], past_key_values=cache)
-        with pytest.raises(
-            ValueError, match=r"row 1 ends before the prompt of 58 tokens, .* set tokenizer\.padding_side='left'"
-        ):
+        message = r"row 1 ends before the prompt of 58 tokens, .* set tokenizer\.padding_side='left'"
+        with pytest.raises(ValueError, match=message):
             logits(model, ids[:, 45:], attention_mask=mask, past_key_values=cache)
 
 
@@ -119,31 +116,15 @@ def test_generate_needs_padding_on_the_left(model):
         model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
 
 
-class TestSliding:
-    """A sliding layer's cache drops keys by their slots, which padding in between pushes out early."""
-
-    @pytest.fixture
-    def model(self):
-        return build("mistral sliding")
-
-    @pytest.mark.parametrize("executor", ["dense", "fused"])
-    def test_prompts_are_what_they_are_alone(self, model, executor):
-        ids, mask = tokens(3, PROMPT), masked()
-        with mesa.applied(model, cases.method("rerope"), executor=executor):
-            batch = logits(model, ids, attention_mask=mask)
-            for row in PADS:
-                alone = logits(model, ids[row : row + 1, mask[row].bool()])
-                torch.testing.assert_close(batch[row, mask[row].bool()], alone[0], atol=2e-5, rtol=0)
-
-    def test_going_on_is_refused_until_all_that_is_held_is_real(self, model):
-        ids, mask, steps = tokens(2, 30), torch.ones(2, 30, dtype=torch.long), tokens(2, 20, seed=1)
-        mask[1, 24:] = 0
-        cache = DynamicCache(config=model.config)
-        with mesa.applied(model, cases.method("rerope")):
-            logits(model, ids, attention_mask=mask, past_key_values=cache)
-            grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
-            with pytest.raises(ValueError, match=r"sliding layer's cache has dropped .*tokenizer\.padding_side='left'"):
-                logits(model, steps[:, :1], attention_mask=grown, past_key_values=cache)
+def test_a_sliding_layer_goes_on_only_where_all_that_is_held_is_real():
+    """Its cache drops keys by their slots, which padding in between pushes out early."""
+    model, ids, mask = shared("mistral sliding"), tokens(2, 30), torch.ones(2, 31, dtype=torch.long)
+    mask[1, 24:30] = 0
+    cache = DynamicCache(config=model.config)
+    with mesa.applied(model, cases.method("rerope")):
+        logits(model, ids, attention_mask=mask[:, :30], past_key_values=cache)
+        with pytest.raises(ValueError, match=r"sliding layer's cache has dropped .*tokenizer\.padding_side='left'"):
+            logits(model, ids[:, :1], attention_mask=mask, past_key_values=cache)
 
 
 PACKED = torch.ones(1, 20, dtype=torch.long)

@@ -16,18 +16,6 @@ def model():
     return tiny.model()
 
 
-@pytest.mark.parametrize("changes", [{"weave": "rerope"}, {"weave": "leaky-rerope"}, {"middle": "woven"}], ids=str)
-def test_changed_mesa_decodes_by_both_executors(model, changes):
-    ids, results = tokens(1, 64), []
-    for executor in ("dense", "fused"):
-        with mesa.applied(model, cases.method("mesa", **changes), executor=executor):
-            cache = DynamicCache()
-            results.append(
-                torch.cat([logits(model, part, past_key_values=cache) for part in ids.split([61, 1, 2], 1)], 1)
-            )
-    torch.testing.assert_close(*results, atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_generate_continues_as_step_by_step_decoding_does(model, name):
     ids, mask = tokens(2, 50), torch.ones(2, 50, dtype=torch.long)

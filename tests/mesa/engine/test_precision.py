@@ -28,24 +28,16 @@ def alibi(dtype, slopes):
     return Schedule(Plan(LENGTH, (region,)), 0, token_index, slopes=torch.tensor(slopes, dtype=dtype))
 
 
-def states(heads=2):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, heads, LENGTH, DIM, generator=generator).bfloat16() for _ in range(3)]
-
-
-def rms(error):
-    return error.pow(2).mean((0, 2, 3)).sqrt().tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("executor", ["fused", "dense"])
 def test_alibi_in_half_precision_keeps_its_accuracy_at_32k(executor, dtype):
     """An output's own rounding is 0.0016; biases in two parts make 0.04 of it, biases in bfloat16 much more."""
-    slopes, given = [STEEPEST, GENTLE], states()
+    slopes, generator = [STEEPEST, GENTLE], torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 2, LENGTH, DIM, generator=generator).bfloat16() for _ in range(3)]
     exact = EXECUTORS["dense"](alibi(torch.float64, slopes), *(part.double() for part in given), DIM**-0.5)[0]
     got = EXECUTORS[executor](alibi(torch.float32, slopes), *(part.to(dtype) for part in given), DIM**-0.5)[0]
     assert got.dtype == dtype
-    assert max(rms(got.double() - exact)) < 2.5e-3
+    assert (got.double() - exact).pow(2).mean((0, 2, 3)).sqrt().max() < 2.5e-3
 
 
 @torch.no_grad()
@@ -75,27 +67,18 @@ def test_autocast_rounds_and_no_more(family, name, executor):
 THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "phi3 longrope")]
 
 
-@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
-def default_dtype(request):
-    """Another default dtype inside the test."""
-    before = torch.get_default_dtype()
-
-    def choose(chosen=True):
-        torch.set_default_dtype(request.param if chosen else before)
-
-    yield choose
-    torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("executor", ["fused", "dense"])
 @pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("phi3 longrope", "mesa"), *THIRDS])
-def test_the_default_dtype_has_no_influence(family, name, executor, default_dtype):
-    model = build(family)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_has_no_influence(family, name, executor, dtype):
+    model, before = build(family), torch.get_default_dtype()
     method = cases.method(name, **({"k": 3.0} if name == "leaky-rerope" else {}))  # thirds need all bits
     expected = stepwise(model, method, executor)
-    default_dtype()
-    got = stepwise(model, method, executor)
-    default_dtype(False)
+    torch.set_default_dtype(dtype)
+    try:
+        got = stepwise(model, method, executor)
+    finally:
+        torch.set_default_dtype(before)
     torch.testing.assert_close(got, expected, atol=0, rtol=0)
 
 

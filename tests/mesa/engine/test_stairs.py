@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attended import DIM, states
 
 from mesa.engine import attention, kernels, stairs
 from mesa.engine.schedule import Schedule
 from mesa.methods.woven import stair
 from mesa.plan import Carry, Constant, Plan, Stepped
-
-DIM = 8
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +26,9 @@ def turn(states, positions, plan):
     return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
 
 
-def states(length, start=0, first_key=0, heads=4, batch=1):
-    generator = torch.Generator().manual_seed(length)
-    shapes = (heads, length - start), (2, length - first_key), (2, length - first_key)
-    return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
-
-
 def apart(regions, length, start=0, first_key=0, batch=1):
     """The largest difference of the two executors."""
-    query, key, value = states(length, start, first_key, batch=batch)
+    query, key, value = states(length, 4, 2, start, first_key, batch)
     schedule = Schedule(Plan(length, regions), start, Stepped(3), turn, first_key=first_key)
     with torch.no_grad():
         expected, got = (each(schedule, query, key, value, DIM**-0.5)[0] for each in (attention.dense, attention.fused))
@@ -96,7 +89,7 @@ def test_a_single_query_equals_dense(odd, length, first_key):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkeypatch):
-    query, key, value = (each.to(dtype) for each in states(LENGTH, LENGTH - 1))
+    query, key, value = (each.to(dtype) for each in states(LENGTH, 4, 2, LENGTH - 1))
     plan, ran = Plan(LENGTH, (NEAR, PLAIN, CARRIED)), []
     monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or kernels.attend(*given))
     with torch.no_grad():

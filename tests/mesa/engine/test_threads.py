@@ -59,15 +59,6 @@ def test_threads_do_not_see_each_other(family, name):
     assert set(attachment.calls.values()) == {2 * 3 * 3 * len(LENGTHS)}
 
 
-def test_a_cache_does_not_go_on_after_the_block():
-    model, cache = tiny.model(), DynamicCache()
-    with torch.no_grad():
-        with mesa.applied(model, cases.method("rerope")):
-            model(tokens(40), past_key_values=cache)
-        with pytest.raises(RuntimeError, match=r"this cache of 40 tokens was filled has ended"):
-            model(tokens(1), past_key_values=cache)
-
-
 def gradients(model):
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
