@@ -12,7 +12,7 @@ import anatomized
 import located
 import pytest
 from markupsafe import escape
-from pages import shown_texts, unopened
+from pages import drawn, shown_texts
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
@@ -50,11 +50,7 @@ def opened(root, monkeypatch):
 
 def run(root, monkeypatch, page, **query):
     monkeypatch.setenv("MESA_LENS_RUNS", str(root))
-    app = unopened(page)
-    app.query_params.update(query)
-    app.run()
-    assert not app.exception
-    return app
+    return drawn(page, **query)
 
 
 def test_the_tokens_page_shows_a_captured_text_and_says_how_to_capture_one(opened, root):
@@ -64,10 +60,6 @@ def test_the_tokens_page_shows_a_captured_text_and_says_how_to_capture_one(opene
         html = "".join(part.proto.body for part in opened("tokens", run="first", **query).get("html"))
         assert sentence in html
         assert ("1.33 under origin and 1.00 under mesa" in html) == (not query)
-
-
-def verdict_of(app):
-    return next(part.proto.body for part in app.get("html") if 'class="verdict"' in part.proto.body)
 
 
 def figures(app):
@@ -87,7 +79,8 @@ def titles(app):
 def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened):
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
-    assert "</abbr> fails in (64, 128] tokens" in verdict_of(app)
+    html = "".join(part.proto.body for part in app.get("html"))
+    assert "</abbr> fails in (64, 128] tokens" in html.partition('class="verdict"')[2]
     assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
@@ -101,7 +94,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert plain(next(iter(anatomy_findings(find_anatomy(root / "first"))))) in [mark.value for mark in app.markdown]
     assert "first-repeated-drift-map.csv" in downloads(app)
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text
-    assert str(escape(HOSTILE)) in "".join(part.proto.body for part in app.get("html"))
+    assert str(escape(HOSTILE)) in html
     assert "<script>" not in text.replace("\\<", "")
     assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(opened("overview", run="nested/second"))
 

@@ -1,30 +1,22 @@
 """The dashboard's page of evaluations and paper runs."""
 
 import json
+from functools import partial
 
 import pytest
-from pages import shown_texts, unopened
-from results import evaluation, write_evaluation, write_harness, write_paper
+from pages import drawn, shown_texts
+from results import evaluation, write_evaluation, write_paper
 
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 from probe.experiment.journal import Journal
 
-KINDS = {"eval": write_evaluation, "lm-eval": write_harness, "paper": write_paper}
-
 
 @pytest.fixture
 def opened(monkeypatch, tmp_path):
-    def open_page(**query):
-        monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
-        app = unopened("results")
-        app.query_params.update(query)
-        app.run()
-        assert not app.exception
-        return app
-
-    return open_page
+    monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+    return partial(drawn, "results")
 
 
 def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
@@ -71,18 +63,19 @@ def test_effective_lengths_and_longppl_come_first_and_scores_of_prompts_are_in_n
 def test_a_paper_run_shows_every_section(opened, tmp_path):
     write_paper(tmp_path / "mine")
     app = opened()
-    assert [element.value.replace("\\", "") for element in app.header] == [
-        "Passkey retrieval",
-        "Summaries of GovReport",
-    ]
+    headings = [element.value.replace("\\", "") for element in app.header]
+    assert headings == ["Passkey retrieval", "Summaries of GovReport"]
     assert "Not run: no documents were given." in shown_texts(app)
     assert app.dataframe[0].value["512"][0].startswith("+0.8")
     assert any("ROUGE" in element.label for element in app.expander)
 
 
-@pytest.mark.parametrize(("kind", "file"), [("eval", "summary.json"), ("paper", "results.json")])
-def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file):
-    folder = KINDS[kind](tmp_path / "mine")
+@pytest.mark.parametrize(
+    ("kind", "write", "file"),
+    [("eval", write_evaluation, "summary.json"), ("paper", write_paper, "results.json")],
+)
+def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, write, file):
+    folder = write(tmp_path / "mine")
     for content in ("{", "[]", '{"settings": 3}'):
         (folder / file).write_text(content)
         (error,) = opened().error

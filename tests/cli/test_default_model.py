@@ -21,11 +21,20 @@ def loaded():
     return load()
 
 
-def check(scores: dict, lengths: list[int], trained: int) -> None:
-    """What the model must show."""
+def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
+    assert sum(path.stat().st_size for path in shipped_folder().rglob("*")) <= 12e6
+    assert loaded.model.config.max_position_embeddings == 256
+    assert len(loaded.tokenizer.encode(" hello", add_special_tokens=False)) == 1
+    assert len(loaded.tokenizer.encode("2026", add_special_tokens=False)) == 4
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("def f(x): é")) == "<bos>def f(x): é"
+
+
+def test_the_cards_scores_show_what_they_must():
+    measured = json.loads((shipped_folder() / "scores.json").read_text())
+    assert measured["prompts"] == card.PROMPTS
 
     def at(method, key, multiple):
-        return scores[method][key][lengths.index(multiple * trained)]
+        return measured["scores"][method][key][measured["lengths"].index(multiple * 256)]
 
     in_window = at("origin", "tail_nll", 1)
     least = {"passkey": 0.95, "needle": 0.95, "passkey-question": 0.95, "lines": 0.8, "key-value": 0.8, "tracking": 0.5}
@@ -39,20 +48,6 @@ def check(scores: dict, lengths: list[int], trained: int) -> None:
             assert at(method, "tail_nll", multiple) <= in_window + 0.2, (method, multiple)
     for method in ("dynamic-ntk", "lm-infinite"):
         assert at("origin", "passkey", 4) < at(method, "passkey", 4) <= at("mesa", "passkey", 4)
-
-
-def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
-    assert sum(path.stat().st_size for path in shipped_folder().rglob("*")) <= 12e6
-    assert loaded.model.config.max_position_embeddings == 256
-    assert len(loaded.tokenizer.encode(" hello", add_special_tokens=False)) == 1
-    assert len(loaded.tokenizer.encode("2026", add_special_tokens=False)) == 4
-    assert loaded.tokenizer.decode(loaded.tokenizer.encode("def f(x): é")) == "<bos>def f(x): é"
-
-
-def test_the_cards_scores_show_what_they_must():
-    measured = json.loads((shipped_folder() / "scores.json").read_text())
-    assert measured["prompts"] == card.PROMPTS
-    check(measured["scores"], measured["lengths"], 256)
 
 
 def mean_score(loaded, task, length, count, measured):

@@ -54,10 +54,8 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(words, tmp_path, 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 def test_an_interrupt_says_how_to_go_on(words, tmp_path, capsys, monkeypatch, overwrite):
-    original, left = (
-        RetrievalTask.measure,
-        iter([False, True, False]),
-    )  # the first cell of one run, the second of another
+    original = RetrievalTask.measure
+    left = iter([False, True, False])  # the first cell of one run, the second of another
 
     def interrupted(self, *arguments):
         if not next(left):

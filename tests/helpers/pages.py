@@ -14,9 +14,11 @@ def unopened(page: str = "overview") -> AppTest:
     return AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=PATIENCE)
 
 
-def drawn(page: str) -> AppTest:
-    """A page that was run, without an exception."""
-    app = unopened(page).run()
+def drawn(page: str, **query) -> AppTest:
+    """A page that was run with a link's values, without an exception."""
+    app = unopened(page)
+    app.query_params.update(query)
+    app.run()
     assert not app.exception
     return app
 

@@ -28,13 +28,6 @@ def write_evaluation(folder, **changes):
     return folder
 
 
-def write_harness(folder):
-    folder.mkdir(parents=True)
-    scores = {"rerope": {"niah": {"acc,none": 0.5, "acc_stderr,none": 0.1}}}
-    (folder / "harness.json").write_text(json.dumps({"model": "tiny", "max_length": 512, "results": scores}))
-    return folder
-
-
 def write_paper(folder):
     folder.mkdir(parents=True)
     sections = {"passkey": evaluation(), "summary": {"left_out": "no documents were given"}}
