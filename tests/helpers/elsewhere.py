@@ -66,7 +66,8 @@ def journal(path: Path) -> list:
 def table(path: Path) -> list:
     """The rows of samples.csv without times and peaks."""
     with path.open() as file:
-        return [[row[name] for name in row if name not in ("seconds", "peak_mib")] for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    return [{name: row[name] for name in row if name not in ("seconds", "peak_mib")} for row in rows]
 
 
 def same_evaluation(one: Path, other: Path) -> None:

@@ -1,6 +1,7 @@
 """What tests of several folders measure."""
 
 import pytest
+import spaced
 import tiny
 
 from probe.request import EvalRequest
@@ -14,3 +15,9 @@ def eval_request(tmp_path_factory):
     text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
     model = tiny.folder(folder / "model")
     return EvalRequest(model=str(model), methods="origin,mesa", lengths=(96, 200), samples=2, text=str(text))
+
+
+@pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
+def tokenizer(request):
+    """Of two kinds: byte-level, and SentencePiece's, which puts a space first."""
+    return spaced.tokenizer() if request.param == "sentencepiece" else tiny.byte_level()

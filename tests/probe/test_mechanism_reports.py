@@ -8,10 +8,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.mechanism_report import (
-    write_anatomy_report,
-    write_locate_report,
-)
+from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
 from probe.store.results import read_anatomy, read_located
 

@@ -12,8 +12,6 @@ from probe.report import write_report
 from probe.thresholds.calls import drift_calls
 from probe.verdict.verdict import html, text
 
-PNG = b"\x89PNG"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, undrawn):
@@ -71,7 +69,7 @@ def test_a_heatmap_less_the_reference(run):
 def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
     view = getattr(run, part)()
     bundle = view._repr_mimebundle_()
-    assert bundle["image/png"].startswith(PNG)
+    assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/plain"] == repr(view)
     assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
     assert len(view.figure().data) == len(bundle[PLOTLY]["data"])

@@ -30,10 +30,6 @@ def run(folder, out, *options):
     return main(["anatomy", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
 
-def summary_of(out):
-    return json.loads((out / "anatomy" / "summary.json").read_text())
-
-
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
@@ -59,7 +55,7 @@ def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):
 
 
 def test_every_part_is_in_the_summary(whole):
-    result = summary_of(whole)
+    result = json.loads((whole / "anatomy" / "summary.json").read_text())
     spans = {(row["length"], row["span"]) for row in result["heads"]}
     assert spans == {(M, "inside M"), (LENGTH, "inside M"), (LENGTH, "beyond M")}
     assert len(result["heads"]) == 2 * 3 * 3 * 4  # methods, spans, layers, heads

@@ -1,6 +1,5 @@
 """An evaluation is checked before it runs, is the same for every method, and goes on where it was interrupted."""
 
-import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from elsewhere import table
 
 from mesa.models import tokenizer_of
 from probe.evaluation.plan import TASKS, EvalRequest, estimate, plan
@@ -30,11 +30,7 @@ def setting(eval_request):
 
 
 def rows(out):
-    """samples.csv without its times."""
-    with (out / "samples.csv").open() as file:
-        return [
-            {name: row[name] for name in row if name not in ("seconds", "peak_mib")} for row in csv.DictReader(file)
-        ]
+    return table(out / "samples.csv")
 
 
 @pytest.mark.parametrize(
@@ -164,9 +160,8 @@ def test_tasks_methods_and_shorter_lengths_can_be_added(eval_request, tmp_path):
     before = rows(tmp_path)
     summary = run(plan(eval_request), tmp_path)
     assert rows(tmp_path)[: len(before)] == before
-    assert {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]} == set(
-        plan(eval_request).cells
-    )
+    cells = {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]}
+    assert cells == set(plan(eval_request).cells)
     run(plan(replace(eval_request, methods="origin")), tmp_path)  # nothing is lost
     assert {row["method"] for row in rows(tmp_path)} == {"origin", "mesa"}
 
@@ -199,14 +194,11 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(eval_request, tmp_path
 
 
 def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
-    sizes, errors = (
-        [],
-        {"gpu": torch.OutOfMemoryError("CUDA"), "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory")},
-    )
+    on_cpu, sizes = RuntimeError("DefaultCPUAllocator: can't allocate memory"), []
     eval_request = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
     run(plan(eval_request), tmp_path / "whole")
     original = retrieval_tasks.retrieval_hits
-    for name, error in errors.items():
+    for name, error in {"gpu": torch.OutOfMemoryError("CUDA"), "cpu": on_cpu}.items():
 
         def small(model, tokenizer, prompts, error=error):
             sizes.append(len(prompts))

@@ -36,20 +36,15 @@ def test_what_no_worker_can_finish_is_left_out_and_run_by_the_same_command(eval_
     assert summary["failed"] == [("nll", "mesa", 96)]
     assert (summary["tasks_left"], summary["out_of_memory"]) == (0, [])
     assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
-    assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= {
-        (cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]
-    }
+    measured = {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]}
+    assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= measured
     whole = json.loads((local / "summary.json").read_text())["cells"]
     assert sorted(map(str, run(plan(eval_request), tmp_path)["cells"])) == sorted(map(str, whole))
 
 
 def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_request, tmp_path, capsys, monkeypatch):
-    real = running.run
-    monkeypatch.setattr(
-        running,
-        "run",
-        lambda *args, **options: real(*args, **{**options, "runner": Elsewhere(lost=(("nll", "mesa", 96),))}),
-    )
+    real, runner = running.run, Elsewhere(lost=(("nll", "mesa", 96),))
+    monkeypatch.setattr(running, "run", lambda *args, **options: real(*args, **options | {"runner": runner}))
     words = f"--model {eval_request.model} --text {eval_request.text} --task nll --methods origin,mesa --lengths 96"
     assert main(["eval", *words.split(), "--samples", "1", "--out", str(tmp_path / "out"), "--json"]) == 1
     printed = capsys.readouterr()

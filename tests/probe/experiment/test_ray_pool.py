@@ -25,8 +25,8 @@ class Here:
 
     exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
 
-    def __init__(self, dying):
-        self.dying, self.count, self.deaths = dying, 0, []
+    def __init__(self, dying, deaths):
+        self.dying, self.count, self.deaths = dying, 0, list(deaths)
 
     def put(self, work):
         return work
@@ -82,13 +82,15 @@ def threads():
     torch.set_num_threads(former)
 
 
-def pool(dying):
-    return RayPool(Here(dying), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+def pool(dying=(), deaths=()):
+    """Two workers, loaded."""
+    workers = RayPool(Here(dying, deaths), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+    workers.wait()
+    return workers
 
 
 def test_a_worker_that_dies_thrice_as_it_loads_is_named_and_the_others_go_on(capsys):
     workers = pool({0, 2, 3})
-    workers.wait()
     assert results(workers, TASKS) == [0, 1, 4, 9, 16]
     assert [member.number for member in workers.members] == [2]
     assert "worker 1 died 3 times as it loaded the model (its process is gone); the other" in capsys.readouterr().err
@@ -96,17 +98,11 @@ def test_a_worker_that_dies_thrice_as_it_loads_is_named_and_the_others_go_on(cap
 
 def test_one_that_loads_at_its_third_try_is_kept():
     workers = pool({0, 2})
-    workers.wait()
     assert results(workers, TASKS) == [0, 1, 4, 9, 16]
     assert [member.number for member in workers.members] == [1, 2]
 
 
 def test_a_task_whose_worker_dies_is_begun_again_and_ray_says_why(capsys):
-    ray = Here(())
-    ray.deaths.append(
-        "The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\nNODE_OUT_OF_MEMORY"
-    )
-    workers = RayPool(ray, Squares(), Share(1, 0, 0), [100, 100], verbose=False)
-    workers.wait()
-    assert results(workers, TASKS) == [0, 1, 4, 9, 16]
+    why = "The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\nNODE_OUT_OF_MEMORY"
+    assert results(pool(deaths=[why]), TASKS) == [0, 1, 4, 9, 16]
     assert "its worker died (NODE_OUT_OF_MEMORY); begun again: " in capsys.readouterr().err

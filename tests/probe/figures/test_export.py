@@ -55,10 +55,6 @@ def run(folder, tmp_path, *arguments):
     return main(["export", kind, str(folder), "--out", str(tmp_path), *rest])
 
 
-def table(content):
-    return pd.read_csv(io.BytesIO(content))
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "pictures", "numbers"),
     [
@@ -175,8 +171,9 @@ def test_threshold_values_over_position(folder, tmp_path, one):
     assert pd.read_csv(tmp_path / "thresholds-resid_post-repeated.csv")["method"].tolist() == ["mesa"]
     rule = replace(CrossingRule.scaled(M), smoothing=5, margin=0.0)
     crossings = search(one, 70, rule)
-    tables = {name: table(content) for name, content in threshold_export(one, crossings, [(1, 3)]).files("csv")}
-    series, judged = (next(rows for name, rows in tables.items() if part in name) for part in ("values", "thresholds"))
+    files = dict(threshold_export(one, crossings, [(1, 3)]).files("csv"))
+    names = (next(name for name in files if part in name) for part in ("values", "thresholds"))
+    series, judged = (pd.read_csv(io.BytesIO(files[name])) for name in names)
     origin = one.sel({"method": "origin", "layer": 1, "dim": 3}).values.astype(float)
     smoothed = [origin[max(0, at - 4) : at + 1].mean() for at in range(192)]
     np.testing.assert_allclose(series[series["method"] == "origin"]["smoothed"], smoothed, rtol=1e-5)
@@ -194,11 +191,8 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     np.testing.assert_allclose(mesa, scores["tail_nll"].sel({"method": "mesa", "length": 128}))
     failures = pd.read_csv(tmp_path / "failures.csv").set_index("method")
     assert failures.loc["origin", ["measured_by_nll", "measured_by_passkey"]].tolist() == [128, 192]
-    assert failures.loc["origin", ["measured_after", "measured_high", "measured_text"]].tolist() == [
-        64,
-        128,
-        "(64, 128]",
-    ]
+    measured = failures.loc["origin", ["measured_after", "measured_high", "measured_text"]]
+    assert measured.tolist() == [64, 128, "(64, 128]"]
     assert 71 <= failures.loc["origin", "predicted"] <= 80
     assert np.isnan(failures.loc["mesa", "predicted"])
     assert failures.loc["mesa", "predicted_text"] == "none up to 192"

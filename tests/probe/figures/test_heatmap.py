@@ -105,16 +105,11 @@ class Disk(BackendArray):
         return result
 
 
-def on_disk(hidden):
-    disk = Disk(hidden.values)
-    variable = xr.Variable(hidden.dims, indexing.LazilyIndexedArray(disk), hidden.attrs)
-    return disk, xr.DataArray(variable, hidden.coords, name=hidden.name)
-
-
 def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
     hidden = hidden_states(windows=4).sel(prompt="repeated")
     bounds, methods = [(8, 40), (100, 128)], hidden["method"].values.tolist()
-    disk, lazy = on_disk(hidden)
+    disk = Disk(hidden.values)
+    lazy = hidden.copy(data=indexing.LazilyIndexedArray(disk))
     *pooled, limits = heatmap.survey(heatmap.regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
     assert disk.reads == [(60, 32)] * 4 * 3
     plain = heatmap.regions(hidden, bounds)
@@ -128,8 +123,7 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
 
 @pytest.fixture
 def small():
-    hidden = hidden_states(layers=2, dims=16)
-    return heatmap.regions(hidden.isel(prompt=0) if "prompt" in hidden.dims else hidden, [(60, 100)]).load()
+    return heatmap.regions(hidden_states(layers=2, dims=16).isel(prompt=0), [(60, 100)]).load()
 
 
 def test_a_difference_of_halves_is_not_infinite(small):

@@ -1,7 +1,5 @@
 """Interventions on a model whose one position-dependent head is planted."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from headed import HEAD, planted
 
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
+from mesa.models import tokenizer_of
 from probe.interventions.clamp import Clamp
 from probe.interventions.interventions import weaves
 from probe.interventions.loss_gap import PairedLosses
@@ -19,14 +18,9 @@ HEADS = [(layer, head) for layer in range(3) for head in range(4)]
 METHODS = {BASELINE: mesa.Origin(trained_length=M), PATCHED: mesa.ReRoPE(trained_length=M, window=9)}
 
 
-@cache
-def tokenizer():
-    """Any: prompts here are token ids."""
-    return mesa.load().tokenizer
-
-
 def bridged(model):
-    return bridge_to(model, tokenizer())
+    """With any tokenizer: prompts here are token ids."""
+    return bridge_to(model, tokenizer_of("default"))
 
 
 def item(seed=0, length=LENGTH, scored=24):

@@ -1,7 +1,6 @@
 """The tasks of a locate run follow from its journal's rows; the summary of runs that were cut short."""
 
 import pytest
-import tiny
 
 from probe.experiment.journal import Journal
 from probe.interventions.head_search import Round, random_sets, set_key
@@ -14,13 +13,8 @@ GROUP = ("nll", 320)
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("model") / "model")
-
-
-def planned(folder, *kinds, samples=4, **options):
-    return plan(LocateRequest(model=str(folder), kinds=kinds, lengths=(320,), samples=samples, **options))
+def planned(model, *kinds, samples=4, **options):
+    return plan(LocateRequest(model=model, kinds=kinds, lengths=(320,), samples=samples, **options))
 
 
 def with_plain_runs(locate_plan, path, baseline=(3.0,) * 4):
@@ -36,14 +30,14 @@ def add(journal, locate_plan, key, **row):
     journal.add(key, {"config": locate_plan.methods[key[2]].describe(), **row})
 
 
-def test_plain_runs_come_first_and_what_follows_is_foreseen(folder, tmp_path):
-    locate_plan = planned(folder, "weave", "clamp", "smallest")
+def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
+    locate_plan = planned(model, "weave", "clamp", "smallest")
     assert [task.kind for task in tasks(locate_plan, {})] == ["run"] * 2 * 4
     weaves, first_round = 2 * (3 + 12) * 4, 12 * 2
     assert remaining(locate_plan, {}) == 2 * 4 + weaves + 2 + first_round + 1  # 2: dims and what follows
     no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
     assert tasks(locate_plan, no_gap.rows) == []
-    assert needed_bytes(planned(folder, "smallest")) > needed_bytes(planned(folder, "weave"))  # states of every item
+    assert needed_bytes(planned(model, "smallest")) > needed_bytes(planned(model, "weave"))  # states of every item
 
 
 def searched(locate_plan, journal, losses, journaled=3):
@@ -69,9 +63,9 @@ def searched(locate_plan, journal, losses, journaled=3):
 ORDER = [(1, 2), (0, 3), (2, 1)]
 
 
-def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(folder, tmp_path):
+def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(model, tmp_path):
     """Two heads restore 90% of the scoring half by luck; by the choosing half it takes three, which do not."""
-    locate_plan = planned(folder, "smallest")
+    locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path)
     searched(locate_plan, journal, [(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)])
     (row,) = summarize(locate_plan, journal)["smallest"]
@@ -85,8 +79,8 @@ def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(folder, 
     ("losses", "kinds"),
     [([(2.5, 2.5), (2.3, 2.05)], {"smallest"}), ([(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)], {"chosen"})],
 )
-def test_a_search_that_was_cut_short_is_unfinished(folder, tmp_path, losses, kinds):
-    locate_plan = planned(folder, "smallest")
+def test_a_search_that_was_cut_short_is_unfinished(model, tmp_path, losses, kinds):
+    locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path)
     searched(locate_plan, journal, losses, journaled=2)
     summary = summarize(locate_plan, journal)
@@ -96,8 +90,8 @@ def test_a_search_that_was_cut_short_is_unfinished(folder, tmp_path, losses, kin
     assert summary["tasks_left"] > 0
 
 
-def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):
-    locate_plan = planned(folder, "smallest")
+def test_no_set_is_searched_for_where_a_half_has_no_gap(model, tmp_path):
+    locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
     summary = summarize(locate_plan, journal)
     assert summary["loss_gaps"][0]["judged"]

@@ -124,13 +124,6 @@ def scored(path):
     return path
 
 
-def edited(file, change):
-    """Writes the JSON file anew after `change` was applied to it."""
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("file", "change", "says"),
     [
@@ -148,7 +141,10 @@ def edited(file, change):
 )
 def test_an_edited_attribute_is_detected(scored, file, change, says):
     assert open_run(scored).evaluation.attrs == {"vocabulary": 97}
-    edited(scored / file / "zarr.json", change)
+    path = scored / file / "zarr.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"is damaged .{says}.*; capture it again"):
         open_run(scored)
 

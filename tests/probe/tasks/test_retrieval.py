@@ -1,25 +1,11 @@
 """Retrieval prompts under two kinds of tokenizers: byte-level, and SentencePiece's, which puts a space first."""
 
 import numpy as np
-import pytest
-import spaced
 import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from probe.tasks import retrieval
-
-
-@pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
-def tokenizer(request):
-    if request.param == "sentencepiece":
-        return spaced.tokenizer()
-    return tiny.byte_level()
-
-
-def text_of(tokenizer, prompt):
-    assert prompt.ids[: len(retrieval.first_ids(tokenizer))] == retrieval.first_ids(tokenizer)
-    return tokenizer.decode(prompt.ids[len(retrieval.first_ids(tokenizer)) :])
 
 
 def test_a_piece_goes_on_from_the_text_before_it(tokenizer):
@@ -34,10 +20,11 @@ def test_a_piece_goes_on_from_the_text_before_it(tokenizer):
 
 
 def test_the_passkey_prompt_reads_as_the_papers(tokenizer):
+    first = retrieval.first_ids(tokenizer)
     for length in (400, 401, 433):
         prompt = retrieval.passkey(tokenizer, length, np.random.default_rng(0), depth=0.5)
-        text = text_of(tokenizer, prompt)
-        assert len(prompt.ids) == length
+        text = tokenizer.decode(prompt.ids[len(first) :])
+        assert (len(prompt.ids), prompt.ids[: len(first)]) == (length, first)
         assert text.startswith(f"{retrieval.PASSKEY_HEADER}{''.join(retrieval.PASSKEY_FILLER)} The grass")
         assert retrieval.PASSKEY_KEY.format(key=prompt.answer) in text
         assert text.endswith(retrieval.PASSKEY_QUESTION)

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import spaced
-import tiny
 import torch
 
 from probe.tasks import ruler
@@ -19,13 +17,6 @@ from probe.tasks.ruler_prompts import ListPrompt
 TASKS = {task.name: task for task in RULER}
 M = 1200
 NEEDLE = r"One of the special magic (numbers|uuids) for (\S+) is: ([\w-]+)\."
-
-
-@pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
-def tokenizer(request):
-    if request.param == "sentencepiece":
-        return spaced.tokenizer()
-    return tiny.byte_level()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ CARRIED = slice(5, 11)  # dims that break, of layer 1
 
 
 def states(shape=None, at=700, size=0.05, seed=0, methods=("origin",), white=0.002):
-    """Settling states with massive levels; in layer 1 the dims CARRIED of the first method break from `at` on."""
+    """Settling states, one dim massive; in layer 1 the dims CARRIED of the first method break from `at` on."""
     rng = np.random.default_rng(seed)
     position = np.arange(LENGTH)
     levels = rng.normal(0, 4, (LAYERS, 1, DIMS))
@@ -82,11 +82,6 @@ def test_growth_that_goes_on_as_before_is_no_break_but_a_step_on_top_is(growth, 
     assert M + 36 < drift_calls(find_drift(broken, M))[0].length <= M + 40
 
 
-def test_massive_activations_hide_nothing():
-    hidden = states("step", size=0.04)  # 4 parts in 100,000 of the largest dim
-    assert drift_calls(find_drift(hidden, M))[0].length == 700
-
-
 def test_positions_that_were_not_captured_are_no_break():
     gaps = np.r_[0:330, 352:401, 500:640, 655:1100, 1200:LENGTH]
     assert drift_calls(find_drift(states().isel(position=gaps), M))[0].length is None
@@ -135,11 +130,8 @@ def test_what_settles_again_after_a_restart_is_not_judged():
 
 def test_chunks_that_begin_within_a_word_are_not_judged():
     plans = {"origin": mesa.make("mesa", M).plan(LENGTH)}
-    assert restarts(plans["origin"]) == {
-        498: 12,
-        984: 12,
-        1470: 93,
-    }  # words of 2 and 3 tokens begin with a chunk of 486
+    # words of 2 and 3 tokens begin with a chunk of 486
+    assert restarts(plans["origin"]) == {498: 12, 984: 12, 1470: 93}
     for period in (1, 3, 9):
         call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=period), plans=plans))[0]
         assert call.length is None

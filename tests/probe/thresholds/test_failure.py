@@ -9,7 +9,6 @@ import xarray as xr
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
 
 M, LENGTHS = 256, (128, 256, 384, 512, 768, 1024)
-METHODS = ("origin", "mesa")
 
 
 def scores(above=(), hits=None, windows=20, spread=0.0, level=2.5, vocabulary=4096):
@@ -21,13 +20,9 @@ def scores(above=(), hits=None, windows=20, spread=0.0, level=2.5, vocabulary=40
     for row, counts in enumerate(hits or ((20,) * 6, (20,) * 6)):
         for column, count in enumerate(counts):
             answers[row, column, :count] = 1
-    names = {"method": list(METHODS), "length": list(LENGTHS)}
-    dims = ("method", "length")
-    return xr.Dataset(
-        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), answers)},
-        names,
-        {"vocabulary": vocabulary},
-    )
+    names = {"method": ["origin", "mesa"], "length": list(LENGTHS)}
+    values = {"tail_nll": ((*names, "window"), nll), "passkey": ((*names, "sample"), answers)}
+    return xr.Dataset(values, names, {"vocabulary": vocabulary})
 
 
 def of(evaluation, method="origin"):

@@ -21,20 +21,14 @@ PASSKEYS = (20, 20, 20, 2, 0, 0, 0)
 def scores(origin=ORIGIN, passkeys=PASSKEYS, windows=12, noise=0.2, lengths=LENGTHS, others=REROPE, **attrs):
     """Tail NLL of origin and rerope with noise that texts share and noise of each, and origin's passkeys of 20."""
     rng = np.random.default_rng(0)
-    nll = (
-        np.array([origin, others])[..., None]
-        + rng.normal(0, 0.5, windows)
-        + rng.normal(0, noise, (2, len(lengths), windows))
-    )
+    nll = np.array([origin, others])[..., None] + rng.normal(0, 0.5, windows)
+    nll += rng.normal(0, noise, nll.shape)
     hits = np.ones((2, len(lengths), 20))
     for row, count in zip(hits[0], passkeys, strict=True):
         row[count:] = 0
-    dims = ("method", "length")
-    return xr.Dataset(
-        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), hits)},
-        {"method": ["origin", "rerope"], "length": list(lengths)},
-        {"vocabulary": 2048, **attrs},
-    )
+    names = {"method": ["origin", "rerope"], "length": list(lengths)}
+    values = {"tail_nll": ((*names, "window"), nll), "passkey": ((*names, "sample"), hits)}
+    return xr.Dataset(values, names, {"vocabulary": 2048, **attrs})
 
 
 def level(value=2.4):

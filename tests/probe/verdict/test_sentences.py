@@ -92,24 +92,18 @@ def results(request):
     return batch
 
 
-def methods_in(text):
-    return set(re.findall(r"[a-z]+", text)) & set(NAMES)
-
-
 def named(text, rows):
     """Whether the text names the very rows, or counts them where they are many."""
     if len(rows) > NAMED:
         return text.startswith(f"{len(rows)} methods")
-    return methods_in(text) == {row["method"] for row in rows}
+    return set(re.findall(r"[a-z]+", text)) & set(NAMES) == {row["method"] for row in rows}
 
 
 def counts(result):
     """The prompts that judge, as sentences have them."""
     sizes, judged = result.scores.sizes, result.summary["judged_by"]
-    return {
-        **({"text": sizes["window"]} if NLL in judged else {}),
-        **({"passkey": sizes["sample"]} if PASSKEY in judged else {}),
-    }
+    prompts = {"text": (NLL, "window"), "passkey": (PASSKEY, "sample")}
+    return {name: sizes[dim] for name, (rule, dim) in prompts.items() if rule in judged}
 
 
 def said_counts(text):
