@@ -48,18 +48,11 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "python benchmarks/": "takes hours, on an idle machine",
 }
 SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
-    "probe": {"--length": "640", "--trained-length": "160", "--layers": "0-2", "--dims": "0-31", "--samples": "1"},
-    "eval": {"--methods": "origin,rerope", "--lengths": "160,320", "--samples": "1"},
-    "locate": {
-        "--model": PLANTED,
-        "--methods": "rerope",
-        "--lengths": "320",
-        "--samples": "4",
-        "--layers": "1",
-        "--heads": "1",
-    },
-    "anatomy": {"--methods": "origin,rerope", "--lengths": "320", "--samples": "1"},
-    "check": {"--methods": "rerope"},
+    "probe": "--length 640 --trained-length 160 --layers 0-2 --dims 0-31 --samples 1",
+    "eval": "--methods origin,rerope --lengths 160,320 --samples 1",
+    "locate": f"--model {PLANTED} --methods rerope --lengths 320 --samples 4 --layers 1 --heads 1",
+    "anatomy": "--methods origin,rerope --lengths 320 --samples 1",
+    "check": "--methods rerope",
 }
 QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
 _PROGRAM = r"(?:mesa-lens|python (?:benchmarks|research|tests)/[\w/]+\.py)"
@@ -106,8 +99,8 @@ def parse(command: str) -> None:
 
 
 def smaller(line: list[str]) -> list[str]:
-    options = SMALLER.get(line[1], {})
-    for name, value in options.items():
+    options = SMALLER.get(line[1], "").split()
+    for name, value in zip(options[::2], options[1::2], strict=True):
         if name in line:
             line[line.index(name) + 1] = value
         else:

@@ -85,16 +85,12 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]
-            line = Line((command, *words), (world[name], Path(world[name]).name, *_changed(name)))
+            damaged = worlds.DATA["configs"].get(name.removeprefix("model-"), {})  # keys of a config.json
+            line = Line((command, *words), (world[name], Path(world[name]).name, *damaged))
             lines[line.words] = line
     shuffled = list(lines.values())
     draw.shuffle(shuffled)
     return shuffled
-
-
-def _changed(name: str) -> list[str]:
-    """The key that is damaged in a config.json."""
-    return list(worlds.DATA["configs"].get(name.removeprefix("model-"), {}))
 
 
 def _mistaken(command: str, head: list[str], base: list[str], actions: list, world: dict[str, str]) -> list[Line]:
@@ -121,14 +117,8 @@ def _with(command: str, head: list[str], base: list[str], action: argparse.Actio
         words = [value, *words[1:]]
         return Line((*head, *words), (*shown, action.dest, "empty"))
     option = action.option_strings[-1]
-    if (
-        action.dest in AT_WORK
-        and "architecture" not in value
-        and AT_WORK[action.dest] in (command, "")
-        and "--estimate" in words
-    ):
-        words.remove("--estimate")
-    words = _without(words, option)
+    at_work = AT_WORK.get(action.dest) in (command, "") and "architecture" not in value
+    words = _without([word for word in words if word != "--estimate" or not at_work], option)
     small = not value.strip(" .") or value.startswith("-") or len(value) > 40
     return Line((*head, *words, option, value), (*shown, *([action.dest, option] if small else [])))
 

@@ -33,9 +33,8 @@ def build(folder: Path) -> dict[str, str]:
         rest = [good for good in GOOD.format(model=model).splitlines() if good.split(":")[0] != line.split(":")[0]]
         world[f"paper-{name}"] = _file(folder / f"{name}.yaml", "\n".join([*rest, line]))
     world["paper"] = _file(folder / "good.yaml", GOOD.format(model=model))
-    world["run"] = str(
-        synthetic.write_run(folder / "run", synthetic.hidden_states(layers=2, dims=16), synthetic.evaluation())
-    )
+    hidden = synthetic.hidden_states(layers=2, dims=16)
+    world["run"] = str(synthetic.write_run(folder / "run", hidden, synthetic.evaluation()))
     for name, text in {"list": "[]", "cut": '{"attributes": {', "number": "5"}.items():
         shutil.copytree(folder / "run", folder / f"run-{name}")
         world[f"run-{name}"] = str(folder / f"run-{name}")

@@ -20,23 +20,9 @@ def relative(name, t, i, *, trained, prompt, **parameters):
 
 
 def _relative(
-    name,
-    t,
-    i,
-    trained,
-    prompt,
-    window=0,
-    width=0,
-    first=0,
-    last=0,
-    split=0,
-    k=0,
-    group=0,
-    boundary=0,
-    gap=0,
-    weave="stair",
-    middle="local",
-):
+    name, t, i, trained, prompt,
+    window=0, width=0, first=0, last=0, split=0, k=0, group=0, boundary=0, gap=0, weave="stair", middle="local",
+):  # fmt: skip
     r = t - i
     if name in ("origin", "dynamic-ntk", "ntk-mixed"):
         return r

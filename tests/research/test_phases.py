@@ -11,19 +11,10 @@ import mesa
 from research.phases import Phases, first_unmet, unmet_by_position
 
 TRAINED = 8
-SIZES = {
-    "vocab_size": 17,
-    "hidden_size": 8,
-    "head_dim": 4,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": TRAINED,
-    "bos_token_id": 0,
-    "eos_token_id": None,
-}
-CONFIG = LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 4.0})  # 4 ** -(2 m / 4): 1, 0.5
+CONFIG = LlamaConfig(
+    hidden_size=8, head_dim=4, num_attention_heads=2, max_position_embeddings=TRAINED,
+    rope_parameters={"rope_type": "default", "rope_theta": 4.0},  # 4 ** -(2 m / 4): 1, 0.5
+)  # fmt: skip
 
 
 def method(name, **parameters):

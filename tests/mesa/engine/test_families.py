@@ -138,16 +138,10 @@ def test_what_a_method_cannot_be_on_a_model_is_refused_with_the_reason(make, nam
 
 
 VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+VISION |= {"image_size": 4, "patch_size": 2}
+PATCHES = {"vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 96}
 IMAGES = {
-    "gemma3": (
-        Gemma3ForConditionalGeneration,
-        Gemma3ForCausalLM,
-        {
-            "vision_config": {**VISION, "image_size": 4, "patch_size": 2},
-            "mm_tokens_per_image": 4,
-            "image_token_index": 96,
-        },
-    ),
+    "gemma3": (Gemma3ForConditionalGeneration, Gemma3ForCausalLM, PATCHES),
     "gemma4": (Gemma4ForConditionalGeneration, Gemma4ForCausalLM, {}),
 }
 
@@ -233,24 +227,19 @@ def test_positions_are_each_familys_own(family, layer):
     assert np.abs(weights - by_formula(**raw, config=model.config, layer=layer, window=6)).max() > 1e-3
 
 
+ORIGINAL = {"original_max_position_embeddings": cases.TRAINED}
 SCALED = {
-    "linear": {"rope_type": "linear", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": cases.TRAINED,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": cases.TRAINED},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+    "yarn": {"factor": 4.0, **ORIGINAL},
+    "dynamic": {"factor": 4.0},
 }
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", list(SCALED))
 def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
-    config = tiny.model().config.to_dict() | {"rope_parameters": {**SCALED[kind], "rope_theta": 1e4}}
+    config = tiny.model().config.to_dict() | {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **SCALED[kind]}}
     model, ids = LlamaForCausalLM(LlamaConfig(**config)).eval(), tokens(1, 40)
     if kind == "dynamic":  # a longer prompt has other frequencies, which are not looked at
         plain = LlamaForCausalLM(LlamaConfig(**tiny.model().config.to_dict())).eval()
