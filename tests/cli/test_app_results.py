@@ -93,3 +93,12 @@ def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_pat
     assert fold.label == "Not finished: 1"
     assert "grid: unfinished" in fold.code[0].value
     assert "2 of 3 cells done, 1 left" in fold.code[0].value
+
+
+def test_scores_of_lm_evals_tasks_are_shown(opened, tmp_path):
+    scores = {"rerope": {"niah": {"acc,none": 0.5, "acc_stderr,none": 0.1}}}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "harness.json").write_text(json.dumps({"model": "tiny", "max_length": 512, "results": scores}))
+    app = opened()
+    assert "prompts of at most 512 tokens" in shown_texts(app)
+    assert app.dataframe[0].value.values.tolist() == [["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]]

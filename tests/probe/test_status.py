@@ -75,10 +75,8 @@ def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, caps
     lines = [(row["section"], row["done"], row["of"]) for row in status_of(out).rows()]
     assert lines == [("nll", 0, 2), ("passkey", 0, 2)]
     evaluated(out / "nll" / "journal.jsonl", 1, 2)
-    assert [(row["section"], row["done"], row["left"]) for row in status_of(out).rows()] == [
-        ("nll", 1, 1),
-        ("passkey", 0, 2),
-    ]
+    lines = [(row["section"], row["done"], row["left"]) for row in status_of(out).rows()]
+    assert lines == [("nll", 1, 1), ("passkey", 0, 2)]
 
 
 def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_named(tmp_path, capsys):

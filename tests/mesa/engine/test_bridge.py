@@ -127,10 +127,9 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
     logits, expected = stock.run_with_cache(tokens(2, length=12))
     assert set(ours.hook_dict) == set(stock.hook_dict)
     for executor in (None, "dense", "fused"):
-        attached = (
-            mesa.applied(ours.original_model, ORIGIN, executor=executor) if executor else contextlib.nullcontext()
-        )
-        with attached:
+        with contextlib.ExitStack() as stack:
+            if executor:
+                stack.enter_context(mesa.applied(ours.original_model, ORIGIN, executor=executor))
             said, cache = ours.run_with_cache(tokens(2, length=12))
         torch.testing.assert_close(said, logits, atol=1e-4, rtol=1e-4)
         assert executor or set(cache) == set(expected)
@@ -185,15 +184,13 @@ def test_losses_and_gradients_under_fused_are_denses(family, tokenizer):
     bridge, method = mesa.bridge(families.build(family), tokenizer), cases.method("rerope")
     query, gradients = bridge.blocks[0].attn.q.original_component.weight, []
     for executor in ("dense", "fused"):
-        warned = pytest.warns(
-            UserWarning, match=r"gradients are on, .* rerope runs the dense one, with O\(T\^2\) memory"
-        )
+        message = r"gradients are on, .* rerope runs the dense one, with O\(T\^2\) memory"
+        warned = pytest.warns(UserWarning, match=message)
         with mesa.applied(bridge.original_model, method, executor=executor):
             with warned if executor == "fused" else contextlib.nullcontext():
                 loss = bridge(tokens(), return_type="loss")
-            bridge.run_with_cache(
-                tokens(), return_type="loss", incl_bwd=True, names_filter=[name("pattern")]
-            )  # the warning comes once
+            # the warning comes once
+            bridge.run_with_cache(tokens(), return_type="loss", incl_bwd=True, names_filter=[name("pattern")])
         gradients.append(torch.autograd.grad(loss, query)[0])
         bridge.zero_grad()
     torch.testing.assert_close(*gradients)
@@ -226,10 +223,9 @@ def test_a_text_beyond_the_window_is_not_cut(wide, tokenizer, name):
         cached = bridge.run_with_cache(text, names_filter="blocks.0.attn.hook_z")[0]
         for logits in (bridge(text), bridge([text]), bridge((text,)), cached, bridge.run_with_hooks(text)):
             assert torch.equal(logits, expected)
-        said = bridge.generate(
-            text, max_new_tokens=3, do_sample=False, stop_at_eos=False, verbose=False, return_type="tokens"
-        )
-        torch.testing.assert_close(said, wide.generate(ids, max_new_tokens=3, do_sample=False))
+        greedy = {"max_new_tokens": 3, "do_sample": False}
+        said = bridge.generate(text, **greedy, stop_at_eos=False, verbose=False, return_type="tokens")
+        torch.testing.assert_close(said, wide.generate(ids, **greedy))
     assert bridge.to_tokens(text, truncate=True).shape[1] == bridge.cfg.n_ctx
 
 
@@ -249,12 +245,9 @@ def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
     for row, logits in zip(rows, many, strict=True):
         there = logits[-len(row) :] if side == "left" else logits[: len(row)]
         torch.testing.assert_close(there, row, atol=1e-5, rtol=1e-5)
-    ids = [bridge.to_tokens(text)[0] for text in TEXTS]
-    losses = [
-        torch.nn.functional.cross_entropy(row[:-1], each[1:], reduction="none")
-        for row, each in zip(rows, ids, strict=True)
-    ]
-    torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
+    following = torch.cat([bridge.to_tokens(text)[0, 1:] for text in TEXTS])
+    loss = torch.nn.functional.cross_entropy(torch.cat([row[:-1] for row in rows]), following)
+    torch.testing.assert_close(by_token, loss, atol=1e-5, rtol=1e-5)
 
 
 ROTARY = ("rotary_emb.hook_cos", "rotary_emb.hook_sin")

@@ -19,9 +19,8 @@ PROMPT = 61
 def scores(model, ids, **kwargs):
     """The logits of every step of a greedy `generate`."""
     steps = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
-    return torch.stack(
-        model.generate(ids, **steps, **kwargs, return_dict_in_generate=True, output_logits=True).logits, 1
-    )
+    out = model.generate(ids, **steps, **kwargs, return_dict_in_generate=True, output_logits=True)
+    return torch.stack(out.logits, 1)
 
 
 @pytest.mark.parametrize("name", ["mesa", "rerope"])

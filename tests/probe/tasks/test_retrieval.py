@@ -9,12 +9,8 @@ from probe.tasks import retrieval
 
 
 def test_a_piece_goes_on_from_the_text_before_it(tokenizer):
-    pieces = (
-        retrieval.PASSKEY_HEADER,
-        *retrieval.PASSKEY_FILLER,
-        retrieval.PASSKEY_KEY.format(key=12345),
-        retrieval.PASSKEY_QUESTION,
-    )
+    key = retrieval.PASSKEY_KEY.format(key=12345)
+    pieces = (retrieval.PASSKEY_HEADER, *retrieval.PASSKEY_FILLER, key, retrieval.PASSKEY_QUESTION)
     joined = [token for piece in pieces for token in retrieval.encode(tokenizer, piece)]
     assert [*retrieval.first_ids(tokenizer), *joined] == tokenizer.encode("".join(pieces))
 

@@ -103,9 +103,8 @@ def test_a_chain_of_variables_is_all_there_and_in_order(tokenizer, setting):
         value = re.search(r"assigned the value (\d+) in", question)[1]
         assert chain_from(question, value) == {*prompt.expected}
         assert len(prompt.expected) == 5
-        assert [question.index(f"VAR {name} =") for name in prompt.expected] == sorted(
-            question.index(f"VAR {name} =") for name in prompt.expected
-        )
+        places = [question.index(f"VAR {name} =") for name in prompt.expected]
+        assert places == sorted(places)
         value_shown = re.search(r"assigned the value (\d+) in", example)[1]
         assert chain_from(example, value_shown) == {*example.split("they are:")[1].split()}
         assert example.count("The grass is green.") == 10

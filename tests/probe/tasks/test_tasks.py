@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
 import mesa
@@ -21,8 +20,8 @@ WORDS = "A text of a few words, to make a tokenizer from. "
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return load(str(tiny.folder(tmp_path_factory.mktemp("model"))))
+def loaded(model):
+    return load(model)
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +146,8 @@ def test_texts_and_pairs_come_from_files_lines_and_dataset_folders(tmp_path):
         lines(folder / f"{name}.jsonl", *({"text": row} for row in rows))
         assert sources.texts(str(folder)) == rows
     report = {"report": "r", "summary": "t"}  # GovReport's fields
-    assert sources.pairs(lines(tmp_path / "b.jsonl", {"document": "d", "summary": "s"}, report)) == [
-        ("d", "s"),
-        ("r", "t"),
-    ]
+    path = lines(tmp_path / "b.jsonl", {"document": "d", "summary": "s"}, report)
+    assert sources.pairs(path) == [("d", "s"), ("r", "t")]
     (tmp_path / "reports").mkdir()
     lines(tmp_path / "reports" / "test.jsonl", report)
     assert sources.pairs(str(tmp_path / "reports")) == [("r", "t")]
@@ -210,10 +207,7 @@ def test_only_an_open_question_may_be_answered_in_a_sentence(loaded, monkeypatch
     prompt = retrieval.passkey(loaded.tokenizer, 600, np.random.default_rng(0), enhanced=enhanced)
     names = []
     monkeypatch.setattr(scoring, "greedy", lambda model, prompts, count: names.append(count))
-    monkeypatch.setattr(
-        type(loaded.tokenizer),
-        "batch_decode",
-        lambda *_: [reply.format(key=prompt.answer, end=loaded.tokenizer.eos_token)],
-    )
+    text = reply.format(key=prompt.answer, end=loaded.tokenizer.eos_token)
+    monkeypatch.setattr(type(loaded.tokenizer), "batch_decode", lambda *_: [text])
     assert scoring.retrieval_hits(loaded.model, loaded.tokenizer, [prompt]) == [hit]
     assert names == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]

@@ -43,10 +43,8 @@ def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
     flat = estimate_window(planted(2**20, gain=0)[0], 2048, chance=2.0)
     assert (flat.works, str(flat)) == (None, "Cannot tell M: the model is at chance at every length (20 texts).")
     noisy = estimate_window(planted(256, texts=2, noise=3.0)[0], 1024)
-    assert (noisy.works, str(noisy)) == (
-        None,
-        "Cannot tell M: the texts differ too much; give more with --samples (2 texts).",
-    )
+    differ = "Cannot tell M: the texts differ too much; give more with --samples (2 texts)."
+    assert (noisy.works, str(noisy)) == (None, differ)
     short = estimate_window(planted(16, gain=0)[0], 1024)
     assert "128 tokens are worse than 64, the shortest context tried; M is below 128" in str(short)
     for estimate in (flat, noisy, short):
