@@ -1,0 +1,263 @@
+"""How often do a probe run's rules call what is not there, what do they miss, and how often do their intervals hold?
+
+python research/false_alarms/run.py             # seven minutes on one core; writes results/*.csv
+python research/false_alarms/run.py noise stated    # these alone
+
+States and scores are drawn from seeds, without a break or with a known one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import mesa
+from mesa.methods import make
+from probe.evaluation.effective import effective_lengths
+from probe.thresholds.calls import drift_calls
+from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.stated_window import TOO_LARGE, stated_window
+from research.script import run
+
+RESULTS = Path(__file__).parent / "results"
+M = 256
+LENGTH = 8 * M
+LAYERS = 100
+LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
+OTHERS = 20
+METHODS = ("origin", "rerope", "dynamic-ntk")
+Rows = Iterator[dict[str, object]]
+
+
+def hidden(values: np.ndarray, methods: tuple[str, ...] = ("origin",)) -> xr.DataArray:
+    """Of `values` (method, layer, position, dim), float32."""
+    coords = {"method": list(methods)} | {
+        name: range(size) for name, size in zip(("layer", "position", "dim"), values.shape[1:], strict=True)
+    }
+    return xr.DataArray(values.astype(np.float32), coords, list(coords), name="resid_post")
+
+
+def autoregressive(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> np.ndarray:
+    """Noise (layer, position, dim), each value `share` of the one before and new noise; from its steady state."""
+    values = rng.standard_normal(shape)
+    values[:, 1:] *= math.sqrt(1 - share**2)
+    for t in range(1, shape[1]):
+        values[:, t] += share * values[:, t - 1]
+    return values
+
+
+NOISE: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "white": lambda rng, shape: rng.standard_normal(shape),
+    "AR(0.9)": lambda rng, shape: autoregressive(rng, shape, 0.9),
+    "AR(0.99)": lambda rng, shape: autoregressive(rng, shape, 0.99),
+    "AR(0.999)": lambda rng, shape: autoregressive(rng, shape, 0.999),
+    "random walk": lambda rng, shape: rng.standard_normal(shape).cumsum(1),
+    "Student's t, 3 degrees": lambda rng, shape: rng.standard_t(3, shape),
+    "Student's t, 2 degrees": lambda rng, shape: rng.standard_t(2, shape),
+}
+GROWTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    **{f"t^{power}": lambda t, power=power: t**power for power in (0.1, 0.25, 0.5, 0.75, 1)},
+    "ln t": np.log,
+    "1 - exp(-t/M)": lambda t: 1 - np.exp(-t / M),
+    "t/(t + M)": lambda t: t / (t + M),
+}
+
+
+def layers_called(values: np.ndarray, trained_length: int) -> tuple[int, float]:
+    """Of layers (layer, position, dim): how many are called, and their mean printed false-alarm rate (NaN: none)."""
+    drift = find_drift(hidden(values[None]), trained_length).isel(method=0)
+    called = np.isfinite(drift["first"].values)
+    return int(called.sum()), float(drift["false_alarms"].values[called].mean()) if called.any() else math.nan
+
+
+def noise() -> Rows:
+    """Layers of 16 dims called by drift, and pairs that are threshold dims, where the states are noise alone."""
+    for number, (kind, draw) in enumerate(NOISE.items()):
+        values = draw(np.random.default_rng([0, number]), (LAYERS, LENGTH, 16))
+        called, rate = layers_called(values, M)
+        qualified = int(search(hidden(values[None]), M, CrossingRule.scaled(M))["qualified"])
+        yield {
+            "noise": kind,
+            "layers": LAYERS,
+            "called": called,
+            "false_alarms": rate,
+            "pairs": LAYERS * 16,
+            "qualified": qualified,
+        }
+
+
+def changes() -> Rows:
+    """Layers of 16 dims of white noise called by drift where the states change at M: what is missed."""
+    for change, strengths in (
+        ("widens", (2, 3, 4, 6)),
+        ("shrinks", (0,)),
+        ("moves by standard deviations", (2, 4, 5, 6)),
+        ("repeats", (1,)),
+    ):
+        for strength in strengths:
+            values = np.random.default_rng(5).standard_normal((LAYERS, LENGTH, 16))
+            beyond = values[:, M:]
+            if change == "repeats":
+                beyond[:] = np.tile(values[:, :M], (1, LENGTH // M - 1, 1))
+            else:
+                beyond[:] = beyond + strength if change.startswith("moves") else beyond * strength
+            yield {"change": change, "strength": strength, "layers": LAYERS, "called": layers_called(values, M)[0]}
+
+
+def short_windows() -> Rows:
+    """Layers called by drift where the window is short and dims are few."""
+    for window in (32, 64, 128, 256):
+        for dims in (2, 16):
+            draw = np.random.default_rng([1, window, dims])
+            called, rate = layers_called(autoregressive(draw, (5 * LAYERS, 8 * window, dims), 0.9), window)
+            yield {"M": window, "dims": dims, "layers": 5 * LAYERS, "called": called, "false_alarms": rate}
+
+
+def growth() -> Rows:
+    """Layers of 24 dims called by drift where states go on as before; noise: of the growth within [M/4, 3M/4)."""
+    time = np.arange(1.0, LENGTH + 1)
+    grown = {name: shape(time) for name, shape in GROWTH.items()}
+    grown = {name: values / np.ptp(values[M // 4 : 3 * M // 4]) for name, values in grown.items()}
+    for name in ("none", *GROWTH, "a kind a dim"):
+        for share in (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
+            for seed in range(3):
+                rng = np.random.default_rng([2, seed])
+                kinds = [name] * 24 if name != "a kind a dim" else rng.choice([*GROWTH], 24)
+                of_dims = np.stack([grown.get(kind, 0 * time) for kind in kinds], axis=1)
+                size = rng.choice([-1, 1], 24) * rng.uniform(0.3, 1, 24)
+                x = of_dims * size + rng.normal(0, 4, 24) + rng.normal(0, 1, (LENGTH, 24)) * share
+                yield {"growth": name, "noise": share, "seed": seed, "called": layers_called(x[None], M)[0]}
+
+
+def random_weights() -> Rows:
+    """Calls on Llamas of 4 layers with random weights that read a first token and then another one again and again."""
+    for sharpened in (1, 20, 200):
+        for seed in range(12):
+            torch.manual_seed(seed)
+            config = LlamaConfig(
+                vocab_size=512,
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                max_position_embeddings=M,
+            )
+            model = LlamaForCausalLM(config).eval()
+            for name, weight in model.named_parameters():
+                if "q_proj" in name:
+                    weight.data *= sharpened
+            ids, states, plans = torch.full((1, LENGTH), 7 + seed), [], {}
+            ids[0, 0] = 1
+            for name in METHODS:
+                method = make(name, M)
+                plans[name] = method.plan(LENGTH)
+                with torch.inference_mode(), mesa.applied(model, method):
+                    states.append(torch.cat(model.model(ids, output_hidden_states=True).hidden_states[1:-1]).numpy())
+            values = hidden(np.stack(states), METHODS)
+            calls = drift_calls(find_drift(values, M, DriftRule.scaled(M), plans=plans))
+            yield {
+                "sharpened": sharpened,
+                "seed": seed,
+                **{call.method: int(call.length is not None) for call in calls},
+                "qualified": int(search(values, M, CrossingRule.scaled(M))["qualified"]),
+            }
+
+
+def intervals() -> Rows:
+    """How often the 95% interval of a measured failure length holds a planted one."""
+    fails_at, draws = 768, 500
+    beyond = np.array(LENGTHS) >= fails_at
+    cases = [
+        (f"tail NLL + {rise}, {'skewed' if skewed else 'normal'} noise of 0.5", rise, skewed, 1.0, 1.0)
+        for rise in (0.6, 1.0)
+        for skewed in (False, True)
+    ]
+    cases += [(f"passkeys {a} to {b}", 0.0, False, a, b) for a, b in ((0.95, 0.1), (0.8, 0.2), (0.6, 0.4))]
+    for prompts in (3, 5, 10, 20):
+        for number, (label, rise, skewed, inside, outside) in enumerate(cases):
+            rng, covered = np.random.default_rng([3, prompts, number]), 0
+            texts, passkeys = (
+                (prompts, OTHERS) if rise else (OTHERS, prompts)
+            )  # of the score that does not fail, OTHERS
+            for _ in range(draws):
+                shape = (1, len(LENGTHS), texts)
+                noise = rng.exponential(1, shape) - 1 if skewed else rng.standard_normal(shape)
+                nll = 3 + rise * beyond[:, None] + 0.5 * noise
+                hits = rng.random((1, len(LENGTHS), passkeys)) < np.where(beyond, outside, inside)[:, None]
+                (failure,) = measured_failure(_scores(LENGTHS, nll, hits), M).failures
+                covered += failure.after is not None and failure.after < fails_at <= (failure.high or math.inf)
+            yield {"case": label, "prompts": prompts, "draws": draws, "covered": covered / draws}
+
+
+def effective() -> Rows:
+    """How often the bounds of an effective length hold the true one, of scores of 0 and 1 and of thirds."""
+    holds_to, draws = 512, 300
+    shares = {128: 0.95, 256: 0.9, 512: 0.85, 1024: 0.75, 2048: 0.6}  # of the base .95, 512 keeps .89 and 1024 .79
+    for parts in (1, 3):
+        for prompts in (2, 5, 10, 20):
+            rng, covered, judged = np.random.default_rng([6, parts, prompts]), 0, 0
+            for _ in range(draws):
+                rows = [
+                    {"task": "vt", "method": "origin", "length": length, "sample": sample, "metric": "recall"}
+                    | {"score": rng.binomial(parts, shares[length]) / parts}
+                    for length in shares
+                    for sample in range(prompts)
+                ]
+                (entry,) = effective_lengths(rows, ["vt"], M)
+                judged += entry["unjudged"] is None
+                covered += (entry["low"] or 0) <= holds_to <= (entry["high"] or 0)
+            share = covered / judged if judged else math.nan
+            yield {"parts": parts, "prompts": prompts, "draws": draws, "judged": judged, "covered": share}
+
+
+def stated() -> Rows:
+    """How often M is called too large of scores that are the same at every length up to M."""
+    lengths, rng, draws = (32, 64, 96, 128, 160, 192, M), np.random.default_rng(4), 300
+    outcomes = []
+    for _ in range(draws):
+        nll = 3 + rng.normal(0, 0.5, (1, len(lengths), 12))
+        hits = rng.random((1, len(lengths), 20)) < 0.95
+        outcomes.append(stated_window(_scores(lengths, nll, hits), M, "origin").outcome)
+    count = outcomes.count(TOO_LARGE)
+    yield {"noise": 0.5, "texts": 12, "passkeys": 20, "lengths": len(lengths), "draws": draws, "too_large": count}
+
+
+def _scores(lengths: tuple[int, ...], nll: np.ndarray, hits: np.ndarray) -> xr.Dataset:
+    """Scores (method, length, prompt) as a probe run keeps them."""
+    dims = ("method", "length")
+    variables = {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), hits.astype(float))}
+    return xr.Dataset(variables, {"method": ["origin"], "length": list(lengths)}, {"vocabulary": 2048})
+
+
+STUDIES = {
+    study.__name__: study
+    for study in (noise, changes, short_windows, growth, random_weights, intervals, effective, stated)
+}
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs the studies and writes their rows."""
+    RESULTS.mkdir(exist_ok=True)
+    for name in args.studies or STUDIES:
+        rows = pd.DataFrame(tqdm(STUDIES[name](), desc=name, unit="row"))
+        rows.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="*", help=f"of {', '.join(STUDIES)}; default: all")
+    run(main, parser)
