@@ -1,6 +1,6 @@
 """Seconds of what a user waits for before anything is computed: the help, the version, an estimate; and of the imports.
 
-`python benchmarks/commands.py` prints the table: of three runs in processes of their own the one with the least CPU time.
+`python benchmarks/commands.py` prints the table: of three runs in processes of their own the one of least CPU time.
 """
 
 from __future__ import annotations
