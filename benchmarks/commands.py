@@ -1,4 +1,4 @@
-"""Seconds of what a user waits for before anything is computed: the help, the version, an estimate; and of the imports.
+"""Seconds of what a user waits for before anything is computed: the help, an estimate, and the imports.
 
 `python benchmarks/commands.py` prints the table: of three runs in processes of their own the one of least CPU time.
 """

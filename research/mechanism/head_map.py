@@ -46,13 +46,13 @@ def estimates(model: str) -> dict[Head, float]:
 def patched(model: str) -> dict[Head, float]:
     """Shares that heads restore when patched: all heads of the shipped model and of SmolLM2."""
     if model == "smollm2":
-        return {place: share for place, share in located(TEXT).items() if place[1] >= 0} | outside()
+        return {place: share for place, share in located(TEXT).items() if place[1] >= 0} | other_heads()
     wanted = {"method": "rerope", "length": "1024", "measure": "nll", "kind": "weave", "way": "only"}
     table = [row for row in rows("effects.csv") if wanted.items() <= row.items() and row["head"]]
     return {(int(row["layer"]), int(row["head"])): float(row["share"]) for row in table}
 
 
-def outside() -> dict[Head, float]:
+def other_heads() -> dict[Head, float]:
     """Shares that SmolLM2's heads outside layers 16 and 19 restore."""
     return {place: share for place, (share, _, _) in intervals().items()}
 
@@ -66,12 +66,12 @@ def intervals() -> dict[Head, tuple[float, float, float]]:
     }
 
 
-def goes_with(name: str, span: str, less: str | None = None) -> tuple[float | None, float | None, float | None]:
+def correlation_with(name: str, span: str, less: str | None = None) -> tuple[float | None, float | None, float | None]:
     """Spearman's correlation, over these heads, of shares with a column of Origin's attention; less: its span less."""
     with (REAL_MODEL / "locate-12k" / "heads.csv").open(encoding="utf-8") as file:
         table = [row for row in csv.DictReader(file) if (row["method"], row["length"]) == ("origin", "12288")]
     values = {(int(row["layer"]), int(row["head"]), row["span"]): float(row[name]) for row in table}
-    shares = outside()
+    shares = other_heads()
     lost = [values[*head, span] - (values[*head, less] if less else 0) for head in shares]
     return rank_correlation(lost, [*shares.values()])
 
@@ -97,7 +97,7 @@ def signs(model: str, least: float = 0.01) -> tuple[int, int]:
     return sum(right), len(right)
 
 
-def highest_of_both(number: int = 10) -> int:
+def shared_top(number: int = 10) -> int:
     """How many of SmolLM2's `number` heads of highest estimate are among the `number` that restore most."""
     best = [
         sorted(table, key=lambda head: -table[head])[:number] for table in (estimates("smollm2"), patched("smollm2"))
