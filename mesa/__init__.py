@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mesa.errors import Refused
 from mesa.methods import METHODS, Method, make, meant
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
@@ -34,9 +35,34 @@ _LAZY = {
 
 # fmt: off
 __all__ = [
-    "DCA", "METHODS", "PI", "STRING", "CoPE", "Crop", "DynamicNTK", "LMInfinite", "LaMPE", "LeakyReRoPE",
-    "MesaExtrapolation", "Method", "NTKMixed", "NoPE", "Origin", "Plan", "ReRoPE", "SelfExtend", "StairPE",
-    "StreamingLLM", "YaRN", "applied", "bridge", "check", "distances", "load", "make",
+    "DCA",
+    "METHODS",
+    "PI",
+    "STRING",
+    "CoPE",
+    "Crop",
+    "DynamicNTK",
+    "LMInfinite",
+    "LaMPE",
+    "LeakyReRoPE",
+    "MesaExtrapolation",
+    "Method",
+    "NTKMixed",
+    "NoPE",
+    "Origin",
+    "Plan",
+    "ReRoPE",
+    "Refused",
+    "SelfExtend",
+    "StairPE",
+    "StreamingLLM",
+    "YaRN",
+    "applied",
+    "bridge",
+    "check",
+    "distances",
+    "load",
+    "make",
 ]
 # fmt: on
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mesa.decoder import layers_of, removed
+from mesa.errors import Failed, Refused
 
 _WIDER = "run the model with --dtype {}"
 _REMEDIES = {
@@ -41,17 +42,17 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
         whose = f"{owner}: " if owner else ""
-        raise RuntimeError(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
+        raise Failed(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
 
 
 def check_finite(name: str, model: torch.nn.Module) -> None:
-    """Raises ValueError naming the first tensor of a model that holds a NaN or an infinity."""
+    """Raises Refused naming the first tensor of a model that holds a NaN or an infinity."""
     for key, values in model.state_dict().items():
         if values.is_meta or not values.is_floating_point():
             continue
         if not values.sum(dtype=torch.float32).isfinite() and not (finite := values.isfinite()).all():
             count = finite.numel() - int(finite.sum())
-            raise ValueError(
+            raise Refused(
                 f"model {name!r}: {count} of {finite.numel()} numbers of {key} are not finite; its weights are "
                 "damaged, get them again"
             )

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of
 from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
+from mesa.errors import NotFound, Refused
 from mesa.finite import check_finite
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
@@ -62,7 +63,7 @@ def load(
     dtype: 'float32', 'float16', 'bfloat16' or 'float64'; by default float32 on a CPU and from GGUF, else the
     checkpoint's own, which a model of `theory.build` always keeps.
     device_map: as in accelerate (e.g. 'auto'), in place of `device`.
-    Raises FileNotFoundError for a missing folder or file, OSError for what the hub does not have, ValueError for bad
+    Raises FileNotFoundError for a missing folder or file, OSError for what the hub does not have, Refused for bad
     values and files.
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
@@ -95,7 +96,7 @@ def load(
 
 
 def _check_keys(name: str, info: Mapping[str, Any]) -> None:
-    """ValueError for weights that transformers initialised at random or did not use; info: its loading info."""
+    """Refused for weights that transformers initialised at random or did not use; info: its loading info."""
     unexpected = [key for key in info["unexpected_keys"] if not key.endswith(_BUFFERS)]
     mismatched = [key[0] if isinstance(key, tuple) else key for key in info.get("mismatched_keys") or ()]
     for keys, problem in (
@@ -105,7 +106,7 @@ def _check_keys(name: str, info: Mapping[str, Any]) -> None:
     ):
         if keys:
             problem = problem.format(len(keys))
-            raise ValueError(f"model {name!r} {problem}, e.g. {min(keys)}; its config.json and weights do not fit")
+            raise Refused(f"model {name!r} {problem}, e.g. {min(keys)}; its config.json and weights do not fit")
 
 
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
@@ -116,11 +117,11 @@ def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str
 
 
 def check_placement(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for a `dtype` that is not known or a `device` that is not here; options as for `load`."""
+    """Raises Refused for a `dtype` that is not known or a `device` that is not here; options as for `load`."""
     dtype, device = options.get("dtype"), options.get("device")
     device_map = options.get("device_map")
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        raise Refused(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
         _check_device(device_map, f"device_map={device_map!r}", f"--device-map {' or '.join(_DEVICE_MAPS)}")
     elif device is not None and device_map is None:
@@ -131,20 +132,20 @@ def _check_device(device: str, what: str, remedy: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ValueError(f"unknown device {device!r}; use e.g. --device cpu or cuda:0") from error
+        raise Refused(f"unknown device {device!r}; use e.g. --device cpu or cuda:0") from error
     try:
         there = kind != "meta" and bool(torch.zeros(1, device=device).add(1).item())
     except (AssertionError, ImportError, NotImplementedError, RuntimeError):
         there = False
     if not there:
-        raise ValueError(f"{what} is not available here; use {remedy}")
+        raise Refused(f"{what} is not available here; use {remedy}")
 
 
 def _placed(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
-    """A model's place, and what `from_pretrained` is told; ValueError for a revision of what lies here."""
+    """A model's place, and what `from_pretrained` is told; Refused for a revision of what lies here."""
     place = place_of(name)
     if revision is not None and (place.file or Path(place.where).is_dir()):
-        raise ValueError(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
+        raise Refused(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
     return place, {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
 
 
@@ -188,7 +189,7 @@ def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: b
     config = config_of(name, revision=revision, trust_remote_code=trust_remote_code)
     rows, known = getattr(config, "vocab_size", None), tokenizer.vocab_size
     if isinstance(rows, int) and known > rows:
-        raise ValueError(
+        raise Refused(
             f"model {name!r} knows {rows} tokens and its tokenizer gives {known}; its config.json (vocab_size) or its "
             "tokenizer is another model's"
         )
@@ -227,7 +228,7 @@ def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
             raise
         _check_parts(name, place, parts)
-        raise ValueError(f"cannot load model {name!r}, a file of it is damaged or wrong: {in_short(error)}") from error
+        raise Refused(f"cannot load model {name!r}, a file of it is damaged or wrong: {in_short(error)}") from error
 
 
 def _check_parts(name: str, place: Place, parts: Sequence[str]) -> None:
@@ -236,7 +237,7 @@ def _check_parts(name: str, place: Place, parts: Sequence[str]) -> None:
     for part in parts if folder.is_dir() and not place.file else ():
         files, remedy = _PARTS[part]
         if not any(path.is_file() for file in files for path in folder.glob(file)):
-            raise FileNotFoundError(
+            raise NotFound(
                 f"cannot load model {name!r}: no {part} in {folder} ({', '.join(files)}); {remedy}"
             ) from None
 

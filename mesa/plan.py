@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import Refused
+
 Position = Callable[[Any], Any]
 """Maps token indices to the positions that rotary embedding is given for them."""
 
@@ -34,14 +36,14 @@ _PAIRS = 32  # rotary pairs that frequencies are compared at
 
 
 class Bounded:
-    """A part of a plan. ValueError, naming it, for a number beyond `LARGEST`."""
+    """A part of a plan. Refused, naming it, for a number beyond `LARGEST`."""
 
     def __post_init__(self) -> None:
         """Checks every number, also those in tuples."""
         for name, value in vars(self).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, Real) and not abs(float(number)) <= LARGEST:
-                    raise ValueError(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
+                    raise Refused(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
 
 
 def token_index(index: Any) -> Any:
@@ -252,13 +254,13 @@ PAIRS = 2_000_000
 
 
 def check_plan(name: str, plan: Plan, length: int, start: int = 0) -> None:
-    """ValueError when a plan's regions overlap, see the future, or are for another length.
+    """Refused when a plan's regions overlap, see the future, or are for another length.
 
     Looks at the queries from `start` on: at all in a short prompt, in a long one at those where regions begin and end
     and at some between.
     """
     if plan.length != length:
-        raise ValueError(f"{name}: its plan for {length} tokens is one for {plan.length}")
+        raise Refused(f"{name}: its plan for {length} tokens is one for {plan.length}")
     count = max(16, PAIRS // length)
     edges = {edge + step for region in plan.regions for edge in region.queries for step in (-1, 0)}
     chosen = sorted({*np.linspace(start, length - 1, count).astype(int).tolist(), *edges} & set(range(start, length)))
@@ -269,7 +271,7 @@ def check_plan(name: str, plan: Plan, length: int, start: int = 0) -> None:
         if wrong.any():
             row, column = np.argwhere(wrong)[0].tolist()
             regions = [number for number, contained in enumerate(contains) if contained[row, column]]
-            raise ValueError(
+            raise Refused(
                 f"{name}: in its plan for {length} tokens, query {chosen[row]} sees key {column} {why} (regions "
                 f"{', '.join(map(str, regions))}); regions must be causal and must not overlap"
             )

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
+from mesa.errors import Refused
 from mesa.methods import Method, make, parameters_of, registry, standard_methods
 from mesa.support import check_method
 
@@ -14,22 +15,22 @@ ALL = "all"
 
 
 def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parameters by method from texts such as 'rerope.window=512'; ValueError names the one it cannot read."""
+    """Parameters by method from texts such as 'rerope.window=512'; Refused names the one it cannot read."""
     result: dict[str, dict[str, Any]] = {}
     for setting in settings:
         target, equals, text = setting.partition("=")
         name, dot, parameter = target.partition(".")
         if not (equals and dot):
-            raise ValueError(f"--set {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
+            raise Refused(f"--set {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
         text = {"true": "True", "false": "False"}.get(text.strip().lower(), text)
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
         if parameter == "trained_length":
-            raise ValueError(f"--set {setting!r}: the trained length is the model's; give --trained-length")
+            raise Refused(f"--set {setting!r}: the trained length is the model's; give --trained-length")
         if parameter in result.setdefault(name, {}):
-            raise ValueError(f"--set {setting!r} gives {target} a second time")
+            raise Refused(f"--set {setting!r} gives {target} a second time")
         result[name][parameter] = value
     return result
 
@@ -39,7 +40,7 @@ def wanted_names(names: str) -> list[str]:
 
     'all': all that are not named themselves, and not experimental.
 
-    ValueError for names that stand twice.
+    Refused for names that stand twice.
 
     >>> wanted_names("rerope,all")[:3]
     ['rerope', 'origin', 'nope']
@@ -47,7 +48,7 @@ def wanted_names(names: str) -> list[str]:
     named = _names(names)
     doubled = {name for name in named if named.count(name) > 1}
     if doubled:
-        raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
+        raise Refused(f"--methods names {', '.join(sorted(doubled))} more than once")
     others = [name for name in standard_methods() if name not in named]
     return [chosen for name in named for chosen in (others if name == ALL else [name])]
 
@@ -55,7 +56,7 @@ def wanted_names(names: str) -> list[str]:
 def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
     """The methods named in a comma-separated text, by name; 'all' stands for those that are not named themselves.
 
-    ValueError for unknown or doubled ones.
+    Refused for unknown or doubled ones.
     """
     return {name: make(name, trained_length, **parameters) for name, parameters in _parameters(names, settings).items()}
 
@@ -66,7 +67,7 @@ def fitting_methods(
     """As `make_methods`: the methods that can be had, and why others are left out, by name.
 
     Left out, where 'all' stands for it or nobody chose the names (`by_default`), is what a model with this `config`
-    cannot have, and what has no default sizes at this trained length. ValueError for a method that is named or that
+    cannot have, and what has no default sizes at this trained length. Refused for a method that is named or that
     `settings` are given for, and where nothing is left.
     """
     named = [] if by_default else _names(names)
@@ -77,12 +78,12 @@ def fitting_methods(
             if config is not None:
                 check_method(config, method)
             fitting[name] = method
-        except ValueError as error:
+        except Refused as error:
             if parameters or name in named:
                 raise
             left_out[name] = str(error)
     if not fitting:
-        raise ValueError(next(iter(left_out.values())))
+        raise Refused(next(iter(left_out.values())))
     return fitting, left_out
 
 
@@ -92,7 +93,7 @@ def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]
     parameters = method_settings(settings)
     for name in parameters:
         if name not in wanted:
-            raise ValueError(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
+            raise Refused(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
     return {name: parameters.get(name, {}) for name in wanted}
 
 

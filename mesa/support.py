@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mesa.errors import Refused
 from mesa.methods import Method, meant, registry, standard_methods
 
 ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
@@ -40,7 +41,7 @@ def is_rotary(kind: str) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
+    """Raises Refused, naming what is supported, when no method can be attached to a model with this config."""
     kind = config.model_type
     reason = REFUSED.get(kind) or _unlike_its_family(config)
     if not reason:
@@ -49,25 +50,25 @@ def check_config(config: Any) -> None:
             return
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
-    raise ValueError(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
+    raise Refused(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
 
 
 def check_method(config: Any, method: Method) -> None:
-    """As `check_config`, and ValueError when this method cannot be attached to such a model."""
+    """As `check_config`, and Refused when this method cannot be attached to such a model."""
     check_config(config)
     if not isinstance(method, Method):
         known, text = registry(), getattr(method, "name", method)
         name = text if text in known else "rerope"
         hint = meant(text, known) if isinstance(text, str) and text not in known else ""
         example = f"mesa.make({name!r}, trained_length=4096), with the length of your model"
-        raise ValueError(f"{method!r} is not a method: give one, such as {example}{hint}")
+        raise Refused(f"{method!r} is not a method: give one, such as {example}{hint}")
     reason = unfit(config, type(method))
     if reason:
-        raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
+        raise Refused(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
     rope = getattr(config, "rope_parameters", None) or {}
     parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
     if parts and not method.as_trained and rope.get("rope_type") == "dynamic":  # the base follows the length
-        raise ValueError(
+        raise Refused(
             f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
             "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "
             f"model with rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
@@ -75,11 +76,11 @@ def check_method(config: Any, method: Method) -> None:
     chosen = dict(method.heads or ())
     deepest = max(chosen or method.layers or (0,))
     if deepest >= config.num_hidden_layers:
-        raise ValueError(f"layer {deepest} is out of range; the model has layers 0-{config.num_hidden_layers - 1}")
+        raise Refused(f"layer {deepest} is out of range; the model has layers 0-{config.num_hidden_layers - 1}")
     for layer, heads in chosen.items():
         if heads[-1] >= config.num_attention_heads:
             last = config.num_attention_heads - 1
-            raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
+            raise Refused(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
 
 
 def missing(kind: str, method: type[Method]) -> str:
@@ -114,7 +115,7 @@ def _scalings(config: Any) -> list[str]:
 
 
 def trained_length(config: Any) -> int:
-    """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
+    """The window that a config states (tokens); Refused where it states none. Configs can be wrong about it."""
     rope = getattr(config, "rope_parameters", None) or {}
     scaled = "original_max_position_embeddings"
     names = (scaled, "max_position_embeddings", "max_seq_len")
@@ -122,12 +123,12 @@ def trained_length(config: Any) -> int:
         if length is None:
             continue
         if not isinstance(length, int) or length < 2:
-            raise ValueError(
+            raise Refused(
                 f"the config of this {config.model_type} model states {name} {length!r}, no trained length; "
                 "give --trained-length"
             )
         return length
-    raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
+    raise Refused(f"the config of this {config.model_type} model states no trained length; give --trained-length")
 
 
 def table(why: dict[str, dict[str, str]] | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mesa.errors import Refused
 from probe.options import Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
@@ -41,12 +42,12 @@ def run(options: AppOptions) -> int:
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
 
     if importlib.util.find_spec("streamlit") is None:
-        raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
+        raise Refused("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
     store = _store(options)
     try:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"--host {options.host!r} is no address of this machine ({error})") from error
+        raise Refused(f"--host {options.host!r} is no address of this machine ({error})") from error
     script = Path(__file__).parent / "dashboard" / "main.py"
     settings = {
         "server.address": options.host,
@@ -74,13 +75,13 @@ def run(options: AppOptions) -> int:
 
 
 def _store(options: AppOptions) -> Path:
-    """The folder or URL that --store names; ValueError where no run could, or should, be started in it."""
+    """The folder or URL that --store names; Refused where no run could, or should, be started in it."""
     from probe.store.location import as_path
 
     if options.allow_runs and options.host not in _LOOPBACK:
-        raise ValueError(f"--allow-runs is for this machine alone; --host {options.host} opens the page to others")
+        raise Refused(f"--allow-runs is for this machine alone; --host {options.host} opens the page to others")
     if isinstance(options.store, str) and options.allow_runs:
-        raise ValueError(f"--allow-runs starts runs in a folder; --store {options.store} is a URL")
+        raise Refused(f"--allow-runs starts runs in a folder; --store {options.store} is a URL")
     if isinstance(options.store, Path) and options.store.exists() and not options.store.is_dir():
-        raise NotADirectoryError(f"--store {options.store} is not a folder; give the folder that holds the runs")
+        raise Refused(f"--store {options.store} is not a folder; give the folder that holds the runs")
     return as_path(options.store)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
+from mesa.errors import Refused
 from probe.experiment.lock import how_to_resume
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 
@@ -25,7 +26,7 @@ _OUTPUT, _WORKERS = _LAST
 def _runner(text: str) -> str:
     kind, colon, address = text.partition(":")
     if text not in ("local", "ray") and not (kind == "ray" and colon and address.strip()):
-        raise ValueError(f"{text!r} is no runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
+        raise Refused(f"{text!r} is no runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
     return text
 
 
@@ -185,12 +186,12 @@ def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
             try:
                 values = values | {item.key: item.read(values[item.key])}
             except ValueError as error:
-                raise ValueError(f"{item.flag} {error}") from None
+                raise Refused(f"{item.flag} {error}") from None
     return from_values(cls, values)
 
 
 def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
-    """The `Runner` of these options. load: options of `mesa.load`. Raises ValueError for one that cannot be."""
+    """The `Runner` of these options. load: options of `mesa.load`. Raises Refused for one that cannot be."""
     from probe.experiment.runner import Runner
 
     kind, _, address = workers.runner.partition(":")

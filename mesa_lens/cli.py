@@ -10,10 +10,12 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from mesa.errors import Failed, Refused
 from mesa.methods import meant
 from mesa_lens import __version__
 from mesa_lens.arguments import add_command
@@ -39,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         self.register("action", None, _Once)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Raises ValueError for an option that is not known, and names the one that is most like it."""
+        """Raises Refused for an option that is not known, and names the one that is most like it."""
         known, extras = super().parse_known_args(args, namespace)
         if extras:
             name = extras[0].partition("=")[0]
@@ -47,13 +49,13 @@ class Parser(argparse.ArgumentParser):
         return known, extras
 
     def error(self, message: str) -> NoReturn:
-        """Raises ValueError, naming the option as it is written."""
+        """Raises Refused, naming the option as it is written."""
         option, colon, text = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and not text[:1].islower():  # it begins with the value, see `probe.options`
             colon = " "
         if choice := re.match(r"invalid choice: '(.*?)' \(choose from (.*)\)", text):
             text += meant(choice[1], re.findall(r"[\w-]+", choice[2]))
-        raise ValueError(f"{option}{colon}{text}; see `{self.prog} --help`")
+        raise Refused(f"{option}{colon}{text}; see `{self.prog} --help`")
 
 
 COMMANDS = """
@@ -70,6 +72,7 @@ def parser() -> Parser:
         description="At which length does a language model break, where inside does it show, which method mends it?",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
+    top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"mesa_lens.{name}")
@@ -90,26 +93,40 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
+    """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr.
+
+    A fault of ours keeps its traceback; --debug shows it for every error.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
     args = argparse.Namespace()
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with _terminated_as_interrupted():
-            parser().parse_args(argv, args)
+            parser().parse_args([word for word in argv if word != "--debug"], args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
-        return _complain(error, 2)
+    except Refused as error:
+        return _complain(error, 2, debug)
+    except (Failed, MemoryError) as error:
+        return _complain(error, 1, debug)
     except OSError as error:
-        return _complain(_with_remedy(error, args), 1)
-    except (MemoryError, RuntimeError) as error:
-        return _complain(error, 1)
+        return _complain(_with_remedy(error, args), 1, debug)
     except KeyboardInterrupt as error:
         *_, note = ["nothing half-written was left", *getattr(error, "__notes__", [])]
         print(f"\nmesa-lens: interrupted; {note}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be loaded here
+            return _complain(error, 1, debug)
+        print(
+            f"mesa-lens: this is a fault of mesa-lens {__version__}; please report it with these lines:",
+            file=sys.stderr,
+        )
+        traceback.print_exception(error)
         return 1
 
 
@@ -141,7 +158,10 @@ def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:
     return described
 
 
-def _complain(error: BaseException, code: int) -> int:
+def _complain(error: BaseException, code: int, debug: bool) -> int:
+    """Prints the error in one line, after its traceback for --debug; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
     line = " ".join(str(error).split()) or type(error).__name__
     print("; ".join([f"mesa-lens: {line}", *getattr(error, "__notes__", [])[-1:]]), file=sys.stderr)
     return code

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from mesa.errors import NotFound, Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
 from probe.request import ModelOptions
@@ -50,12 +51,12 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     needed = prompt_bytes(config, longest, bytes_a_number(config, request.load))
     check_beside(needed, request.load, "give a shorter --longest")
     if request.text is not None and not request.text.is_file():
-        raise FileNotFoundError(f"--text {request.text} is not a file")
+        raise NotFound(f"--text {request.text} is not a file")
     texts = None if request.text is None else sources.texts(str(request.text))
     tokenizer: Any = tokenizer_of(request.model, **request.source)
     windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, request.samples, _TAIL)
     if len(windows) < 2:
-        raise ValueError(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
+        raise Refused(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
     with computing(cpu.threads):
         estimate = _measured(request, config, longest, windows)
     print(json.dumps(estimate.record(), indent=1) if printing.json else f"{estimate}\n\n{estimate.table()}")
@@ -84,7 +85,7 @@ def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -
                 values.append(float(nll(loaded.model, ids, _TAIL, reduction="mean")))
                 bar.update()
             if not np.isfinite(values).all():
-                raise ValueError(f"the NLL at {length} tokens is not a number; run the model with --dtype float32")
+                raise Refused(f"the NLL at {length} tokens is not a number; run the model with --dtype float32")
             return np.array(values)
 
         return estimate_window(measure, longest, math.log(config.vocab_size) - CHANCE_NATS)

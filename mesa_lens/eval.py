@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import Refused
 from mesa_lens.arguments import Results, RunOptions, print_continues, resumable, run_experiment, runner_of
 from probe.options import InputPath, Names, Tokens, option
 from probe.request import EvalRequest
@@ -39,7 +40,7 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
         return _run_harness(request, harness, options)
     for flag in ("limit", "include_path"):
         if (value := getattr(harness, flag)) is not None:
-            raise ValueError(f"--{flag.replace('_', '-')} {value} is for --harness, which is not given")
+            raise Refused(f"--{flag.replace('_', '-')} {value} is for --harness, which is not given")
     return run_experiment(request, options, planning, _measured, reported=False)
 
 
@@ -75,7 +76,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
     unused = {name: getattr(request, name) for name in ("text", "data", "depth", "evaluator_method")}
     for name, value in {**unused, "estimate": options.estimate or None, "minutes": options.minutes}.items():
         if value is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
+            raise Refused(f"--{name.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
     with resumable(options):
         summary = run_harness(
             plan(replace(request, tasks=())),

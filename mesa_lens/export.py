@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator
 from tqdm import tqdm
 
+from mesa.errors import Refused
 from mesa.settings import ALL
 from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import (
@@ -38,7 +39,7 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
     """Pairs (layer, dim) from e.g. '1:234,2:17'."""
     pairs = [part.strip().partition(":") for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", f"{layer}:{dim}") for layer, _, dim in pairs):
-        raise ValueError(f"{text!r} is no list of layer:dim; write e.g. 1:234,2:17")
+        raise Refused(f"{text!r} is no list of layer:dim; write e.g. 1:234,2:17")
     return tuple((int(layer), int(dim)) for layer, _, dim in pairs)
 
 
@@ -102,7 +103,7 @@ class StateOptions(StoreOptions):
     prompt: Text | None = option(None, "e.g. text-0", unset="the first captured")
 
     def captured(self, dim: str, ranges: Ranges | None) -> list[int] | None:
-        """The labels in half-open ranges; None stays. ValueError if one of a range was not captured."""
+        """The labels in half-open ranges; None stays. Refused if one of a range was not captured."""
         from probe.store.select import hook_values, in_ranges
 
         return None if ranges is None else in_ranges(hook_values(self.run, self.hook), dim, ranges)[dim].values.tolist()
@@ -156,7 +157,7 @@ class ThresholdOptions(StateOptions):
         """The pairs of --pairs, or the best."""
         result = self.run.thresholds(self.pairs, self.top, self.prompt, self.hook, self.chosen)
         if not result.names:
-            raise ValueError(f"{result.text}; name some with --pairs")
+            raise Refused(f"{result.text}; name some with --pairs")
         return result.export
 
 

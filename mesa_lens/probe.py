@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from mesa.errors import Refused
 from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
@@ -40,14 +41,14 @@ def run(
 
 
 def _check_store(url: str | None) -> None:
-    """Raises ValueError for what is no URL of an object store that outlasts this process."""
+    """Raises Refused for what is no URL of an object store that outlasts this process."""
     from probe.store.location import checked_url
 
     if url is None:
         return
     if url.startswith("memory://"):
-        raise ValueError(f"--store {url!r} is gone as this command ends; give s3://, gs:// or abfs://")
+        raise Refused(f"--store {url!r} is gone as this command ends; give s3://, gs:// or abfs://")
     try:
         checked_url(url)
-    except ValueError as error:
-        raise ValueError(f"--store {error}") from error
+    except Refused as error:
+        raise Refused(f"--store {error}") from error

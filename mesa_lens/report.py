@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from mesa.errors import Refused
 from mesa_lens.arguments import JsonOptions
 from probe.options import REQUIRED, Place, option
 
@@ -42,7 +43,7 @@ def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
 
     folder = open_run(captured.store).folder
     if isinstance(folder, Remote):
-        raise ValueError(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
+        raise Refused(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
     with owned(folder, option="RUN"):
         summary = write_report(captured.store, rule.rule)
     print(

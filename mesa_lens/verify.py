@@ -12,6 +12,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
+from mesa.errors import Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.options import Number, Seed, Text, Whole, option
 
@@ -51,12 +52,12 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
     unsuited = settings.unsuited(checks)
     checks = {name: check for name, check in checks.items() if name not in unsuited}
     if not checks or options.claim in unsuited:
-        raise ValueError(next(iter(unsuited.values())))
+        raise Refused(next(iter(unsuited.values())))
     path = options.html
     if path is not None and path.suffix != ".html":
         path = path.with_name(path.name + ".html")
     if path is not None and not path.parent.is_dir():
-        raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
+        raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")
     with computing(cpu.threads):
         bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
         claims = [check(settings) for check in bar]

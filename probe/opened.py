@@ -13,6 +13,7 @@ from typing import Any, cast
 import plotly.graph_objects as go
 import xarray as xr
 
+from mesa.errors import NotFound, Refused
 from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
@@ -77,7 +78,7 @@ class Result:
         return sorted(self.export.figures, key=lambda name: name != self.main)
 
     def figure(self, name: str | None = None) -> go.Figure:
-        """The plotly figure of that name (default: the main one); ValueError for an unknown name."""
+        """The plotly figure of that name (default: the main one); Refused for an unknown name."""
         return draw(self._drawable(name))
 
     def save(self, folder: str | os.PathLike[str], formats: str | Iterable[str] = "png") -> list[Path]:
@@ -100,10 +101,10 @@ class Result:
 
     def _drawable(self, name: str | None) -> Drawable:
         if not self.names:
-            raise ValueError("there is no figure: nothing could be drawn")
+            raise Refused("there is no figure: nothing could be drawn")
         name = self.names[0] if name is None else name
         if name not in self.export.figures:
-            raise ValueError(f"unknown figure {name!r}; choose from {', '.join(self.names)}")
+            raise Refused(f"unknown figure {name!r}; choose from {', '.join(self.names)}")
         return cast(Drawable, self.export.figures[name])
 
 
@@ -139,14 +140,14 @@ class Run(reader.Run):
 
         methods: those in figures and files; default: all.
 
-        Raises ValueError for a prompt that is not judged, and where too few positions were captured.
+        Raises Refused for a prompt that is not judged, and where too few positions were captured.
         """
         drifts = self.analysis(hook).drifts
         if isinstance(drifts, str):
-            raise ValueError(f"drift of {self.folder} is not judged: {drifts}")
+            raise Refused(f"drift of {self.folder} is not judged: {drifts}")
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
-            raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
+            raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
         calls = [asdict(call) | {"text": str(call)} for call in drift_calls(drifts[name])]
         return Result(
             drifts[name], plain_table(drift_table(calls, name)), drift_export(drifts[name], name, layers, methods)
@@ -215,13 +216,13 @@ class Run(reader.Run):
         return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells))
 
     def curves(self, methods: Sequence[str] | None = None) -> Result:
-        """Scores by length, with measured and predicted failures; ValueError for a run that measured none.
+        """Scores by length, with measured and predicted failures; Refused for a run that measured none.
 
         methods: those in the figure and files; default: all.
         """
         analysis = self.analysis()
         if self.evaluation is None or analysis.measured is None:
-            raise ValueError(f"{self.path} holds no scores by length; probe with --samples above 0")
+            raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
         predicted = {prediction.method: str(prediction) for prediction in analysis.headline}
         failures = analysis.measured.failures
         rows = tuple((failure.method, str(failure), predicted[failure.method]) for failure in failures)
@@ -256,12 +257,12 @@ class Run(reader.Run):
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it, under the reference and `method`.
 
         Two views: each token's loss, and what one head attends to (default: the one that the method changes most).
-        FileNotFoundError where nothing was captured, ValueError for a method, layer or head that was not.
+        FileNotFoundError where nothing was captured, Refused for a method, layer or head that was not.
         """
         tokens = find_tokens(self.folder)
         if tokens is None:
             command = f"mesa-lens anatomy --parts tokens --out {self.folder}"
-            raise FileNotFoundError(f"{self.folder / TOKENS} is not there; capture it: `{command}`")
+            raise NotFound(f"{self.folder / TOKENS} is not there; capture it: `{command}`")
         return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))
 
     def __repr__(self) -> str:

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from mesa.errors import Refused
+
 MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
 MAX_COUNT = 10_000
 MAX_SEED = 2**32 - 1
@@ -35,7 +37,7 @@ def _whole(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]{0,39})\s*", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{_SHORT.repr(value)} is no whole number")
+        raise Refused(f"{_SHORT.repr(value)} is no whole number")
     return value
 
 
@@ -45,20 +47,20 @@ def _finite(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{_SHORT.repr(value)} is no finite number")
+        raise Refused(f"{_SHORT.repr(value)} is no finite number")
     return number
 
 
 def _text(value: Any) -> str:
     """A text that is not blank, in characters that can be encoded."""
     if not isinstance(value, str):
-        raise ValueError(f"{_SHORT.repr(value)} is no text")
+        raise Refused(f"{_SHORT.repr(value)} is no text")
     if not value.strip():
-        raise ValueError(f"{value!r} is empty")
+        raise Refused(f"{value!r} is empty")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{value!r} is not UTF-8") from None
+        raise Refused(f"{value!r} is not UTF-8") from None
     return value
 
 
@@ -66,9 +68,9 @@ def _split(value: Any) -> tuple[str, ...]:
     """Names from a text with commas, or from a list; doubles go."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"{_SHORT.repr(value)} is no list of names")
+        raise Refused(f"{_SHORT.repr(value)} is no list of names")
     if not all(part.strip() for part in parts):
-        raise ValueError(f"{_SHORT.repr(value)} has an empty name; separate names by one comma each")
+        raise Refused(f"{_SHORT.repr(value)} has an empty name; separate names by one comma each")
     return tuple(dict.fromkeys(part.strip() for part in parts))
 
 
@@ -80,7 +82,7 @@ def _joined(value: Any) -> str:
 def _strings(value: Any) -> tuple[str, ...]:
     parts = (value,) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"{_SHORT.repr(value)} is no list of texts")
+        raise Refused(f"{_SHORT.repr(value)} is no list of texts")
     return tuple(parts)
 
 
@@ -96,25 +98,25 @@ def parse_lengths(value: Any) -> tuple[int, ...]:
         elif len(numbers) == 3 and numbers[0] <= numbers[1]:
             steps = range(numbers[0], numbers[1] + 1, numbers[2])
             if len(steps) > MAX_LENGTHS:
-                raise ValueError(f"{text!r}: {part!r} are {len(steps)} lengths; take a larger step")
+                raise Refused(f"{text!r}: {part!r} are {len(steps)} lengths; take a larger step")
             lengths.update(steps)
         else:
-            raise ValueError(f"{text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
+            raise Refused(f"{text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
     return tuple(sorted(lengths))
 
 
 def _tokens(text: str, whole: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not match or int(match[1]) == 0:
-        raise ValueError(f"{whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
+        raise Refused(f"{whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MAX_TOKENS:
-        raise ValueError(f"{whole!r}: {text!r} is above {MAX_TOKENS} tokens")
+        raise Refused(f"{whole!r}: {text!r} is above {MAX_TOKENS} tokens")
     return count
 
 
 def parse_ranges(value: Any, flag: str = "") -> Ranges | None:
-    """Half-open ranges from text such as '0-10,20' (ends included); None for 'all'. ValueError for anything else."""
+    """Half-open ranges from text such as '0-10,20' (ends included); None for 'all'. Refused for anything else."""
     if value is None or isinstance(value, tuple):
         return value
     text, ranges, where = str(value), [], f"{flag} {str(value)!r}".strip()
@@ -123,10 +125,10 @@ def parse_ranges(value: Any, flag: str = "") -> Ranges | None:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", part.strip())
         if not match:
-            raise ValueError(f"{where}: {part!r} is no range; write e.g. 0-10,20 or all")
+            raise Refused(f"{where}: {part!r} is no range; write e.g. 0-10,20 or all")
         start, stop = int(match[1]), int(match[2] or match[1]) + 1
         if stop <= start:
-            raise ValueError(f"{where}: {part!r} is empty; the end comes before the start")
+            raise Refused(f"{where}: {part!r} is empty; the end comes before the start")
         ranges.append((start, stop))
     return tuple(sorted(ranges))
 
@@ -141,9 +143,9 @@ def _path(value: Any) -> Path:
     if isinstance(value, Path):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"{_SHORT.repr(value)} is no path")
+        raise Refused(f"{_SHORT.repr(value)} is no path")
     if not value.strip():  # the working directory
-        raise ValueError(f"{value!r} is empty; name a file or folder")
+        raise Refused(f"{value!r} is empty; name a file or folder")
     return Path(value)
 
 
@@ -155,19 +157,19 @@ def _folder(path: Path) -> Path:
     try:
         is_file = path.exists() and not path.is_dir()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); name another") from error
+        raise Refused(f"{path} cannot be read ({error.strerror}); name another") from error
     if is_file:
-        raise ValueError(f"{path} is a file; name a folder")
+        raise Refused(f"{path} is a file; name a folder")
     return path
 
 
 def _output(path: Path) -> Path:
     """A folder to write to: neither a disk's root nor one that holds a model."""
     if path.resolve() == Path(path.resolve().anchor):
-        raise ValueError(f"{path} is the root of a disk; name a folder in it")
+        raise Refused(f"{path} is the root of a disk; name a folder in it")
     weights = ("config.json", "*.safetensors", "*.gguf")
     if any(match for pattern in weights for match in path.glob(pattern)):
-        raise ValueError(f"{path} holds a model; name another folder")
+        raise Refused(f"{path} holds a model; name another folder")
     return path
 
 
@@ -285,18 +287,18 @@ class Option:
         return get_args(inner) if get_origin(inner) is Literal else ()
 
     def read(self, value: Any) -> Any:
-        """The value, checked. Raises ValueError, which begins with the value."""
+        """The value, checked. Raises Refused, which begins with the value."""
         if value is None and (self.inner is not self.hint or self.default is None):
             return None
         return read_as(self.inner, value)
 
 
 def read_as(hint: Any, value: Any) -> Any:
-    """The value as one of this type. Raises ValueError, which begins with the value."""
+    """The value as one of this type. Raises Refused, which begins with the value."""
     try:
         return TypeAdapter(hint).validate_python(value, strict=hint is bool or None)
     except ValidationError as error:
-        raise ValueError(_sentence(error)) from None
+        raise Refused(_sentence(error)) from None
 
 
 def _sentence(error: ValidationError) -> str:
@@ -356,5 +358,5 @@ def check(request: Any) -> None:
             continue
         try:
             item.read(value)
-        except ValueError as error:
-            raise ValueError(f"{item.flag} {error}") from None
+        except Refused as error:
+            raise Refused(f"{item.flag} {error}") from None

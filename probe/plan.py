@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import NotFound, Refused
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
@@ -99,19 +100,19 @@ class ProbePlan:
 
 
 def plan(request: ProbeRequest) -> ProbePlan:
-    """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
+    """Checks the request against the model's config. Raises Refused or FileNotFoundError, naming the value."""
     config, trained_length = request.checked_model()
     length = 4 * trained_length if request.length is None else request.length
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
-        raise ValueError(
+        raise Refused(
             f"--length {length} is not far enough beyond the trained length {trained_length}; "
             f"take e.g. {4 * trained_length}"
         )
     if request.refine and not request.samples:
-        raise ValueError(f"--refine {request.refine} with --samples 0: it measures further lengths")
+        raise Refused(f"--refine {request.refine} with --samples 0: it measures further lengths")
     if request.text is not None and not request.text.is_file():
-        raise FileNotFoundError(f"--text {request.text} is not a file")
+        raise NotFound(f"--text {request.text} is not a file")
     check_prompts(length, 1 + request.texts, "--length")
     lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
     if request.samples:
@@ -124,7 +125,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
 
 
 def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -> tuple[int, ...]:
-    """The default lengths that hold a passkey prompt; stderr names the others. ValueError where M does not."""
+    """The default lengths that hold a passkey prompt; stderr names the others. Refused where M does not."""
     lengths = tuple(default_lengths(trained_length, longest))
     if not request.samples:
         return lengths
@@ -133,7 +134,7 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
     inside = [length for length in lengths if length <= trained_length]
     short = {length: reason for length in inside if (reason := unfit_length([PASSKEY], tokenizer, length, setting))}
     if trained_length in short:
-        raise ValueError(f"{short[trained_length]}; at M = {trained_length} give --samples 0: no failure is measured")
+        raise Refused(f"{short[trained_length]}; at M = {trained_length} give --samples 0: no failure is measured")
     tell_left_out({str(length): reason for length, reason in short.items()})
     return tuple(length for length in lengths if length not in short)
 

@@ -14,6 +14,7 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
+from mesa.errors import Refused
 from probe import glossary
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
@@ -79,7 +80,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
         bar.update()
     folder = run.folder
     if isinstance(folder, Remote):
-        raise ValueError(
+        raise Refused(
             f"{folder} is a URL; a report is written into the folder that `mesa-lens probe` was given as --out"
         )
     summary = whole_summary(analysis)

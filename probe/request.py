@@ -89,7 +89,7 @@ class ModelOptions:
     def checked_config(self) -> Any:
         """The model's config.
 
-        Raises ValueError for an option out of its limits and for a model that is not supported, FileNotFoundError for
+        Raises Refused for an option out of its limits and for a model that is not supported, FileNotFoundError for
         one that is not there.
         """
         from mesa.models import check_placement, config_of
@@ -101,7 +101,7 @@ class ModelOptions:
         return config
 
     def checked_model(self) -> tuple[Any, int]:
-        """The model's config and M. Raises as `checked_config`, and ValueError where nothing states M."""
+        """The model's config and M. Raises as `checked_config`, and Refused where nothing states M."""
         config = self.checked_config()
         return config, stated_length(config) if self.trained_length is None else self.trained_length
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
@@ -179,7 +180,7 @@ def _run_stages(
 
 
 def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
-    """Texts, and prompts by name, as token ids. Raises ValueError for what cannot be built."""
+    """Texts, and prompts by name, as token ids. Raises Refused for what cannot be built."""
     request = plan.request
     tokenizer = tokenizer_of(request.model, **request.source)
     texts = None if request.text is None else sources.texts(str(request.text))
@@ -220,14 +221,14 @@ def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray])
     first = list(first_ids(tokenizer))
     available = plan.length - len(first)
     if 2 * plan.period > available:
-        raise ValueError(
+        raise Refused(
             f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
             "repeat; give a shorter word or a longer pass"
         )
     repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
     windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
     if len(windows) < plan.request.texts:
-        raise ValueError(
+        raise Refused(
             f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
         )
     tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))

@@ -13,6 +13,7 @@ import torch
 
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
+from mesa.errors import Failed, Refused
 from probe.capture.capture import capture
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
@@ -58,12 +59,12 @@ class FailureByLength(Evaluation):
         return
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
-        """Adds a row. Raises RuntimeError where the task did not fit in memory, ValueError for a NaN."""
+        """Adds a row. Raises RuntimeError where the task did not fit in memory, Refused for a NaN."""
         name, method, length = task.key
         if value is None:
-            raise RuntimeError(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
         if any(math.isnan(score["value"]) for score in value["scores"]):
-            raise ValueError(
+            raise Refused(
                 f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "
                 "--dtype (float32, float64)"
             )
@@ -133,7 +134,7 @@ class ProbeWorker(PlanWorker):
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
 
-        Capture wraps the model: nothing can be measured after it. Raises ValueError for values that the store cannot
+        Capture wraps the model: nothing can be measured after it. Raises Refused for values that the store cannot
         hold.
         """
         loaded = self.source.loaded()
@@ -151,7 +152,7 @@ class ProbeWorker(PlanWorker):
 
     @torch.no_grad()
     def _try_values(self, model: Any) -> None:
-        """Raises ValueError where a short pass under a method has values that the store cannot hold."""
+        """Raises Refused where a short pass under a method has values that the store cannot hold."""
         plan, request, kept = self.plan, self.plan.request, self.plan.kept
         dims = [dim for dim in kept.dims if dim < model.config.hidden_size]
         for name, method in plan.methods.items():

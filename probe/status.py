@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from mesa.errors import NotFound, Refused
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
@@ -97,20 +98,18 @@ class Status:
 
 
 def status_of(folder: Path) -> Status:
-    """The status of the run in a folder. Raises FileNotFoundError, and ValueError for a folder without a run."""
+    """The status of the run in a folder. Raises FileNotFoundError, and Refused for a folder without a run."""
     if not folder.exists():
-        raise FileNotFoundError(f"{folder} is not there; name the folder that a run writes to (its --out)")
+        raise NotFound(f"{folder} is not there; name the folder that a run writes to (its --out)")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file; name the folder that a run writes to (its --out)")
+        raise Refused(f"{folder} is a file; name the folder that a run writes to (its --out)")
     running, holder = lock_state(folder)
     try:
         parts = tuple(_with_time(part, inner) for part, inner in _parts(folder))
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
+        raise Refused(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
     if not parts and not running:
-        raise ValueError(
-            f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)"
-        )
+        raise Refused(f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)")
     lacking = _lacking(folder)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
     state = "running" if running else "finished" if whole else "unfinished"
@@ -174,7 +173,7 @@ def _with_time(part: Part, folder: Path) -> Part:
 
 
 def _folder_parts(folder: Path) -> Iterator[Part]:
-    """The parts in the folder itself. Raises ValueError for an unreadable file."""
+    """The parts in the folder itself. Raises Refused for an unreadable file."""
     if (path := folder / "harness.jsonl").exists():
         journal = read_journal(path)
         yield _journal_part("eval", "lm-eval tasks", path, journal, journal.expected)
@@ -208,7 +207,7 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
         methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
+        raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if path.exists() or lengths:
         journal = read_journal(path) if path.exists() else JournalFile(None)
         journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's

@@ -12,25 +12,26 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import Refused
 from theory.weave import rerope, stair
 
 
 def check_window(M: int, N: int, E: int | None = None) -> None:
-    """Raises ValueError, naming the value and the remedy, where the theorems' conditions do not hold.
+    """Raises Refused, naming the value and the remedy, where the theorems' conditions do not hold.
 
     Theorem 3.3 holds for 1 <= N <= M - 1 and M >= 3; the corollary for N <= M - 2 and E >= 2 (E = 1 is the plain
     encoding). The paper asks for N << M only.
     """
     if M < 3:
-        raise ValueError(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
+        raise Refused(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
     if N < 1:
-        raise ValueError(f"N={N} is below 1; take 1 <= N <= {M - 1}")
+        raise Refused(f"N={N} is below 1; take 1 <= N <= {M - 1}")
     if N >= M:
-        raise ValueError(f"N={N} is not below M={M}; take N <= {M - 1}")
+        raise Refused(f"N={N} is not below M={M}; take N <= {M - 1}")
     if E is not None and E < 2:
-        raise ValueError(f"E={E} is below 2: a stair of width 1 is the plain encoding; take E >= 2")
+        raise Refused(f"E={E} is below 2: a stair of width 1 is the plain encoding; take E >= 2")
     if E is not None and N > M - 2:
-        raise ValueError(f"N={N} leaves Stair PE no room below M={M}; take N <= {M - 2}")
+        raise Refused(f"N={N} leaves Stair PE no room below M={M}; take N <= {M - 2}")
 
 
 def partial_sum(terms: Any, slope: float = 1.0) -> Any:
@@ -76,11 +77,11 @@ def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0
 
     Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). For the weave (E None) the keys fall in three groups:
     D = t for t <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond.
-    For the stair: a sum over keys up to t = 2N, and `_stair_line` beyond. Raises ValueError for t < 1.
+    For the stair: a sum over keys up to t = 2N, and `_stair_line` beyond. Raises Refused for t < 1.
     """
     t = np.asarray(positions)
     if np.any(t < 1):
-        raise ValueError(f"position {t.min()} is below 1: positions count from <bos> at 1")
+        raise Refused(f"position {t.min()} is below 1: positions count from <bos> at 1")
     if E is not None:
         terms = [_stair_denominator(int(position), N, E, slope) for position in t.ravel()]
         return np.array(terms).reshape(t.shape)
@@ -142,7 +143,7 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
 
     Slopes far below 1 may fail before t = 2N, where D is no line yet: then T* is the first failing t. Infinite where
     e^N is beyond float64.
-    Raises ValueError for what `check_window` refuses.
+    Raises Refused for what `check_window` refuses.
 
     >>> round(extended_length(M=4, N=2), 2)
     13.34
@@ -163,11 +164,11 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
 def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> int:
     """The first t > M where o_t > H fails under ideal recovery: exact, from the closed forms.
 
-    Raises ValueError for what `check_window` refuses, and where the answer is beyond 2^53.
+    Raises Refused for what `check_window` refuses, and where the answer is beyond 2^53.
     """
     reach = extended_length(M, N, E, slope)
     if reach >= 2**53:
-        raise ValueError(f"T*={reach:.3g} is beyond exact integers; take a smaller N than {N}")
+        raise Refused(f"T*={reach:.3g} is beyond exact integers; take a smaller N than {N}")
     t = max(M + 1, math.ceil(reach))
     while denominator(t, N, E, slope) < M:
         t += 1

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
+from mesa.errors import Refused
 from mesa.methods.chunked import MesaExtrapolation
 from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
@@ -48,7 +49,7 @@ The next token has e^W (1 + 1/e), which is beyond the step.
 def mesa_method(
     M: int, N: int, E: int, first: int, last: int, split_threshold: int = 1, middle: str = "local"
 ) -> MesaExtrapolation:
-    """The method whose plans the construction obeys; ValueError for what it or the corollary refuses."""
+    """The method whose plans the construction obeys; Refused for what it or the corollary refuses."""
     check_window(M, N, E)
     sizes: dict[str, Any] = {"trained_length": M, "window": N, "width": E, "first": first, "last": last}
     return MesaExtrapolation(**sizes, split_threshold=split_threshold, middle=middle, log_n=False)
@@ -68,12 +69,12 @@ def rounded(log_a: np.ndarray) -> np.ndarray:
 
 
 def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, prompt: int) -> np.ndarray:
-    """log of 1 / x_t at t = 1 .. `prompt` of so long a prompt; ValueError for one that is not cut.
+    """log of 1 / x_t at t = 1 .. `prompt` of so long a prompt; Refused for one that is not cut.
 
     bias: layer 1's scores by effective distance.
     """
     if prompt <= method.trained_length:
-        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
+        raise Refused(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
     borders, index = method.chunks(prompt), np.arange(prompt)
     plain, log_a = (
         np.logaddexp.accumulate(scores) - scores for scores in map(bias, (index, woven_distance(method, index)))
@@ -152,7 +153,7 @@ def chunk_position(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.
 
 
 def chunk_denominator(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> float:
-    """D(T) at the end of a prompt of T = `prompt` tokens. ValueError for a prompt that is not cut."""
+    """D(T) at the end of a prompt of T = `prompt` tokens. Refused for a prompt that is not cut."""
     w = sizes.written(chunk_log_denominators(sizes.bias, method, prompt))[1]
     turned = np.exp(1j * sizes.theta * woven_distance(method, np.arange(prompt)))
     score = -sizes.amplitude * (w * w[-1].conj() * turned[::-1]).imag

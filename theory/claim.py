@@ -31,7 +31,7 @@ HOLDS, CORRECTED, PRINTED = Verdict.HOLDS, Verdict.CORRECTED, Verdict.PRINTED
 def summary(verdicts: Sequence[tuple[str, str]]) -> str:
     """How many of the claims, pairs of name and verdict, have which verdict: one sentence that names the broken ones.
 
-    Raises ValueError for an unknown verdict.
+    Raises Refused for an unknown verdict.
     """
     names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for name, verdict in verdicts:

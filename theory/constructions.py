@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mesa.errors import Refused
 from mesa.plan import token_index
 from theory import parts, weave
 from theory.bounds import check_window
@@ -40,7 +41,7 @@ def plain_model(
     """Theorem 3.2: o_t > H for t < M and o_t < H for t > M, with scores q.k - (t - i).
 
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
-    theorem 3.1's average. Raises ValueError for M < 2, H without digits, or more positions than the dtype can recover.
+    theorem 3.1's average. Raises Refused for M < 2, H without digits, or more positions than the dtype can recover.
 
     recovers: K, how many positions the MLP tells apart, `least` or more (default: M, but not below 64).
     recovery: the position MLP: steps, interpolating, naive or log (see theory.recovery).
@@ -52,7 +53,7 @@ def plain_model(
     parts.check_numbers(M, H, precision)
     recovers, least = max(M, 64) if recovers is None else recovers, M - 1 if least is None else least
     if recovers < least:
-        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
+        raise Refused(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
     check_range(recovery, precision, recovers, slope)
     W_E = parts.embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
@@ -67,7 +68,7 @@ def woven_model(M: int, N: int, H: float = 0.5, **options: Any) -> Construction:
 
     Distances from <bos> are N at most, so layer 1 recovers about N + 1 for every t > N, and layer 2 no longer cancels
     the position term: <bos> keeps more than 1 / t of the attention. See theory.bounds.extended_length for T*.
-    Raises ValueError as `plain_model`, and for N >= M.
+    Raises Refused as `plain_model`, and for N >= M.
     """
     check_window(M, N)
     return plain_model(M, H, least=N + 1, **options).under(weave=partial(weave.rerope, window=N))
@@ -77,7 +78,7 @@ def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Any) -> Const
     """The corollary: the weights of `plain_model` under Stair PE; o_t > H for M < t < T*(M, N, E).
 
     Layer 1 recovers W(t - 1) + 1 while that is at most `recovers`: for T* to hold, recovers >= W(T* - 1) + 1.
-    Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
+    Raises Refused as `plain_model`, and for N > M - 2 or E < 2.
     """
     check_window(M, N, E)
     return plain_model(M, H, **options).under(weave=partial(weave.stair, window=N, width=E))
@@ -99,7 +100,7 @@ def mesa_model(
 
     o_t > H at the last token only while the last middle chunk begins before about E (first + ln M), if `middle` is
     'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. All tokens given are the
-    prompt. Raises ValueError as `stair_model` and the method.
+    prompt. Raises Refused as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)
     return plain_model(M, H, **options).under(distances=planned(method.plan))
@@ -111,7 +112,7 @@ def nope_model(
     """One layer whose head output is o_t = M / t - 1 + H, without positions; W_Q and the free rows are random.
 
     So o_t > H for t < M and o_t < H for t > M. At t = M both are equal: nothing is claimed there. The paper's o_T is
-    the output at position T, not at the last token (T + 1). Raises ValueError for M < 2 and H without digits.
+    the output at position T, not at the last token (T + 1). Raises Refused for M < 2 and H without digits.
     """
     parts.check_numbers(M, H, float_name(dtype))
     shape, rng = shape or parts.Shape(), np.random.default_rng(seed)
@@ -132,7 +133,7 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the weave is the
     method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
     vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
-    dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises ValueError as `construction`,
+    dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises Refused as `construction`,
     and for recovery 'log'.
     """
     parameters = {"shape": parts.Shape(model=24, vocabulary=VOCABULARY), **parameters}
@@ -143,9 +144,9 @@ def construction(name: str, **parameters: Any) -> Construction:
     """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
     'rotary' and 'rotary_nope' are theorems 3.2 and 3.1 under rotary embedding. Parameters are the builder's:
-    `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises ValueError for an unknown name and what
+    `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises Refused for an unknown name and what
     the builder raises.
     """
     if name not in BUILDERS:
-        raise ValueError(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")
+        raise Refused(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")
     return BUILDERS[name](**parameters)

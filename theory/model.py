@@ -21,6 +21,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from mesa.constructed import inverse_frequencies
+from mesa.errors import Refused
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
@@ -193,10 +194,10 @@ class Block(nn.Module):
 
 
 def float_name(dtype: torch.dtype) -> str:
-    """numpy's name of a dtype that constructions are made in; ValueError for those that tell few positions or none."""
+    """numpy's name of a dtype that constructions are made in; Refused for those that tell few positions or none."""
     names = {torch.float32: "float32", torch.float64: "float64"}
     if dtype not in names:
-        raise ValueError(f"dtype={dtype} is too coarse to tell positions; take torch.float64 or torch.float32")
+        raise Refused(f"dtype={dtype} is too coarse to tell positions; take torch.float64 or torch.float32")
     return names[dtype]
 
 

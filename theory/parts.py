@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mesa.errors import Refused
+
 CONST, BOS, POSITION, FREE = 0, 1, 2, 3
 """Residual directions: 1 everywhere; 1 at <bos>; the paper's third dimension; the first of the free ones."""
 
@@ -147,9 +149,9 @@ def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: flo
 
 
 def check_numbers(M: int, H: float, precision: str = "float64") -> None:
-    """Raises ValueError, naming value and remedy, for M < 2, and an H that leaves o no digits in dtype `precision`."""
+    """Raises Refused, naming value and remedy, for M < 2, and an H that leaves o no digits in dtype `precision`."""
     if M < 2:
-        raise ValueError(f"M={M} is below 2; take M >= 2")
+        raise Refused(f"M={M} is below 2; take M >= 2")
     most = 1e-2 / (M * float(np.finfo(precision).eps))
     if not abs(H) <= most:
-        raise ValueError(f"H={H} leaves {precision} no digits to tell o from H; take |H| <= {most:.1g}")
+        raise Refused(f"H={H} leaves {precision} no digits to tell o from H; take |H| <= {most:.1g}")

@@ -21,6 +21,7 @@ from mesa.constructed import (
     ConstructedLlamaConfig,
     ConstructedLlamaForCausalLM,
 )
+from mesa.errors import Refused
 from theory.model import MLP, Construction
 from theory.parts import CONST, FREE
 from theory.rotary_model import FREE as ROTARY_FREE
@@ -30,12 +31,12 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     """The model with a construction's matrices, in its dtype; without its weave, which is a method's to attach.
 
     Rotary ones are Llamas, the others MPTs. Logits are the free directions of the residual stream, read by the
-    embedding: the theorems have none. A layer without an MLP has one of zeros. Raises ValueError for the log-domain
+    embedding: the theorems have none. A layer without an MLP has one of zeros. Raises Refused for the log-domain
     steps, which are no matrices.
     """
     blocks: list[Any] = list(construction.blocks)
     if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
-        raise ValueError("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
+        raise Refused("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
     encoding, rotary = construction.encoding, construction.encoding.base > 0
     heads, head, width = blocks[0].attn.W_Q.shape
@@ -95,10 +96,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
     """The folder, with a model of `theory.build` and its tokenizer in it: `mesa.load` and every command read it.
 
-    Raises ValueError for a model whose vocabulary is not the tokenizer's.
+    Raises Refused for a model whose vocabulary is not the tokenizer's.
     """
     if model.config.vocab_size != VOCABULARY:
-        raise ValueError(
+        raise Refused(
             f"vocabulary={model.config.vocab_size} is not the {VOCABULARY} tokens of <bos> and bytes; build with "
             f"shape=Shape(vocabulary={VOCABULARY}), or save the model with a tokenizer of your own"
         )

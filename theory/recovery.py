@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mesa.errors import Refused
 from theory.parts import CONST, FREE, POSITION, Shape
 
 _ROWS = 256  # positions that are read at a time
@@ -135,14 +136,14 @@ def written_error(weights: Weights, x: np.ndarray, positions: np.ndarray, dtype:
 
 
 def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> None:
-    """Raises ValueError, naming the limit, where `kind` cannot recover `positions` positions in `dtype`."""
+    """Raises Refused, naming the limit, where `kind` cannot recover `positions` positions in `dtype`."""
     if kind == "log":
         return
     if kind not in KINDS:
-        raise ValueError(f"unknown position MLP {kind!r}; known: {', '.join(KINDS)}, log")
+        raise Refused(f"unknown position MLP {kind!r}; known: {', '.join(KINDS)}, log")
     if worst_error(kind, dtype, positions, slope) > EXACT:
         limit = longest(kind, dtype, slope)
-        raise ValueError(
+        raise Refused(
             f"{positions} positions exceed what the {kind} MLP recovers in {dtype} ({limit}); "
             f"take M and recovers <= {limit}, or recovery 'log'"
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import Refused
 from theory.recovery import sharpness
 
 READS = ("rotation", "count")
@@ -46,19 +47,19 @@ class Rotary:
     pair: int = -1
 
     def __post_init__(self) -> None:
-        """Fills what is left out; ValueError, naming value and remedy, for sizes that the theorems do not hold for."""
+        """Fills what is left out; Refused, naming value and remedy, for sizes that the theorems do not hold for."""
         object.__setattr__(self, "recovers", self.recovers or self.M)
         object.__setattr__(self, "quarter", self.quarter or self.recovers)
         object.__setattr__(self, "pair", self.pair % self.pairs)
         K, L = self.recovers, self.quarter
         if self.reads not in READS:
-            raise ValueError(f"reads={self.reads!r} is not known; take {' or '.join(READS)}")
+            raise Refused(f"reads={self.reads!r} is not known; take {' or '.join(READS)}")
         if K < self.M:
-            raise ValueError(f"recovers={K} positions are too few for M={self.M}; take recovers >= {self.M}")
+            raise Refused(f"recovers={K} positions are too few for M={self.M}; take recovers >= {self.M}")
         if self.reads == "rotation" and L < K - 1:
-            raise ValueError(f"quarter={L} is less than the {K - 1} distances to tell apart; take quarter >= {K - 1}")
+            raise Refused(f"quarter={L} is less than the {K - 1} distances to tell apart; take quarter >= {K - 1}")
         if self.pair < 1:
-            raise ValueError(f"pair={self.pair} turns by 1 a token whatever the base; take a head of 2 pairs or more")
+            raise Refused(f"pair={self.pair} turns by 1 a token whatever the base; take a head of 2 pairs or more")
 
     @property
     def base(self) -> float:
@@ -140,7 +141,7 @@ def woven_reach(sizes: Rotary, N: int) -> float:
     over j < N, D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, so T* = 2N + e^h(N) (M - 2 S).
     count: p = min(i, K). From t = K + N on D(t) grows by e^-(h(N) + h(K-1-N)) a token: the keys beyond K that are
     farther than N all lie N back, at the position K - 1 ahead of <bos>'s. Exact where D stays below M up to there.
-    Raises ValueError where D reaches M before it is a line, from 2N or K + N on: slopes far below 1.
+    Raises Refused where D reaches M before it is a line, from 2N or K + N on: slopes far below 1.
     """
     h = sizes.amplitude * np.sin(sizes.theta * np.arange(sizes.recovers))
     near = np.exp(-h[:N]).sum()
@@ -152,9 +153,7 @@ def woven_reach(sizes: Rotary, N: int) -> float:
         ends = np.exp(ahead - ahead[0]).sum() + near * math.exp(-ahead[0])
         further = math.exp(h[N] + ahead[0]) * (sizes.M - ends)
     if further < 0:
-        raise ValueError(
-            f"slope={sizes.slope} is too small: D reaches M={sizes.M} before t={begins}; take a larger slope"
-        )
+        raise Refused(f"slope={sizes.slope} is too small: D reaches M={sizes.M} before t={begins}; take a larger slope")
     return begins + float(further)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mesa.errors import Refused
 from theory import parts
 from theory.model import Block, Construction, Encoding, float_name
 from theory.recovery import EXACT, Weights, written_error
@@ -79,7 +80,7 @@ def rotary_model(
     """Theorem 3.2 under rotary embedding: o_t > H for t < M and o_t < H for every t > M.
 
     It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
-    options: as for theory.rotary.Rotary (reads, recovers, quarter, slope, pair). Raises ValueError as Rotary, for H
+    options: as for theory.rotary.Rotary (reads, recovers, quarter, slope, pair). Raises Refused as Rotary, for H
     without digits, and for more positions than the dtype tells apart.
     """
     shape = shape or parts.Shape()
@@ -90,7 +91,7 @@ def rotary_model(
     looked = np.unique(np.linspace(0, len(t) - 1, _LOOKED).astype(int))
     x = np.exp(-sizes.log_denominators(t - 1.0))[looked]
     if (error := written_error(mlp, x, t[looked], precision)) > EXACT:
-        raise ValueError(
+        raise Refused(
             f"slope={sizes.slope} over recovers={sizes.recovers} positions leaves them {error:.1g} off in {precision}; "
             "take float64, a smaller slope or fewer positions"
         )

@@ -16,6 +16,7 @@ from mesa.checking.method_checks import CHECKS, method_rows
 from mesa.checking.rows import FAILED, NOT_RUN, Report, Row
 from mesa.checking.subject import Subject
 from mesa.engine.plug import check_free
+from mesa.errors import Refused
 from mesa.methods import Method, ReRoPE
 from mesa.settings import make_methods
 from mesa.support import check_config
@@ -42,16 +43,16 @@ def check(
     'all'. trained_length: M as you state it (None: the config's word).
     pretended: the M that methods are made for here, so that they act at lengths a machine can do; prompts are a little
     shorter and three times as long. minutes: nothing is begun after these. The model is left as it was.
-    Raises ValueError for an unsupported model, one in training mode or with a method attached, and bad numbers.
+    Raises Refused for an unsupported model, one in training mode or with a method attached, and bad numbers.
 
     >>> print(mesa.check(loaded.model, loaded.tokenizer))
     """
     check_config(model.config)
     check_free(model)
     if model.training:
-        raise ValueError("the model is in training mode; call model.eval() first")
+        raise Refused("the model is in training mode; call model.eval() first")
     if not _LEAST <= pretended <= _MOST:
-        raise ValueError(f"pretended={pretended} is not within {_LEAST} to {_MOST} tokens")
+        raise Refused(f"pretended={pretended} is not within {_LEAST} to {_MOST} tokens")
     subject = Subject(model, tokenizer, pretended)
     steps = _steps(subject, make_methods(methods, pretended), trained_length)
     with torch.no_grad():

@@ -14,6 +14,7 @@ from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, w
 from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, run
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
+from mesa.errors import Refused
 from mesa.finite import check_finite
 from mesa.methods import Method, NoPE, Origin
 from mesa.support import is_rotary, trained_length
@@ -31,7 +32,7 @@ def model_note(subject: Subject, stated: int | None) -> Row:
     devices = ", ".join(sorted({str(weight.device) for weight in weights}))
     try:
         window = f"M = {stated}, as stated" if stated else f"M = {trained_length(subject.model.config)}, by the config"
-    except ValueError:
+    except Refused:
         window = "no M in the config: give --trained-length"
     return Row("model", NOTE, f"{dtypes} on {devices}; {window}")
 
@@ -87,7 +88,7 @@ def weights(subject: Subject) -> Row:
     """Whether all weights are numbers."""
     try:
         check_finite("checked", subject.model)
-    except ValueError as error:
+    except Refused as error:
         return Row("weights are numbers", FAILED, str(error).removeprefix("model 'checked': "))
     return Row("weights are numbers", PASSED, "every tensor of the checkpoint")
 

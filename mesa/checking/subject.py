@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
 from mesa.decoder import removed
+from mesa.errors import Failed, Refused
 from mesa.support import is_rotary
 
 ALLOWED = 8.0
@@ -71,7 +72,7 @@ class Subject:
             plain = run(self.model, ids, output_hidden_states=True)
         except (RuntimeError, IndexError) as error:
             why = f"the stock model itself cannot read {setting.length} tokens ({error}); use a smaller --pretended"
-            raise RuntimeError(why) from error
+            raise Failed(why) from error
         calls = Calls()
         if is_rotary(self.model.config.model_type):
             with record_stock(self.model) as calls:
@@ -111,7 +112,7 @@ def _positions(decoder: Any, cos: Tensor, sin: Tensor) -> Positions:
     known = [buffer.double().cpu() for name, buffer in decoder.named_buffers() if name.endswith("inv_freq")]
     fitting = [buffer for buffer in known if buffer.shape == (half,)]
     if not fitting:
-        raise ValueError(f"no rotary module of the decoder has the {half} frequencies that its layers are given")
+        raise Refused(f"no rotary module of the decoder has the {half} frequencies that its layers are given")
     used = [part[0, 1, :half].double().cpu() / scaled for part in (cos, sin)]
     off = [float((buffer.cos() - used[0]).abs().max() + (buffer.sin() - used[1]).abs().max()) for buffer in fitting]
     return Positions(fitting[int(np.argmin(off))].numpy(), scaled)

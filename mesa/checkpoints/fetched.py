@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import NotFound
+
 CACHE = "MESA_LENS_CACHE"
 """Environment variable that moves the cache."""
 PROVENANCE = "provenance.json"
@@ -73,9 +75,7 @@ def fetched(name: str) -> Path:
     folder = folder_of(name)
     if not is_fetched(folder):
         whole, again = ("whole ", " --overwrite") if folder.exists() else ("", "")
-        raise FileNotFoundError(
-            f"model {name!r} is not {whole}in {folder.parent}: run `mesa-lens fetch {name}{again}` first"
-        )
+        raise NotFound(f"model {name!r} is not {whole}in {folder.parent}: run `mesa-lens fetch {name}{again}` first")
     return folder
 
 

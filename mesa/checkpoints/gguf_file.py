@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import NotFound, Refused
+
 _QUANTIZATION_ATTRIBUTES = ("hf_quantizer", "is_quantized", "quantization_method")
 _UNREAD_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -24,15 +26,15 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of a GGUF file that is complete and that transformers reads correctly.
 
-    Raises FileNotFoundError where there is none, else ValueError: without the package `gguf`, for a file that is no
+    Raises FileNotFoundError where there is none, else Refused: without the package `gguf`, for a file that is no
     GGUF or is cut short, and for rotary scaling, which transformers ignores silently: another model would result.
     """
     gguf = gguf_package()
     if not path.is_file():
-        raise FileNotFoundError(f"no GGUF file at {str(path)!r}")
+        raise NotFound(f"no GGUF file at {str(path)!r}")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ValueError(f"{str(path)!r} is no GGUF file")
+            raise Refused(f"{str(path)!r} is no GGUF file")
     try:
         reader = gguf.GGUFReader(path)
         metadata = {
@@ -43,10 +45,10 @@ def read_header(path: Path) -> Header:
         scaling = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
     except (ValueError, LookupError, TypeError, OverflowError, MemoryError, ArithmeticError) as error:
         reason = "of a version that gguf does not know" if "version" in str(error) else "cut short or damaged"
-        raise ValueError(f"{str(path)!r} is {reason}: its header cannot be read") from error
+        raise Refused(f"{str(path)!r} is {reason}: its header cannot be read") from error
     unread = _UNREAD_TENSORS & {tensor.name for tensor in reader.tensors}
     if scaling != "none" or unread:
-        raise ValueError(
+        raise Refused(
             f"{str(path)!r} scales its rotary positions ({min(unread, default=scaling)}), which transformers does not "
             "read from a GGUF file; use the model's safetensors checkpoint"
         )
@@ -54,11 +56,11 @@ def read_header(path: Path) -> Header:
 
 
 def gguf_package() -> Any:
-    """The package `gguf`; ValueError where it is not installed."""
+    """The package `gguf`; Refused where it is not installed."""
     try:
         import gguf
     except ImportError as error:
-        raise ValueError("GGUF files need the package gguf: pip install 'mesa-lens[gguf]'") from error
+        raise Refused("GGUF files need the package gguf: pip install 'mesa-lens[gguf]'") from error
     return gguf
 
 
@@ -73,9 +75,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"{str(path)!r} cannot be loaded: {error}") from error
+        raise Refused(f"{str(path)!r} cannot be loaded: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be loaded; its metadata lacks something: {error!r}") from error
+        raise Refused(f"{str(path)!r} cannot be loaded; its metadata lacks something: {error!r}") from error
     finally:
         reader.tqdm = bar
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from mesa.checkpoints.fetched import CHECKPOINTS, fetched, provenance_of
 from mesa.checkpoints.gguf_file import Header, read_header
+from mesa.errors import NotFound, Refused
 
 DEFAULT = "default"
 SHIPPED = (DEFAULT, "nope", "alibi")
@@ -50,7 +51,7 @@ def shipped_folder(name: str = DEFAULT) -> Path:
 def place_of(name: str) -> Place:
     """The place of a model: a shipped one, a fetched checkpoint, a GGUF file, a folder, or a hub id.
 
-    Raises FileNotFoundError for what is not there, ValueError for a GGUF file that cannot be read rightly.
+    Raises FileNotFoundError for what is not there, Refused for a GGUF file that cannot be read rightly.
     """
     if name.lower().endswith(".gguf"):
         file = Path(name).expanduser()
@@ -60,31 +61,29 @@ def place_of(name: str) -> Place:
     looks_local = place != name or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
     if looks_local and not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"no model at {str(folder)!r} (no config.json there); give a folder, a .gguf file or a hub id"
-        )
+        raise NotFound(f"no model at {str(folder)!r} (no config.json there); give a folder, a .gguf file or a hub id")
     origin = provenance_of(folder)
     revision = f"{origin['package']} {origin['version']}" if origin else None
     return Place(str(folder) if looks_local else place, revision=revision, quantization=origin.get("quantization"))
 
 
 def check_stated(stated: Any) -> None:
-    """Raises ValueError, naming key and value, for sizes and rotary bases that no model can have.
+    """Raises Refused, naming key and value, for sizes and rotary bases that no model can have.
 
     stated: a config.json, read. Sizes that are left out, or null, take transformers' own defaults.
     """
     if not isinstance(stated, Mapping):
-        raise ValueError("its config.json holds no keys and values; copy the model's own there")
+        raise Refused("its config.json holds no keys and values; copy the model's own there")
     for key, value in _all_keys(stated):
         if key in _MOST and isinstance(value, int | float) and not 1 <= value <= _MOST[key]:
-            raise ValueError(f"{key} is {value}, not within 1 to {_MOST[key]}; mend its config.json")
+            raise Refused(f"{key} is {value}, not within 1 to {_MOST[key]}; mend its config.json")
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         wrong = key in _POSITIVE and value is not None and (number is None or number <= 0)
         if wrong or (number is not None and not math.isfinite(number)):
-            raise ValueError(f"{key} is {value}, no finite number above 0; mend its config.json")
+            raise Refused(f"{key} is {value}, no finite number above 0; mend its config.json")
     heads, shared = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-        raise ValueError(
+        raise Refused(
             f"num_attention_heads is {heads}, no multiple of num_key_value_heads, {shared}; mend its config.json"
         )
 

@@ -22,6 +22,7 @@ from mesa.engine.kernels import Mask, Merged, attend
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Schedule, Stack
 from mesa.engine.stairs import Stair
+from mesa.errors import Failed, Refused
 from mesa.plan import Region
 
 
@@ -51,12 +52,12 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
 def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int]) -> Tensor:
     """Weights (batch, head, chosen, key) of the tokens `chosen` as queries; arguments as an executor's.
 
-    Keys are those from `schedule.first_key` on. Raises ValueError for a token whose query is not there.
+    Keys are those from `schedule.first_key` on. Raises Refused for a token whose query is not there.
     """
     start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
     for token in chosen:
         if not start <= token < length:
-            raise ValueError(f"no query of token {token} is in this pass; it has those of {start} to {length - 1}")
+            raise Refused(f"no query of token {token} is in this pass; it has those of {start} to {length - 1}")
     groups = query.shape[1] // key.shape[1]
     scores = query.new_full((*query.shape[:2], len(chosen), key.shape[2]), -math.inf)
     for region in schedule.plan.regions:
@@ -111,7 +112,7 @@ def hooked_attention(hooks: AttentionHooks, scores: Tensor, value: Tensor) -> tu
 def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, None]:
     """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
+        raise Failed("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
     return _Layer(schedule, query, key, value, scale).output(), None

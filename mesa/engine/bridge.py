@@ -30,6 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
+from mesa.errors import Failed
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
 _UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
@@ -86,7 +87,7 @@ class MethodAttention(AttentionBridge):
         attached = isinstance(running, Pass)
         if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
             if self._refusal:
-                raise RuntimeError(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
+                raise Failed(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
             return super().forward(*args, **kwargs)
         if attached:
             kwargs["attention_hooks"] = AttentionHooks(
@@ -310,7 +311,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
     `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
     like show what the method does. Without a method its hooks are those of TransformerLens' bridge; a model whose
     attention is neither 'eager' nor 'sdpa' is set to 'sdpa', and Gemma-4 to 'eager', as stock sets it. Raises
-    ValueError for an unsupported model.
+    Refused for an unsupported model.
 
     >>> bridge = mesa.bridge(model, tokenizer)
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):

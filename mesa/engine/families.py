@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mesa.decoder import replaced
 from mesa.engine.rope import CachedRotary, OfKind
+from mesa.errors import Refused
 
 Kind = str | None
 """A kind of layer with rotary frequencies of its own; None where all layers share them."""
@@ -70,20 +71,20 @@ def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
 
 
 def alibi_modules(decoder: nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
-    """The decoder's ALiBi attention modules and our forwards; ValueError where one has a forward that is not known."""
+    """The decoder's ALiBi attention modules and our forwards; Refused where one has a forward that is not known."""
     modules = list[tuple[Any, Callable[..., Any]]]()
     for module in decoder.modules():
         known = next((base for base in type(module).__mro__ if base.__name__ in _FORWARDS), None)
         if known is None:
             continue
         if type(module).forward is not known.forward or ("forward" in module.__dict__ and _place(module) == "forward"):
-            raise ValueError(
+            raise Refused(
                 f"a {type(module).__name__} has a forward of its own, which a method would replace; remove it "
                 "(`del module.forward` where it was set on the module), or put what it does into hooks"
             )
         modules.append((module, _FORWARDS[known.__name__]))
     if not modules:
-        raise ValueError(f"the model has none of the attention modules {', '.join(_FORWARDS)}, which are needed")
+        raise Refused(f"the model has none of the attention modules {', '.join(_FORWARDS)}, which are needed")
     return modules
 
 

@@ -22,6 +22,7 @@ from mesa.decoder import replaced
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
+from mesa.errors import Failed, Refused
 
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
 
@@ -48,12 +49,12 @@ class Group:
     def places(self, first_key: int, new: int) -> tuple[Tensor, Tensor, int]:
         """Where the tokens are that are no padding, among the last `new` and among the keys from `first_key` on.
 
-        And how many keys of theirs were dropped before. ValueError where that was for the sake of padding after them.
+        And how many keys of theirs were dropped before. Refused where that was for the sake of padding after them.
         """
         dropped, keys = int(self.real[:first_key].sum()), self.real[first_key:].nonzero()[:, 0]
         queries = self.real[len(self.real) - new :].nonzero()[:, 0]
         if dropped and len(queries) and int(keys[-1]) >= len(keys):
-            raise ValueError(
+            raise Refused(
                 f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
                 "padding see; set tokenizer.padding_side='left'"
             )
@@ -69,7 +70,7 @@ class Group:
         return self.by_layer[known]
 
 
-class Bypassed(RuntimeError, AttributeError):
+class Bypassed(Failed, AttributeError):
     """Attention that is not the attached method's was about to be computed."""
 
 
@@ -119,7 +120,7 @@ def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
 
 
 def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) -> None:
-    """ValueError for positions (1 or batch, token) of one's own.
+    """Refused for positions (1 or batch, token) of one's own.
 
     real: whether each token so far is no padding. index: the given tokens' own positions, below 0 for padding.
     """
@@ -128,23 +129,23 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
     ends = (position_ids.cpu().diff(dim=1) <= 0) & (index[:, 1:] > 0)
     if ends.any():
         row, token = ends.nonzero()[0].tolist()
-        raise ValueError(f"position_ids begin anew at token {token + 1} of row {row}: {_PACKED}")
+        raise Refused(f"position_ids begin anew at token {token + 1} of row {row}: {_PACKED}")
     remedy = "set tokenizer.padding_side='left', or " if (~real[:, 1:] & real[:, :-1]).any() else ""
-    raise ValueError(
+    raise Refused(
         f"position_ids differ from the tokens' places, which a method's positions follow; {remedy}leave them out"
     )
 
 
 def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generating: bool) -> Tensor:
-    """Whether each token (batch, token) is no padding, on the CPU; ValueError for a mask of anything else.
+    """Whether each token (batch, token) is no padding, on the CPU; Refused for a mask of anything else.
 
-    Warns where a whole row is padding, whose output then means nothing; in `generate` a ValueError.
+    Warns where a whole row is padding, whose output then means nothing; in `generate` a Refused.
     """
     if mask is None:
         return torch.ones(batch, length, dtype=torch.bool)
     shape = f"has shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
     if not isinstance(mask, Tensor) or mask.dim() > 2:
-        raise ValueError(
+        raise Refused(
             f"attention_mask {shape}: which pairs are seen is the method's plan; give a padding mask "
             f"({batch}, {length}) or none, and packed texts rows of their own"
         )
@@ -152,11 +153,11 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generati
         every = (
             "" if mask.shape[-1] >= length else " of all tokens so far: without a method missing ones count as padding"
         )
-        raise ValueError(f"attention_mask {shape}; needed is a padding mask ({batch}, {length}){every}")
+        raise Refused(f"attention_mask {shape}; needed is a padding mask ({batch}, {length}){every}")
     mask, real = mask.cpu(), mask.cpu().bool()
     if (mask != real).any():
         value = mask[mask != real][0].item()
-        raise ValueError(f"attention_mask holds {value}, neither 0 nor 1; where it says that {_PACKED}")
+        raise Refused(f"attention_mask holds {value}, neither 0 nor 1; where it says that {_PACKED}")
     if length >= prompt_length and not real.any(1).all():
         row = int(real.any(1).logical_not().nonzero()[0])
         message = (
@@ -164,17 +165,17 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generati
             "follows, state its prompt_length"
         )
         if generating:  # transformers numbers the tokens after it from 2 on
-            raise ValueError(message)
+            raise Refused(message)
         warnings.warn(message, stacklevel=2)
     return real
 
 
 def check_prompt(real: Tensor, past: int, prompt_length: int) -> None:
-    """ValueError where a prompt that came in pieces turns out to be shorter in some row than was stated."""
+    """Refused where a prompt that came in pieces turns out to be shorter in some row than was stated."""
     later = ~real[:, past:prompt_length] & real[:, :past].any(1, keepdim=True)
     if past and later.any():
         row = int(later.any(1).nonzero()[0])
-        raise ValueError(
+        raise Refused(
             f"row {row} ends before the prompt of {prompt_length} tokens, the first of which were given before; give a "
             "prompt that is padded on the right in one call, or set tokenizer.padding_side='left'"
         )

@@ -29,6 +29,7 @@ from mesa.engine.families import Kind
 from mesa.engine.kernels import BLOCK
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
+from mesa.errors import Refused
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan import check_plan
 from mesa.support import check_method, is_rotary
@@ -85,18 +86,16 @@ class Attachment:
         cache = kwargs.get("past_key_values")
         if cache is not None and not isinstance(cache, tuple(passes.CACHES)):
             known = ", ".join(cls.__name__ for cls in passes.CACHES)
-            raise ValueError(
+            raise Refused(
                 f"a {type(cache).__name__} is not supported; pass a {known}, or cache_implementation='dynamic' to "
                 "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
         known = passes.prompt_length_of(cache, self._block) if past else None
         if past and known is None:
-            raise ValueError(
-                f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
-            )
+            raise Refused(f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one")
         if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
-            raise ValueError("the fused executor has no attention weights for output_attentions; use executor='dense'")
+            raise Refused("the fused executor has no attention weights for output_attentions; use executor='dense'")
         prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
             passes.fill(cache, self._block, prompt_length)
@@ -213,9 +212,7 @@ class Attachment:
         the dense executor does, whichever is attached, and so is a short padded batch: listening changes none of it.
         """
         if dropout:
-            raise ValueError(
-                f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
-            )
+            raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
         if not isinstance(attention_mask, passes.Pass):
             raise passes.Bypassed(self.why(module.layer_idx))
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
@@ -325,9 +322,9 @@ def _padded(
 
 
 def check_executor(executor: str) -> None:
-    """ValueError for an unknown executor."""
+    """Refused for an unknown executor."""
     if executor not in EXECUTORS:
-        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+        raise Refused(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
 
 
 def attachment_of(model: PreTrainedModel) -> Attachment | None:
@@ -338,9 +335,9 @@ def attachment_of(model: PreTrainedModel) -> Attachment | None:
 
 
 def check_free(model: PreTrainedModel) -> None:
-    """ValueError when a method is attached to the model already."""
+    """Refused when a method is attached to the model already."""
     if str(model.config._attn_implementation).startswith(NAME):
-        raise ValueError("a method is already attached to this model; leave its `with` block first")
+        raise Refused("a method is already attached to this model; leave its `with` block first")
 
 
 @contextmanager
@@ -357,7 +354,7 @@ def applied(
     Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
     filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
     checkpointing, must end in it.
-    Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
+    Raises Refused for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
     method's is a RuntimeError.
 
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mesa.errors import Refused
 from mesa.plan import Plan, Position, Region, rotary_base
 
 
@@ -83,11 +84,11 @@ class Rotary:
         self._lock = Lock()
 
     def learn(self, attention: nn.Module) -> None:
-        """Finds out how the model's attention modules turn states; ValueError where they do not say."""
+        """Finds out how the model's attention modules turn states; Refused where they do not say."""
         for cls in () if self.apply else type(attention).__mro__:
             self.apply = self.apply or _turning(getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None))
         if self.apply is None:
-            raise ValueError(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
+            raise Refused(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
 
     def cos_sin(self, states: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin at `positions` (batch, token), on the device and in the dtype of `states`."""

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from mesa.errors import Refused
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
@@ -54,12 +55,12 @@ ENTRY_POINTS = "mesa_lens.methods"
 
 
 def registry() -> dict[str, type[Method]]:
-    """Every method by its name: ours, then those of installed packages. ValueError where two share a name."""
+    """Every method by its name: ours, then those of installed packages. Refused where two share a name."""
     known = dict(METHODS)
     for point in _installed():
         method = point.load()
         if known.get(method.name, method) is not method:
-            raise ValueError(f"{point.value} is called {method.name!r}, as another method is; rename it")
+            raise Refused(f"{point.value} is called {method.name!r}, as another method is; rename it")
         known[method.name] = method
     return known
 
@@ -83,14 +84,14 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
-    """The method called `name`; parameters left out take their defaults. ValueError for unknown names."""
+    """The method called `name`; parameters left out take their defaults. Refused for unknown names."""
     methods = registry()
     if name not in methods:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}{meant(name, methods)}")
+        raise Refused(f"unknown method {name!r}; known: {', '.join(methods)}{meant(name, methods)}")
     known = parameters_of(methods[name])
     for parameter in parameters:
         if parameter not in known:
-            raise ValueError(
+            raise Refused(
                 f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}{meant(parameter, known)}"
             )
     return methods[name](trained_length=trained_length, **parameters)

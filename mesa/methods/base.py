@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+from mesa.errors import Refused
 from mesa.plan import LARGEST, Constant, LogN, Plan, Position, Product, Region, Scale, token_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
@@ -59,7 +60,7 @@ class Method(ABC):
         return Constant(0) if self.needs_rotary else token_index
 
     def __post_init__(self) -> None:
-        """Fills sizes left out and checks all; ValueError names the value and what it may be."""
+        """Fills sizes left out and checks all; Refused names the value and what it may be."""
         for field in fields(self):
             kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
             value = getattr(self, field.name)
@@ -103,7 +104,7 @@ class Method(ABC):
 
     def _require(self, good: bool, field: str, complaint: str) -> None:
         if not good:
-            raise ValueError(f"{self.name}: {field}={getattr(self, field)} {complaint}")
+            raise Refused(f"{self.name}: {field}={getattr(self, field)} {complaint}")
 
     def _fill(self, field: str, scaled: float) -> None:
         if getattr(self, field) is None:
@@ -148,7 +149,7 @@ def _indices(value: Any) -> tuple[Any, ...]:
         return tuple(value) if isinstance(value, Iterable) else (value,)
     spans = [match.groups() for match in map(_SPAN.fullmatch, value.split(",")) if match]
     if len(spans) <= value.count(","):
-        raise ValueError(value)
+        raise Refused(value)
     return tuple(index for first, last in spans for index in range(int(first), int(last or first) + 1))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import streamlit as st
 from PIL import Image
 
+from mesa.errors import Refused
 from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
 from mesa_lens.dashboard.state import can_open
@@ -109,7 +110,7 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
             suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
             draw(context)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         st.error(plain(error))
     except Exception as error:
         _LOG.exception("%s could not be drawn", title)

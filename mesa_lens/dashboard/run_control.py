@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mesa.errors import Refused
 from mesa_lens.dashboard.runs import DEPTH, changed, folders, holds_run
 from probe.experiment.lock import lock_state
 from probe.options import options
@@ -31,20 +32,20 @@ _processes: dict[Path, subprocess.Popen] = {}
 
 
 def run_folder(root: Path, name: str) -> Path:
-    """The folder of a run called `name`; ValueError for what is no name, and inside another run's folder."""
+    """The folder of a run called `name`; Refused for what is no name, and inside another run's folder."""
     if not re.fullmatch(rf"{_NAME}(/{_NAME}){{0,{DEPTH - 1}}}", name):
-        raise ValueError(f"{name!r} is no name for a run; take letters, digits, '_', '.' and '-', e.g. mine or my/run")
+        raise Refused(f"{name!r} is no name for a run; take letters, digits, '_', '.' and '-', e.g. mine or my/run")
     folder = root / name
     for above in (root, *(root / parent for parent in Path(name).parents)):
         if holds_run(above):
-            raise ValueError(f"{above} is a run's own folder; open the dashboard on the folder of runs")
+            raise Refused(f"{above} is a run's own folder; open the dashboard on the folder of runs")
     return folder
 
 
 def arguments(values: Mapping[str, str], folder: Path) -> list[str]:
     """The arguments of `mesa-lens probe` for a run in `folder`; empty values are left out.
 
-    Raises ValueError for a value that the option does not take.
+    Raises Refused for a value that the option does not take.
     """
     words = []
     for key, value in values.items():
@@ -53,8 +54,8 @@ def arguments(values: Mapping[str, str], folder: Path) -> list[str]:
             continue
         try:
             option.read(value)
-        except ValueError as error:
-            raise ValueError(f"{option.flag} {error}") from None
+        except Refused as error:
+            raise Refused(f"{option.flag} {error}") from None
         words += [f"{option.flag}={word}" for word in (value.split() if option.repeated else [value])]
     return [*words, f"--out={folder}"]
 
@@ -65,19 +66,19 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def estimate(words: Sequence[str]) -> str:
-    """What `mesa-lens probe --estimate` prints, and what is left out; ValueError with its message where it refuses."""
+    """What `mesa-lens probe --estimate` prints, and what is left out; Refused with its message where it refuses."""
     command = [sys.executable, "-m", "mesa_lens", "probe", *words, "--estimate"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS)
     lines = done.stderr.splitlines()
     if done.returncode:
-        raise ValueError(last_error(lines) or f"`mesa-lens probe` ended with {done.returncode}")
+        raise Refused(last_error(lines) or f"`mesa-lens probe` ended with {done.returncode}")
     return "\n".join([done.stdout.strip(), *(line for line in lines if line.startswith("left out: "))])
 
 
 def start(folder: Path, words: Sequence[str]) -> None:
     """Starts a run in a new folder, once the command accepts the words."""
     if folder.exists():
-        raise ValueError(f"{folder} is already there; resume it, or choose another name")
+        raise Refused(f"{folder} is already there; resume it, or choose another name")
     estimate(words)
     folder.mkdir(parents=True)
     _launch(folder, words)

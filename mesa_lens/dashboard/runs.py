@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import Refused
 from probe.status import Status, status_of
 from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
@@ -68,11 +69,11 @@ class Result:
         return self.path / _KINDS[self.kind][1].split()[0]
 
     def read(self) -> Mapping[str, Any]:
-        """Its file; ValueError, naming the command that writes it, for one that is damaged."""
+        """Its file; Refused, naming the command that writes it, for one that is damaged."""
         command, _, keys = _KINDS[self.kind]
         summary = find_summary(self.path, Path(self.file.name), keys.split(), command)
         if summary is None:
-            raise ValueError(f"{self.file} has gone; reload this page")
+            raise Refused(f"{self.file} has gone; reload this page")
         return summary
 
     @property
@@ -92,9 +93,9 @@ class Context:
 
     @property
     def run(self) -> Entry:
-        """The chosen run; ValueError if there is none."""
+        """The chosen run; Refused if there is none."""
         if self.entry is None:
-            raise ValueError(f"there is no run under {self.root}")
+            raise Refused(f"there is no run under {self.root}")
         return self.entry
 
 
@@ -137,7 +138,7 @@ def find_status(folder: Path) -> Status | None:
     """The status of the run in a folder; None where there is none, it is damaged, or the folder is a URL."""
     try:
         return None if isinstance(folder, Remote) else status_of(folder)
-    except (ValueError, OSError):
+    except (Refused, OSError):
         return None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa_lens.dashboard.runs import Entry
 from probe.report import whole_summary
 from probe.store.cache import cached, load
@@ -25,11 +26,11 @@ _ANALYSING = "Analysing hidden states, at about a minute per GiB; the result is 
 
 
 def opened(entry: Entry) -> Run:
-    """The run; raises what `open_run` raises, and ValueError for one that is not finished."""
+    """The run; raises what `open_run` raises, and Refused for one that is not finished."""
     whole, partial_store = entry.stamp
     if partial_store and not whole:
         missing = list_missing(missing_regions(partial_path(store_of(entry.path)))) or "it is not finished"
-        raise ValueError(
+        raise Refused(
             f"run {entry.name} is still being written, or was cut short: {missing}; "
             "reload this page when the capture is done, or capture it again"
         )
@@ -40,7 +41,7 @@ def can_open(entry: Entry) -> bool:
     """Whether the run opens: it is neither unfinished nor damaged."""
     try:
         opened(entry)
-    except (ValueError, OSError):
+    except (Refused, OSError):
         return False
     return True
 

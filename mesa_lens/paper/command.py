@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mesa.errors import Refused
 from mesa_lens.arguments import (
     MinutesOptions,
     OutputOptions,
@@ -46,8 +47,8 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
 
             values = config.sections["longbench"]
             checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
-    except ValueError as error:
-        raise ValueError(f"{choice.config}: {error}") from error
+    except Refused as error:
+        raise Refused(f"{choice.config}: {error}") from error
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import left, run_sections
     from probe.experiment.lock import owned
@@ -81,5 +82,5 @@ def _config(choice: PaperOptions) -> Any:
         return config
     unknown = [name for name in choice.sections if name not in config.sections]
     if unknown:
-        raise ValueError(f"--sections {unknown[0]!r} is not in {choice.config}; there: {', '.join(config.sections)}")
+        raise Refused(f"--sections {unknown[0]!r} is not in {choice.config}; there: {', '.join(config.sections)}")
     return replace(config, sections={name: config.sections[name] for name in choice.sections})

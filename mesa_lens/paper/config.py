@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from mesa.errors import NotFound, Refused
 from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
@@ -52,23 +53,23 @@ class _Loader(yaml.BaseLoader):
 def read(name: str | Path) -> PaperConfig:
     """The config in a YAML file, or the shipped one of that name.
 
-    Values are read as they are written, as those of flags are. Raises FileNotFoundError, and ValueError naming the key
+    Values are read as they are written, as those of flags are. Raises FileNotFoundError, and Refused naming the key
     that cannot be read.
     """
     shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
     path = shipped.get(str(name), Path(name))
     if not path.is_file():
-        raise FileNotFoundError(f"--config {name} is no file and not one of {', '.join(shipped)}")
+        raise NotFound(f"--config {name} is no file and not one of {', '.join(shipped)}")
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (RecursionError, yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8
-        raise ValueError(f"{path} is not YAML: {in_short(error)}") from error
+        raise Refused(f"{path} is not YAML: {in_short(error)}") from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds no keys; {_SEE}")
+        raise Refused(f"{path} holds no keys; {_SEE}")
     _only(raw, ("title", *_TOP, "load", "sections"), str(path))
     for needed in ("model", "trained_length", "sections"):
         if not raw.get(needed):
-            raise ValueError(f"{path} has no {needed}; {_SEE}")
+            raise Refused(f"{path} has no {needed}; {_SEE}")
     top = _read_keys(MethodsRequest, {key: raw[key] for key in _TOP if key in raw}, _TOP, str(path))
     load = _read_keys(LoadOptions, _mapping(raw, "load", str(path)), _keys(LoadOptions), f"{path}: load")
     sections = _mapping(raw, "sections", str(path))
@@ -77,13 +78,13 @@ def read(name: str | Path) -> PaperConfig:
     try:
         by_method = method_settings(settings)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise Refused(f"{path}: {error}") from error
     _only(by_method, tuple(registry()), f"{path}: set")
     for method, parameters in by_method.items():  # also of methods that no section has
         try:
             make(method, top["trained_length"], **parameters)
         except ValueError as error:
-            raise ValueError(f"{path}: set: {error}") from error
+            raise Refused(f"{path}: set: {error}") from error
     return PaperConfig(
         **top,
         settings=settings,
@@ -115,7 +116,7 @@ _YAML_KEYS = {"task": "tasks"}
 
 
 def _read_keys(cls: type, raw: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
-    """The values of keys that are options of the dataclass; ValueError names the key that cannot be read."""
+    """The values of keys that are options of the dataclass; Refused names the key that cannot be read."""
     declared = {_YAML_KEYS.get(option.key, option.key): option for option in options(cls)}
     _only(raw, known, where)
     values = {}
@@ -125,7 +126,7 @@ def _read_keys(cls: type, raw: Mapping[str, Any], known: Collection[str], where:
         try:
             values[key] = declared[key].read(value)
         except ValueError as error:
-            raise ValueError(f"{where}: {key} {error}; {_SEE}") from None
+            raise Refused(f"{where}: {key} {error}; {_SEE}") from None
     return values
 
 
@@ -133,14 +134,14 @@ def _mapping(raw: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     """What a key holds, which must be keys and values; nothing is none of them."""
     value = raw.get(name) or {}
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: {name} holds {value!r} in place of keys and values; {_SEE}")
+        raise Refused(f"{where}: {name} holds {value!r} in place of keys and values; {_SEE}")
     return value
 
 
 def _only(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
     for key in values:
         if key not in known:
-            raise ValueError(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
+            raise Refused(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
 
 
 def reason_left_out(name: str, values: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
+from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.tasks.retrieval import Prompt
 from probe.tasks.score import nll
@@ -46,12 +47,12 @@ def head_statistics(
     `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1. `entropy`
     (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before): (layer, head,
     query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
-    `sampled_queries` if None. Raises ValueError for an N out of range.
+    `sampled_queries` if None. Raises Refused for an N out of range.
     """
     length, trained = len(ids), method.trained_length
     near = max(1, trained // 8) if near is None else near
     if not 1 <= near < trained:
-        raise ValueError(f"near={near} is not between 1 and the trained length {trained}")
+        raise Refused(f"near={near} is not between 1 and the trained length {trained}")
     chosen = sampled_queries(length, trained) if queries is None else sorted(queries)
     distance = np.array(chosen)[:, None] - np.arange(length)
     later = np.broadcast_to(np.arange(length) >= FIRST, distance.shape)
@@ -81,10 +82,10 @@ def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[s
 def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[int]:
     """At most `count` token positions: half of them in the second half of the window, half from M on.
 
-    All are within the window where the prompt is. Raises ValueError for fewer than 2 tokens or queries.
+    All are within the window where the prompt is. Raises Refused for fewer than 2 tokens or queries.
     """
     if min(length, count) < 2:
-        raise ValueError(f"length={length} and count={count}: both must be at least 2")
+        raise Refused(f"length={length} and count={count}: both must be at least 2")
     within = min(length, trained_length)
     spans = [(within // 2, within - 1), (trained_length, length - 1)][: 1 + (length > trained_length)]
     return sorted({int(at) for span in spans for at in np.linspace(*span, count // len(spans)).round()})
@@ -114,9 +115,7 @@ def recorded_attention(
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     expected = [(layer, head) for layer in range(layers) for head in range(heads)]
     if sorted(seen) != expected:
-        raise RuntimeError(
-            f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once"
-        )
+        raise Failed(f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once")
     values = {name: np.stack([by_head[place][name] for place in expected]) for name in by_head[0, 0]}
     return {name: value.reshape(layers, heads, *value.shape[1:]) for name, value in values.items()}
 
@@ -172,7 +171,7 @@ def needle_positions(prompt: Prompt) -> np.ndarray:
         if (ids[begin : begin + len(answer)] == answer).all():
             needle[begin : begin + len(answer)] = True
     if not needle.any():
-        raise ValueError(
+        raise Refused(
             f"the answer {prompt.answer!r} (tokens {list(prompt.answer_ids)}) does not stand in the prompt from "
             f"position {prompt.key_position} on; build the prompt with the model's own tokenizer"
         )
@@ -188,7 +187,7 @@ def retrieval_scores(
     A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
     (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It misses heads that
     read the token from the one after it, where an earlier layer has moved it: offset 1 counts those. Tokens are decoded
-    one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises ValueError
+    one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises Refused
     for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
     """
     needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
@@ -207,11 +206,11 @@ def retrieval_scores(
             top[:] = -1
             ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
             if model(ids, past_key_values=cache, logits_to_keep=1).logits.isnan().any():
-                raise RuntimeError(
+                raise Failed(
                     f"{method.name}: logits are not finite; run the model with a wider --dtype (float32, float64)"
                 )
             if (top < 0).any():
-                raise RuntimeError(f"{method.name}: not every head of every layer was seen")
+                raise Failed(f"{method.name}: not every head of every layer was seen")
             holds = np.flatnonzero(needle & (np.array(prompt.ids) == emitted))
             for number, offset in enumerate(offsets):
                 hits[..., number] += np.isin(top - offset, holds)

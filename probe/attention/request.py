@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
@@ -82,7 +83,7 @@ class AnatomyPlan:
 
 
 def plan(request: AnatomyRequest) -> AnatomyPlan:
-    """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value.
+    """Checks the request and builds every prompt. Raises Refused or FileNotFoundError, naming the value.
 
     Where no length is given and passkeys do not fit into the default ones, retrieval is left out, with a note on
     stderr.
@@ -102,7 +103,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     if "retrieval" in request.parts:
         try:
             passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
-        except ValueError as error:
+        except Refused as error:
             if request.lengths is not None or not texts:
                 raise
             tell_left_out({"retrieval": f"retrieval: {error}"})

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mesa.errors import Failed
 from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
 from probe.capture.memory import check_beside
@@ -44,7 +45,7 @@ def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, 
         row, values = {"spans": means["span"].values.tolist()}, {str(key): array for key, array in means.items()}
     for key, array in values.items():
         if not np.isfinite(array.values).all():
-            raise RuntimeError(f"{key} is not finite; try a wider --dtype (float32, float64)")
+            raise Failed(f"{key} is not finite; try a wider --dtype (float32, float64)")
         kept = array.sel(layer=plan.layers) if "layer" in array.dims else array
         row[key] = np.round(kept.values.astype(float), _DIGITS).tolist()
     return row

@@ -14,6 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 import mesa
+from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS, CaptureSpec, Selection
 
@@ -29,7 +30,7 @@ def capture_states(
     """Labelled hidden states of one pass over `token_ids` under `method`: a variable a hook, (layer, position, dim).
 
     spec: what to keep (default: all of resid_post); values are float32 whatever dtype it names for a store. The
-    method's name is a coordinate, so that `xr.concat(passes, "method")` is what `search` takes. Raises ValueError for
+    method's name is a coordinate, so that `xr.concat(passes, "method")` is what `search` takes. Raises Refused for
     what the model or the prompt does not have, and what `capture` raises.
     """
     spec, model = spec or CaptureSpec(), bridge.original_model
@@ -58,7 +59,7 @@ def capture(
     """Hidden states by hook, each float32 (layer, position, dim), of one pass over `token_ids` under `method`.
 
     Slices are copied inside the hook, once, so that memory is what is selected, not what is computed. The pass ends
-    with the last selected layer: no layers above, no logits, and no key-value cache. Raises ValueError for a prompt of
+    with the last selected layer: no layers above, no logits, and no key-value cache. Raises Refused for a prompt of
     identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
     shape = len(selection.layers), len(selection.positions), len(selection.dims)
@@ -85,16 +86,14 @@ def capture(
     with mesa.applied(model, method, executor=executor) as attachment:
         bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, return_type=None, use_cache=False)
     if any(attachment.calls[layer] != 1 for layer in range(depth)):
-        raise RuntimeError(
-            f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected"
-        )
+        raise Failed(f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected")
     return values
 
 
 def check_distinct(ids: Sequence[int], what: str) -> None:
-    """ValueError for a prompt whose tokens are all the same: its hidden states cannot depend on position."""
+    """Refused for a prompt whose tokens are all the same: its hidden states cannot depend on position."""
     if len(ids) > 1 and len(set(ids)) == 1:
-        raise ValueError(
+        raise Refused(
             f"all {len(ids)} tokens of {what} are the same (id {ids[0]}): every value is then the same, attention "
             "gives it back whatever its weights, and hidden states cannot depend on position; put another token first"
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from mesa.errors import Refused
 from probe.options import Names, RangeList, Ranges, option
 
 HOOKS = {
@@ -26,12 +27,12 @@ StoreDtype = Literal["float32", "float16"]
 
 
 def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
-    """All indices in the ranges; ValueError when one is not below `size`."""
+    """All indices in the ranges; Refused when one is not below `size`."""
     if ranges is None:
         return range(size)
     for start, stop in ranges:
         if stop > size:
-            raise ValueError(f"{what} {start}-{stop - 1} is out of range; there are {what}s 0-{size - 1}")
+            raise Refused(f"{what} {start}-{stop - 1} is out of range; there are {what}s 0-{size - 1}")
     return sorted({index for start, stop in ranges for index in range(start, stop)})
 
 
@@ -48,23 +49,23 @@ class CaptureSpec:
     dtype: StoreDtype = option("float32", "precision of what is stored", group=_KEEP, key="store_dtype")
 
     def __post_init__(self) -> None:
-        """ValueError for unknown hooks or dtypes."""
+        """Refused for unknown hooks or dtypes."""
         if not self.hooks:
-            raise ValueError(f"hooks is empty; known: {', '.join(HOOKS)}")
+            raise Refused(f"hooks is empty; known: {', '.join(HOOKS)}")
         for hook in self.hooks:
             if hook not in HOOKS:
-                raise ValueError(f"unknown hook {hook!r}; known: {', '.join(HOOKS)}")
+                raise Refused(f"unknown hook {hook!r}; known: {', '.join(HOOKS)}")
         if self.dtype not in get_args(StoreDtype):
-            raise ValueError(f"unknown store dtype {self.dtype!r}; known: {', '.join(get_args(StoreDtype))}")
+            raise Refused(f"unknown store dtype {self.dtype!r}; known: {', '.join(get_args(StoreDtype))}")
 
     def resolve(self, config: Any, length: int) -> Selection:
-        """The indices in a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
+        """The indices in a model with Hugging Face `config` reading `length` tokens; Refused out of range."""
         for hook in self.hooks:
             if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
-                raise ValueError("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
+                raise Refused("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
         sizes = {_width(hook, config) for hook in self.hooks}
         if len(sizes) > 1:
-            raise ValueError(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
+            raise Refused(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
         return Selection(
             layers=_indices(self.layers, config.num_hidden_layers, "layer"),
             positions=_indices(self.positions, length, "position"),

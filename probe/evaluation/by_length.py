@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa.support import is_rotary
 from probe.evaluation.plan import EvalPlan
 from probe.experiment.journal import Rows
@@ -26,14 +27,12 @@ def default_lengths(trained_length: int, longest: int) -> list[int]:
 
 
 def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
-    """ValueError for a length that leaves less context than the tail itself."""
+    """Refused for a length that leaves less context than the tail itself."""
     least = 2 * tail_tokens(trained_length)
     if min(lengths) < least:
-        raise ValueError(
-            f"--lengths {min(lengths)} is too short for a tail of {least // 2} tokens; measure from {least}"
-        )
+        raise Refused(f"--lengths {min(lengths)} is too short for a tail of {least // 2} tokens; measure from {least}")
     if trained_length not in lengths:
-        raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
+        raise Refused(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
 
 
 def scores(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mesa
+from mesa.errors import NotFound, Refused
 from mesa.fingerprints import IDENTITY
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
@@ -137,33 +138,31 @@ class HarnessWorker(PlanWorker):
 
 
 def harness() -> Any:
-    """The module lm_eval; ValueError says how to get it where it is missing."""
+    """The module lm_eval; Refused says how to get it where it is missing."""
     try:
         return importlib.import_module("lm_eval")
     except ImportError as error:
-        raise ValueError(f"--harness needs lm-evaluation-harness ({error}); pip install 'mesa-lens[eval]'") from error
+        raise Refused(f"--harness needs lm-evaluation-harness ({error}); pip install 'mesa-lens[eval]'") from error
 
 
 def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:
     """lm-eval's task manager, with which all `tasks` can be built; they fetch or make their data here.
 
-    Raises ValueError for a task that lm-eval does not know or that lacks a package, FileNotFoundError without the
+    Raises Refused for a task that lm-eval does not know or that lacks a package, FileNotFoundError without the
     folder.
     """
     harness()
     if include_path is not None and not include_path.is_dir():
-        raise FileNotFoundError(f"--include-path {include_path} is not a folder")
+        raise NotFound(f"--include-path {include_path} is not a folder")
     manager = _manager_of(plan, include_path)
     for task in tasks:
         if not manager.match_tasks([task]):
-            raise ValueError(
-                f"lm-eval knows no task {task!r}; `lm-eval ls tasks` lists them, --include-path adds yours"
-            )
+            raise Refused(f"lm-eval knows no task {task!r}; `lm-eval ls tasks` lists them, --include-path adds yours")
         try:
             manager.load([task])
         except ImportError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"lm-eval's {task} lacks a package: {reason}; pip install 'mesa-lens[eval]'") from error
+            raise Refused(f"lm-eval's {task} lacks a package: {reason}; pip install 'mesa-lens[eval]'") from error
     return manager
 
 

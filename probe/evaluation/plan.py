@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, make, meant
 from mesa.models import bytes_a_number, tokenizer_of
@@ -82,15 +83,15 @@ class EvalPlan:
 def plan(request: EvalRequest) -> EvalPlan:
     """Checks the request with the model's config and tokenizer; builds one sample a task and length.
 
-    Raises ValueError or FileNotFoundError, naming the value. With methods 'all', those that the model cannot have are
+    Raises Refused or FileNotFoundError, naming the value. With methods 'all', those that the model cannot have are
     left out and named on stderr.
     """
     unknown = [task for task in request.tasks if task not in TASKS]
     if unknown:
-        raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}{meant(unknown[0], TASKS)}")
+        raise Refused(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}{meant(unknown[0], TASKS)}")
     readers = [name for name, task in TASKS.items() if task.reads_pairs]
     if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
-        raise ValueError(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
+        raise Refused(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
     lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
@@ -129,7 +130,7 @@ def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Se
                 task.check(tokenizer, length, setting)
     except MemoryError as error:
         return str(error)
-    except ValueError as error:
+    except Refused as error:
         return f"--lengths {length}: {error}"
     return ""
 
@@ -137,7 +138,7 @@ def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Se
 def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> tuple[int, ...]:
     """Of the default `setting.lengths`, those at which all tasks can be measured; stderr names the others.
 
-    Raises ValueError, naming --lengths, where there is none.
+    Raises Refused, naming --lengths, where there is none.
     """
     fitting: tuple[int, ...] = ()
     left_out = {}
@@ -148,7 +149,7 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
         else:
             fitting = trial.lengths
     if not fitting:
-        raise ValueError(f"no default length can be measured; {next(iter(left_out.values()))}")
+        raise Refused(f"no default length can be measured; {next(iter(left_out.values()))}")
     tell_left_out(left_out)
     return fitting
 
@@ -158,21 +159,21 @@ def _evaluator(request: EvalRequest, methods: Mapping[str, Method], setting: Set
     name, window = request.evaluator_method or EVALUATOR, setting.trained_length
     if not any(TASKS[task].keyed for task in request.tasks):
         if request.evaluator_method is not None and request.tasks:
-            raise ValueError(f"--evaluator-method {name} is for longppl, which --task does not name")
+            raise Refused(f"--evaluator-method {name} is for longppl, which --task does not name")
         return None
     if name == "origin" and max(setting.lengths) > window:
-        raise ValueError(
+        raise Refused(
             f"--evaluator-method origin does not reach {max(setting.lengths)} tokens, its window is {window}; "
             f"use {EVALUATOR}"
         )
     evaluator = make(name, window)
     try:
         check_method(config, evaluator)
-    except ValueError as error:
-        raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method") from error
+    except Refused as error:
+        raise Refused(f"longppl's evaluator: {error}; give --evaluator-method") from error
     left_out = [label for label, method in methods.items() if method.name == name]
     if left_out and len(methods) == len(left_out):
-        raise ValueError(
+        raise Refused(
             f"longppl: {name} chooses the key tokens and is the one method under test; add --methods, or give another "
             "--evaluator-method"
         )

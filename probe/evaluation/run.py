@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
+from mesa.errors import Failed
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import pooled_longppl, summarize
@@ -39,7 +40,7 @@ class Evaluation(Experiment):
         self.plan, self.too_large = plan, list[EvalKey]()
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """As for Experiment, and ValueError for scores that are not those of their task."""
+        """As for Experiment, and Refused for scores that are not those of their task."""
         journal = super().open_journal(out, overwrite=overwrite)
         check_scores(journal, self.plan)
         return journal
@@ -83,7 +84,7 @@ def _eval_key(task: Task) -> EvalKey:
 
 
 def check_scores(journal: Journal, plan: EvalPlan) -> None:
-    """Raises ValueError for rows whose scores are not those of their task."""
+    """Raises Refused for rows whose scores are not those of their task."""
     path, counts = journal.path, dict[Any, int]()
     for key, row in journal.rows.items():
         task = TASKS.get(str(key[0]))
@@ -141,7 +142,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     plan, too_large = experiment.plan, experiment.too_large
     rows = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
     if not rows and too_large:
-        raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
+        raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
     summary = {
         **summary_of(plan),
         "sizes": dict(plan.sizes),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.task import Key
 from probe.files import difference
@@ -40,7 +41,7 @@ class JournalFile:
 
 
 def read_journal(path: Path) -> JournalFile:
-    """What a journal's file holds; changes nothing. Raises ValueError for a file that is no journal."""
+    """What a journal's file holds; changes nothing. Raises Refused for a file that is no journal."""
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1]
     if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
@@ -53,9 +54,9 @@ def read_journal(path: Path) -> JournalFile:
             dict(header["settings"]), expected=count if isinstance(count, int) else None, whole=len(whole)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is no journal of a run; use --overwrite or another --out") from error
+        raise Refused(f"{path} is no journal of a run; use --overwrite or another --out") from error
     if header.get(_CHECKSUM) is not True:
-        raise ValueError(f"{path}, line 1 is damaged: it lacks {_CHECKSUM!r}; use --overwrite or another --out")
+        raise Refused(f"{path}, line 1 is damaged: it lacks {_CHECKSUM!r}; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
         row = _parsed(line)
         checksum = row.pop(_CHECKSUM, None) if isinstance(row, dict) else None
@@ -76,12 +77,12 @@ def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str,
     keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
     if keys:
         differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
-        raise FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out")
+        raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
-def bad_row(path: Path, key: Key, problem: str) -> ValueError:
+def bad_row(path: Path, key: Key, problem: str) -> Refused:
     """The error for a row that is sealed and yet not what a command writes."""
-    return ValueError(f"{path}: the row of {list(key)} {problem}; remove its line, use --overwrite or another --out")
+    return Refused(f"{path}: the row of {list(key)} {problem}; remove its line, use --overwrite or another --out")
 
 
 class Journal:
@@ -89,7 +90,7 @@ class Journal:
 
     The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, or with other parameters of a method; ValueError for a file that is no journal, has a
+    run with other settings, or with other parameters of a method; Refused for a file that is no journal, has a
     damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
     row by its key, whose config is stored with the row; None: of none that is known.
     """
@@ -116,7 +117,7 @@ class Journal:
         """Stores a task's row. Raises RuntimeError for a measured value that is not finite."""
         row = {**self._config(key), **row}
         if wrong := [name for name in _MEASURED if not _is_finite(row.get(name))]:
-            raise RuntimeError(
+            raise Failed(
                 f"{wrong[0]!r} of {' '.join(map(str, key))} is not finite; try a wider --dtype (float32, float64)"
             )
         expected = {} if self._expected is None else {_EXPECTED: self._expected}
@@ -139,7 +140,7 @@ class Journal:
         if file.settings is None:
             return
         if file.damaged:
-            raise ValueError(
+            raise Refused(
                 f"{self.path}, line {file.damaged[0]} is damaged: it is not what was written; remove it, use "
                 "--overwrite or another --out"
             )
@@ -151,9 +152,7 @@ class Journal:
         for key, row in file.rows.items():
             if (config := self._config(key)) and config["config"] != row.get("config"):
                 name = config["config"]["name"]
-                raise FileExistsError(
-                    f"{self.path} holds {name} with other parameters; use --overwrite or another --out"
-                )
+                raise Occupied(f"{self.path} holds {name} with other parameters; use --overwrite or another --out")
         self.rows, self._written = file.rows, file.expected
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)

@@ -16,6 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from mesa.errors import NotFound, Occupied, Refused
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -38,7 +40,7 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
-    another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; ValueError
+    another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; Refused
     for a folder with a link that leads out of it.
     """
     with ExitStack() as stack:
@@ -61,7 +63,7 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             holder = holder_text(lock_state(folder)[1])
-            raise FileExistsError(
+            raise Occupied(
                 f"{folder} is being written to by {holder}; wait for it, end it, or choose another {option}"
             ) from None
         try:
@@ -86,16 +88,16 @@ def check_run_folder(folder: Path) -> None:
         return
     if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
         listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
-        raise FileExistsError(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
+        raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
 
 
 def _check_links(folder: Path, option: str) -> None:
-    """Raises ValueError for a link in the folder, at any depth, that leads out of it."""
+    """Raises Refused for a link in the folder, at any depth, that leads out of it."""
     root = folder.resolve()
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ValueError(f"{option} {folder}: {path} is a link to {path.resolve()}, outside; remove the link")
+                raise Refused(f"{option} {folder}: {path} is a link to {path.resolve()}, outside; remove the link")
 
 
 def _create(folder: Path, option: str) -> list[Path]:
@@ -104,9 +106,9 @@ def _create(folder: Path, option: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(f"{option} {folder} is a file, or below one; name a folder") from error
+        raise Refused(f"{option} {folder} is a file, or below one; name a folder") from error
     except FileNotFoundError as error:  # below /proc, say
-        raise FileNotFoundError(f"{option} {folder} cannot be made there; name another folder") from error
+        raise NotFound(f"{option} {folder} cannot be made there; name another folder") from error
     return missing
 
 

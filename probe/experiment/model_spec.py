@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from transformers import AutoModelForCausalLM
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity
 from mesa.models import Loaded, bytes_a_number, config_of, load
 
@@ -31,11 +32,11 @@ class ModelSpec:
         return load(self.name, **self.options)
 
     def check(self) -> None:
-        """Raises ValueError where this machine has another model, tokenizer or versions under the name."""
+        """Raises Refused where this machine has another model, tokenizer or versions under the name."""
         local = identity(self.name, self._config)
         differing = [name for name, value in self.fingerprints.items() if local[name] != value]
         if differing:
-            raise ValueError(
+            raise Refused(
                 f"a worker has other {', '.join(differing)} of {self.name} than this machine: "
                 f"{local[differing[0]]} in place of {self.fingerprints[differing[0]]}; give all machines the same"
             )

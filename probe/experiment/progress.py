@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from mesa.errors import Refused
 from probe.experiment.task import Task
 
 
@@ -59,11 +60,11 @@ def format_seconds(seconds: float) -> str:
 
 
 def deadline(minutes: float | None) -> float | None:
-    """The time of `time.monotonic` after `minutes`; None: no limit. Raises ValueError for 0 and less."""
+    """The time of `time.monotonic` after `minutes`; None: no limit. Raises Refused for 0 and less."""
     if minutes is None:
         return None
     if not minutes > 0:
-        raise ValueError(f"--minutes {minutes:g} is not above 0")
+        raise Refused(f"--minutes {minutes:g} is not above 0")
     return time.monotonic() + 60 * minutes
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from mesa.errors import Failed, Refused
 from probe.experiment.task import Task
 
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -23,14 +24,14 @@ _LOCAL_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness
 
 
 def check_ray(gpus: float | None, options: Mapping[str, Any]) -> None:
-    """Raises ValueError where Ray is missing, or where workers have no such device."""
+    """Raises Refused where Ray is missing, or where workers have no such device."""
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("--runner ray needs Ray, which is not installed; pip install 'mesa-lens[ray]'")
+        raise Refused("--runner ray needs Ray, which is not installed; pip install 'mesa-lens[ray]'")
     device, device_map = str(options.get("device") or "cpu"), options.get("device_map")
     if gpus and not device_map and device.startswith("cpu"):
-        raise ValueError(f"--gpus-per-worker {gpus:g} with --device {device}; give --device cuda or --device-map auto")
+        raise Refused(f"--gpus-per-worker {gpus:g} with --device {device}; give --device cuda or --device-map auto")
     if not device_map and re.fullmatch(r"cuda:[1-9][0-9]*", device):
-        raise ValueError(f"--device {device} with --runner ray: a worker sees its own GPUs alone; give --device cuda")
+        raise Refused(f"--device {device} with --runner ray: a worker sees its own GPUs alone; give --device cuda")
 
 
 @contextmanager
@@ -60,9 +61,9 @@ def _connect(ray: Any, address: str | None, new: Mapping[str, Any], verbose: boo
         try:
             ray.init(address="local", **new, **options)
         except Exception as error:  # Ray's own are of no kind
-            raise RuntimeError(f"--runner ray: Ray does not start here ({' '.join(str(error).split())})") from error
+            raise Failed(f"--runner ray: Ray does not start here ({' '.join(str(error).split())})") from error
         if any(node["NodeManagerAddress"] != "127.0.0.1" for node in ray.nodes()):
-            raise RuntimeError("Ray would not bind to 127.0.0.1 alone; import mesa-lens' runner before ray")
+            raise Failed("Ray would not bind to 127.0.0.1 alone; import mesa-lens' runner before ray")
         return
     try:
         ray.init(address=address, **options)

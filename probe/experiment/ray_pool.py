@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 from tqdm import tqdm
 
+from mesa.errors import Failed
 from probe.experiment.pool import Queue
 from probe.experiment.progress import Progress
 from probe.experiment.ray_cluster import Share, memory_budgets, nodes_of, ray_at
@@ -106,7 +107,7 @@ class RayPool:
         self.members.remove(member)
         message = f"worker {member.number} died {TRIES} times as it loaded the model ({reason})"
         if not self.members:
-            raise RuntimeError(f"{message}; no worker is left")
+            raise Failed(f"{message}; no worker is left")
         _write(f"{message}; the other {len(self.members)} go on")
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ class Member:
         try:
             outcome = self._pool.ray.get(call)
         except errors.RayTaskError as error:
-            raise RuntimeError(f"worker {self.number}: {_last_line(error)}") from error
+            raise Failed(f"worker {self.number}: {_last_line(error)}") from error
         except errors.RayError as error:
             return task, self._replace(error, was_loading=task is None)
         if task is None:

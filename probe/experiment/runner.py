@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mesa.errors import Refused
 from probe.experiment.pool import LocalPool, Pool
 from probe.experiment.task import Task, Worker
 from probe.experiment.threads import check_threads, computing
@@ -33,13 +34,13 @@ class Runner:
         return self.kind == "local"
 
     def check(self, options: Mapping[str, Any]) -> None:
-        """Raises ValueError for what cannot be. options: as for `mesa.load`."""
+        """Raises Refused for what cannot be. options: as for `mesa.load`."""
         if self.address is None:
             check_threads(self.threads)
         if self.is_local:
             for name, value in {"workers": self.workers, "gpus-per-worker": self.gpus}.items():
                 if value is not None:
-                    raise ValueError(f"--{name} {value} is for --runner ray; the local runner is this process")
+                    raise Refused(f"--{name} {value} is for --runner ray; the local runner is this process")
             return
         from probe.experiment.ray_cluster import check_ray
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mesa.errors import Failed
+
 if TYPE_CHECKING:
     from probe.experiment.model_spec import ModelSpec
 
@@ -43,7 +45,7 @@ class Outcome:
     lost: str = ""
 
 
-class TasksLost(RuntimeError):
+class TasksLost(Failed):
     """Tasks that no worker could finish; all others are done."""
 
     def __init__(self, message: str, keys: Sequence[Key]) -> None:

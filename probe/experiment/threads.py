@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from mesa.errors import Refused
+
 _SECONDS = 0.2  # over which it is seen which CPUs are idle
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 """The quota of a container: microseconds of CPU in a period, and the period; or `max`."""
@@ -32,9 +34,9 @@ def worker_threads(workers: int, share_of: int, threads: int | None = None) -> i
 
 
 def check_threads(threads: int | None) -> None:
-    """Raises ValueError for more threads than CPUs."""
+    """Raises Refused for more threads than CPUs."""
     if threads is not None and threads > cpus():
-        raise ValueError(f"--threads {threads} is above {cpus()}, the CPUs that this process may use")
+        raise Refused(f"--threads {threads} is above {cpus()}, the CPUs that this process may use")
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def computing(threads: int | None = None) -> Iterator[int]:
     """Torch has so many threads inside; gives their number.
 
     None: as many as torch has, which reads OMP_NUM_THREADS and MKL_NUM_THREADS, and at most one a CPU; without these
-    variables one an idle CPU. Raises ValueError for more threads than CPUs.
+    variables one an idle CPU. Raises Refused for more threads than CPUs.
     """
     import torch
 

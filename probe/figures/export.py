@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_map
 from probe.figures.figure_data import Figure, Heatmaps, Raster
@@ -65,10 +66,10 @@ def formats(native: bool = False) -> tuple[str, ...]:
 
 
 def check_format(form: str, native: bool = False) -> None:
-    """Raises ValueError for a format that `formats` does not have."""
+    """Raises Refused for a format that `formats` does not have."""
     if form not in (known := formats(native)):
         kind = "a native heatmap" if native else "an export"
-        raise ValueError(f"{kind} has no format {form!r}; choose from {', '.join(known)}")
+        raise Refused(f"{kind} has no format {form!r}; choose from {', '.join(known)}")
 
 
 def heatmap_export(
@@ -81,10 +82,10 @@ def heatmap_export(
 
     Four methods stand side by side, pooled to at most `cells` values. None: a picture a method, one pixel a cell, and
     numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
-    ValueError for values that are not finite, as `search` does where thresholds are exported.
+    Refused for values that are not finite, as `search` does where thresholds are exported.
     """
     if count := int(np.count_nonzero(~np.isfinite(panel.values))):
-        raise ValueError(f"{count} of {panel.size} values of {panel.name} are not finite; capture them again")
+        raise Refused(f"{count} of {panel.size} values of {panel.name} are not finite; capture them again")
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
     values = panel if cells is None else pool(panel, cells)
@@ -107,7 +108,7 @@ def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
     """
     pairs = list(dict.fromkeys(pairs))
     if not pairs:
-        raise ValueError("name a (layer, dim) pair to export thresholds of")
+        raise Refused("name a (layer, dim) pair to export thresholds of")
     check_pairs(hidden, pairs)
     stem = _file_name("threshold", hidden)
     figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim) for layer, dim in pairs}
@@ -155,7 +156,7 @@ def curves_export(
     names = [name for name in ("tail_nll", "passkey") if name in evaluation]
     for name in names:
         if not np.isfinite(evaluation[name]).any():
-            raise ValueError(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
+            raise Refused(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
     chart = curves_chart(evaluation, measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}

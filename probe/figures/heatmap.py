@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.figures.figure_data import Heatmap, Heatmaps, escaped, spaced_ticks, token_texts, value_name, value_title
 from probe.store.select import captured_ranges, check_labels
 
@@ -34,14 +35,14 @@ def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int
 def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataArray:
     """The captured positions in the half-open `bounds`, side by side, with their number as coordinate `region`.
 
-    Raises ValueError for bounds in which no position was captured.
+    Raises Refused for bounds in which no position was captured.
     """
     position = hidden["position"].values
     parts = [np.flatnonzero((position >= start) & (position < stop)) for start, stop in bounds]
     for (start, stop), part in zip(bounds, parts, strict=True):
         if not part.size:
             captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
-            raise ValueError(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
+            raise Refused(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
     index, number = np.concatenate(parts), np.repeat(np.arange(len(parts)), [part.size for part in parts])
     whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
     return hidden.isel(position=whole).assign_coords(region=("position", number))
@@ -52,7 +53,7 @@ def side_by_side(
 ) -> xr.DataArray:
     """The `regions` of these methods of `hidden`, and of `minus` after them, for `difference`; read when used.
 
-    Raises ValueError for a method that was not captured, and where `regions` does.
+    Raises Refused for a method that was not captured, and where `regions` does.
     """
     last = [] if minus is None else [minus]
     check_labels(hidden, "method", [*methods, *last])
@@ -79,7 +80,7 @@ def _less(panel: xr.DataArray, method: str) -> xr.DataArray:
     """The other methods of `panel`, labelled as their difference from `method`."""
     others = panel.sel({"method": panel["method"] != method})
     if not others.size:
-        raise ValueError(f"{method!r} is the only method; a difference takes a second one")
+        raise Refused(f"{method!r} is the only method; a difference takes a second one")
     name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
     return others.assign_coords(minus=method).assign_attrs(long_name=name)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable, Figure
@@ -47,7 +48,7 @@ def located_export(
 ) -> Export:
     """Figures as `locate-NAME-METHOD-LENGTH-MEASURE`, and their tables; default: everything judged.
 
-    Raises ValueError for a method, length or measure that is not there.
+    Raises Refused for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
     chosen = _chosen(requested, _labels(summary["loss_gaps"]), judged_labels(summary), "located")
@@ -58,9 +59,7 @@ def located_export(
         for part, (name, figure) in ((part, item) for part, named in parts.items() for item in named.items()):
             figures[f"locate-{name}-{part}{at[0]}-{at[1]}"] = figure
     if not figures:
-        raise ValueError(
-            f"no effect is there for {_text(chosen)}: baseline and method do not differ, or it was not run"
-        )
+        raise Refused(f"no effect is there for {_text(chosen)}: baseline and method do not differ, or it was not run")
     return Export(figures, located_tables(summary, chosen))
 
 
@@ -85,7 +84,7 @@ def anatomy_export(
 ) -> Export:
     """Figures as `anatomy-NAME-METHOD-LENGTH`, and their tables; default: all.
 
-    Raises ValueError for a method or length that is not there.
+    Raises Refused for a method or length that is not there.
     """
     known = anatomy_labels(summary)
     chosen = _chosen({"method": methods, "length": lengths}, known, known, "measured")
@@ -95,7 +94,7 @@ def anatomy_export(
         for name, figure in head_figures(summary, method, length).items()
     }
     if not figures:
-        raise ValueError(f"nothing is there for {_text(chosen)}; run those --parts of `mesa-lens anatomy`")
+        raise Refused(f"nothing is there for {_text(chosen)}; run those --parts of `mesa-lens anatomy`")
     return Export(figures, anatomy_tables(summary, chosen))
 
 
@@ -124,11 +123,11 @@ def _text(chosen: Labels) -> str:
 
 
 def _chosen(requested: Mapping[str, Sequence[Any] | None], known: Labels, default: Labels, verb: str) -> Labels:
-    """The labels requested, or the default ones; ValueError for one that is not known."""
+    """The labels requested, or the default ones; Refused for one that is not known."""
     for name, values in requested.items():
         for value in values or ():
             if value not in known[name]:
-                raise ValueError(f"{name} {value!r} was not {verb}; known: {', '.join(map(str, known[name]))}")
+                raise Refused(f"{name} {value!r} was not {verb}; known: {', '.join(map(str, known[name]))}")
     return {name: list(values or default[name]) for name, values in requested.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from mesa.errors import Refused
 from probe.figures.figure_data import Chart, Drawable, Figure, Raster
 from probe.figures.interactive import draw
 from probe.figures.raster import write_png
@@ -29,14 +30,14 @@ _PAGE = """<!doctype html>
 def rendered(figure: Figure, form: str) -> bytes:
     """The content of the figure's html, png, svg or pdf file; the same bytes for the same figure.
 
-    Raises ValueError for an unknown format.
+    Raises Refused for an unknown format.
     """
     if form not in PICTURES:
-        raise ValueError(f"a figure has no format {form!r}; known: {', '.join(PICTURES)}")
+        raise Refused(f"a figure has no format {form!r}; known: {', '.join(PICTURES)}")
     if not isinstance(figure, Raster):
         return page(figure) if form == "html" else picture(figure, form)
     if form != "png":
-        raise ValueError(f"one pixel a cell is png, not {form}; leave --native out")
+        raise Refused(f"one pixel a cell is png, not {form}; leave --native out")
     file = io.BytesIO()
     write_png(figure.values, file, figure.limits)
     return file.getvalue()

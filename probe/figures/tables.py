@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.files import json_text
 
 ROWS = 1_000_000
@@ -21,9 +22,9 @@ _WHOLE = ("position", "tokens", "index")  # units of numbers that are whole, or 
 
 
 def check_rows(rows: int) -> None:
-    """Raises ValueError if a CSV of so many rows would be of no use."""
+    """Raises Refused if a CSV of so many rows would be of no use."""
     if rows > ROWS:
-        raise ValueError(
+        raise Refused(
             f"csv: {rows} rows are more than {ROWS}; choose fewer layers, dims or positions, pool them, or take npz"
         )
 
@@ -32,7 +33,7 @@ def csv_bytes(numbers: xr.Dataset) -> bytes:
     """A row for each combination of the labels, a column for each label and variable; blank where there is no value.
 
     Positions and lengths are whole numbers, blank where they are infinite: an interval's open end. Float64 is
-    `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too
+    `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises Refused for too
     many rows.
     """
     check_rows(math.prod(numbers.sizes.values()))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from markupsafe import escape
 
+from mesa.errors import Refused
+
 SHOWN = 1024
 """Tokens of a view: of a longer text those around M, and the last."""
 LEAST = 0.001
@@ -65,10 +67,10 @@ root.querySelector(".tokens").scrollTop = root.querySelector(".query").offsetTop
 
 
 def methods_of(tokens: Mapping[str, Any], method: str | None = None) -> tuple[str, str]:
-    """The reference and `method`, by default the last: twice the same where there is one. ValueError: not captured."""
+    """The reference and `method`, by default the last: twice the same where there is one. Refused: not captured."""
     known = list(tokens["methods"])
     if method is not None and method not in known:
-        raise ValueError(f"method {method!r} was not captured token by token; known: {', '.join(known)}")
+        raise Refused(f"method {method!r} was not captured token by token; known: {', '.join(known)}")
     reference = tokens["reference"] if tokens["reference"] in known else known[0]
     return reference, known[-1] if method is None else method
 
@@ -122,7 +124,7 @@ def attention_view(
 ) -> str:
     """What one head attends to under the reference and a method, from a token that is chosen by a click; as HTML.
 
-    Default: the head whose attention the method changes most. Raises ValueError for one that was not captured.
+    Default: the head whose attention the method changes most. Raises Refused for one that was not captured.
     """
     names = dict.fromkeys(methods_of(tokens, method))
     changes = head_changes(tokens, method)
@@ -131,7 +133,7 @@ def attention_view(
     row = row if layer is None else layers.index(layer) if layer in layers else -1
     column = column if head is None and layer is None else int(changes[row].argmax()) if head is None else head
     if row < 0 or not 0 <= column < heads:
-        raise ValueError(f"layer {layer}, head {head} was not captured; layers {layers}, heads 0 to {heads - 1}")
+        raise Refused(f"layer {layer}, head {head} was not captured; layers {layers}, heads 0 to {heads - 1}")
     weights, queries = [], tokens["queries"]
     for name in names:
         stored = [tokens["methods"][name][key][row][column] for key in ("key", "weight")]

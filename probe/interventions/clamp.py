@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from transformer_lens.model_bridge import TransformerBridge
 
+from mesa.errors import Refused
 from mesa.methods import Method
 from probe.capture.capture import capture_states
 from probe.interventions.passes import BASELINE, Edit, Outcome, RunPair
@@ -67,10 +68,10 @@ def threshold_dims(
 def control_dims(variance: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
     """`CONTROLS` sets (set, dim) of other dims, each near one of `chosen` in `variance`; seeded.
 
-    Raises ValueError where the layer does not have twice as many dims.
+    Raises Refused where the layer does not have twice as many dims.
     """
     if 2 * len(chosen) > len(variance):
-        raise ValueError(f"{len(chosen)} of {len(variance)} dims leave too few to draw controls from; take fewer")
+        raise Refused(f"{len(chosen)} of {len(variance)} dims leave too few to draw controls from; take fewer")
     rng, sets = np.random.default_rng(0), []
     log_variance = np.log(variance + 1e-30)
     for _ in range(CONTROLS):

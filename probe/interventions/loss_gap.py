@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mesa.errors import Refused
 from probe.statistics import Ends, fieller, student
 
 LEAST = 0.01
@@ -55,7 +56,7 @@ class PairedLosses:
     def __init__(self, baseline: Sequence[Sequence[float]], patched: Sequence[Sequence[float]]) -> None:
         self.baseline, self.patched = np.asarray(baseline, float), np.asarray(patched, float)
         if self.baseline.shape != self.patched.shape or self.baseline.ndim != 2 or not self.baseline.size:
-            raise ValueError(f"losses of shapes {self.baseline.shape} and {self.patched.shape} are not paired by block")
+            raise Refused(f"losses of shapes {self.baseline.shape} and {self.patched.shape} are not paired by block")
         self._weights = _weights(*self.baseline.shape)
 
     @property

@@ -19,6 +19,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
 from mesa.decoder import layers_of
+from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
 from probe.tasks.base import Setting
@@ -75,7 +76,7 @@ def items(measure: str, tokenizer: Any, length: int, setting: Setting) -> list[I
     """`setting.samples` items of a measure.
 
     nll: texts of `length` tokens, the last M/4 scored. passkey: the paper's prompts of `length` tokens followed by the
-    right answer, which is scored. Raises ValueError where the text or the tokenizer cannot give them.
+    right answer, which is scored. Raises Refused where the text or the tokenizer cannot give them.
     """
     if measure == "nll":
         texts = TAIL.prepare(tokenizer, length, setting, setting.samples)
@@ -102,14 +103,14 @@ def run(
 ) -> Outcome:
     """The outcome of one pass over `item` under `method` with `edits` applied in order; records what follows them.
 
-    Gradients flow under executor 'dense' where they are enabled. Raises ValueError for a hook point that the pass does
+    Gradients flow under executor 'dense' where they are enabled. Raises Refused for a hook point that the pass does
     not reach, RuntimeError unless every edit and, in every layer from the start on, the method ran exactly once.
     """
     model: Any = bridge.original_model
     depth, first = model.config.num_hidden_layers, start.layer if start else 0
     for hook, layer in (*(edit.point for edit in edits), *record):
         if hook not in HOOK_NAMES or not first <= layer < depth:
-            raise ValueError(f"{hook!r} of layer {layer} is not reached by a pass over layers {first}-{depth - 1}")
+            raise Refused(f"{hook!r} of layer {layer} is not reached by a pass over layers {first}-{depth - 1}")
     counts, recorded = [0] * len(edits), dict.fromkeys(record)
     hooks: list[Any] = []
     if start is not None:
@@ -128,17 +129,17 @@ def run(
     with attached as attachment, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
         losses = _losses(model, item)
     if set(counts) > {1}:
-        raise RuntimeError(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
+        raise Failed(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
     expected = dict.fromkeys(range(first, depth), 1)
     all_heads = tuple(range(model.config.num_attention_heads))
     heads = {layer: all_heads if method.heads_in(layer) is None else method.heads_in(layer) for layer in expected}
     if dict(attachment.calls) != expected or attachment.woven != heads:
-        raise RuntimeError(
+        raise Failed(
             f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.woven}; expected "
             f"{expected}, in heads {heads}"
         )
     if missing := [point for point, value in recorded.items() if value is None]:
-        raise RuntimeError(f"nothing passed the hooks {missing}")
+        raise Failed(f"nothing passed the hooks {missing}")
     return Outcome(losses, {point: value for point, value in recorded.items() if value is not None})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
@@ -66,7 +67,7 @@ class LocatePlan:
 
 
 def plan(request: LocateRequest) -> LocatePlan:
-    """Checks the request and builds every item. Raises ValueError or FileNotFoundError, naming the value."""
+    """Checks the request and builds every item. Raises Refused or FileNotFoundError, naming the value."""
     _check_samples(request)
     config, trained = request.checked_model()
     methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_compared(request, config, trained)}
@@ -77,7 +78,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
     lengths = sorted(request.lengths or (4 * trained,))
     if lengths[0] <= trained:
-        raise ValueError(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing breaks there")
+        raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing breaks there")
     check_prompts(lengths[-1], request.samples)
     for length in lengths if "clamp" in request.kinds else ():
         check_positions(range(length), trained, CrossingRule.scaled(trained))
@@ -91,23 +92,23 @@ def plan(request: LocateRequest) -> LocatePlan:
 
 
 def _check_samples(request: LocateRequest) -> None:
-    """Raises ValueError where one sample does not do."""
+    """Raises Refused where one sample does not do."""
     for needed, reason in (
         ("smallest" in request.kinds, "the smallest set is chosen on one half of them"),
         ("passkey" in request.measures, "one answer has no interval"),
     ):
         if needed and request.samples < 2:
-            raise ValueError(f"--samples {request.samples}: {reason}, give at least 2")
+            raise Refused(f"--samples {request.samples}: {reason}, give at least 2")
 
 
 def _compared(request: LocateRequest, config: Any, trained: int) -> dict[str, Method]:
     methods = request.checked_methods(config, trained)
     methods.pop(ORIGIN, None)
     if not methods:
-        raise ValueError(f"--methods {request.methods} names nothing to compare with Origin; try rerope,mesa")
+        raise Refused(f"--methods {request.methods} names nothing to compare with Origin; try rerope,mesa")
     for name, method in methods.items():
         if method.layers is not None or method.heads is not None:
-            raise ValueError(f"--set gives {name} its layers or heads, which are what is varied here; leave them out")
+            raise Refused(f"--set gives {name} its layers or heads, which are what is varied here; leave them out")
     return methods
 
 
@@ -124,11 +125,11 @@ def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[
 
 
 def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, int]]) -> None:
-    """Raises ValueError for a search without heads, or dims without controls."""
+    """Raises Refused for a search without heads, or dims without controls."""
     if "smallest" in request.kinds and not heads:
-        raise ValueError("--try smallest has no heads to choose from; name the layers of some with --heads")
+        raise Refused("--try smallest has no heads to choose from; name the layers of some with --heads")
     if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
-        raise ValueError(
+        raise Refused(
             f"--dims {request.dims} leaves too few of the {config.hidden_size} dims to draw as many controls from; "
             f"give at most {config.hidden_size // 2}"
         )

@@ -12,6 +12,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.engine.bridge import bridge as bridge_to
+from mesa.errors import Failed
 from mesa.methods import Method
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
@@ -67,7 +68,7 @@ class RunCache:
         pair = self._pair(group, name, number, inside=getattr(intervention, "inside", False), is_search=is_search)
         losses = blocks(group[0], intervention.run(pair).losses.double().cpu().numpy())
         if not np.isfinite(losses).all():
-            raise RuntimeError(
+            raise Failed(
                 f"the losses of {(*group, name, number, *intervention.key)} are not finite; try a wider --dtype "
                 "(float32, float64)"
             )
@@ -147,7 +148,7 @@ def locate(
     journal, lost = run(experiment, out, overwrite=overwrite, until=until, runner=runner)
     rows = journal.rows
     if not (lost or experiment.tasks(rows) or any(judged_methods(plan, rows, group) for group in plan.items)):
-        raise RuntimeError(_no_gap(plan, rows))
+        raise Failed(_no_gap(plan, rows))
     return journal, lost
 
 

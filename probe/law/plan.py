@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, make
 from mesa.models import bytes_a_number, tokenizer_of
@@ -104,29 +105,27 @@ class PredictPlan:
 
 
 def plan(request: PredictRequest) -> PredictPlan:
-    """Checks the request and cuts the texts. Raises ValueError or FileNotFoundError, naming the value."""
+    """Checks the request and cuts the texts. Raises Refused or FileNotFoundError, naming the value."""
     config, trained = request.checked_model()
     lengths = tuple(
         sorted({round(trained * times) for times in _TIMES} if request.lengths is None else {*request.lengths})
     )
     if lengths[0] <= trained:
-        raise ValueError(
-            f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is predicted there"
-        )
+        raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is predicted there")
     if lengths[-1] < 1.25 * trained:
-        raise ValueError(
+        raise Refused(
             f"--lengths up to {lengths[-1]}: the longest must be at least 1.25 M = {math.ceil(1.25 * trained)}, so "
             "that all tokens scored there lie beyond M"
         )
     if trained < 16:
-        raise ValueError(f"--trained-length {trained} is below 16, too short for the calibration")
+        raise Refused(f"--trained-length {trained} is below 16, too short for the calibration")
     if request.samples < 2:
-        raise ValueError(f"--samples {request.samples}: one text has no interval; give at least 2")
+        raise Refused(f"--samples {request.samples}: one text has no interval; give at least 2")
     check_prompts(lengths[-1], request.samples)
     methods = {ORIGIN: make(ORIGIN, trained), **request.checked_methods(config, trained)}
     for name in (ORIGIN, REFERENCE):  # their losses are what predictions rest on
         if methods.get(name, make(name, trained)) != make(name, trained):
-            raise ValueError(
+            raise Refused(
                 f"--set gives {name} parameters, but predictions rest on it as it is; give the variant a line of its "
                 f"own, such as --config {name}:log_n=true"
             )
@@ -140,10 +139,10 @@ def plan(request: PredictRequest) -> PredictPlan:
     needed = lengths[-1] - len(first)
     windows = text_windows(documents, needed, request.samples, scored=needed)  # without overlap
     if len(windows) < 2:
-        raise ValueError(f"the text holds one run of {lengths[-1]} tokens; give a longer --text or shorter --lengths")
+        raise Refused(f"the text holds one run of {lengths[-1]} tokens; give a longer --text or shorter --lengths")
     parts = [window[at : at + _PART].tobytes() for window in windows for at in range(0, needed - _PART, _PART)]
     if len({*parts}) < len(parts) / 2:
-        raise ValueError(
+        raise Refused(
             f"the text repeats itself: of {len(parts)} runs of {_PART} tokens only {len({*parts})} differ, so its "
             "parts are not independent texts; give another --text"
         )
@@ -152,19 +151,19 @@ def plan(request: PredictRequest) -> PredictPlan:
 
 
 def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
-    """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. ValueError names a wrong one."""
+    """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. Refused names a wrong one."""
     methods = {}
     for text in texts:
         name, colon, values = text.partition(":")
         if not colon or not values:
-            raise ValueError(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
+            raise Refused(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
         if text in methods:
-            raise ValueError(f"--config {text!r} is given twice")
+            raise Refused(f"--config {text!r} is given twice")
         try:
             parameters = method_settings([f"{name}.{value}" for value in values.split(",")])[name]
             methods[text] = make(name, trained_length, **parameters)
-        except ValueError as error:
-            raise ValueError(f"--config {text!r}: {error}") from None
+        except Refused as error:
+            raise Refused(f"--config {text!r}: {error}") from None
     return methods
 
 

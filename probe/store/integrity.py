@@ -13,6 +13,7 @@ import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from mesa.errors import Refused
 from probe.store.location import SEAL, Remote, zarr_store
 from probe.store.regions import DIMS
 
@@ -31,27 +32,27 @@ def seal_of(group: Path) -> str:
 
 
 def check_seals(store: Path, groups: tuple[str, ...]) -> None:
-    """ValueError where a store, or one of its groups, has other attributes than when it was sealed, or lacks a file."""
+    """Refused where a store, or one of its groups, has other attributes than when it was sealed, or lacks a file."""
     listed = _consolidated(_metadata(store))
     for name in groups:
         if name in listed and not (store / name).exists():
-            raise ValueError(f"{name} is missing")
+            raise Refused(f"{name} is missing")
     for group in (store, *(store / name for name in groups if name in listed)):
         whose, metadata = "its" if group == store else f"its {group.name}'s", _metadata(group)
         if metadata["attributes"].get(SEAL) != seal_of(group):
-            raise ValueError(f"{whose} attributes are not those that were sealed")
+            raise Refused(f"{whose} attributes are not those that were sealed")
         copies = _consolidated(metadata)
         if any(copies.get(name) != array for name, array in _array_metadata(group).items()):
-            raise ValueError(f"{whose} consolidated metadata is not that of the arrays")
+            raise Refused(f"{whose} consolidated metadata is not that of the arrays")
 
 
 def check_chunks(store: Path, groups: tuple[str, ...]) -> None:
-    """ValueError where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in."""
+    """Refused where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in."""
     for place in (store, *(store / name for name in groups)):
         group = zarr.open_group(zarr_store(place, read_only=True), mode="r", use_consolidated=False)
         for name, array in sorted(group.arrays()):
             if (place != store or name in DIMS) and array.nchunks_initialized < array.nchunks:
-                raise ValueError(f"a chunk of {name} is missing")
+                raise Refused(f"a chunk of {name} is missing")
 
 
 def _consolidated(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _metadata(node: Path) -> dict[str, Any]:
 
 
 def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:
-    """The store's dataset with its variables checked as their values are read: ValueError, naming store and array."""
+    """The store's dataset with its variables checked as their values are read: Refused, naming store and array."""
     group: Any = zarr.open_group(zarr_store(path, read_only=True), mode="r", use_consolidated=False)
     variables = {}
     for name, array in hidden.data_vars.items():
@@ -98,9 +99,9 @@ class _CheckedArray(BackendArray):
                 raise OSError(f"{self.path}: {self.name} could not be read ({reason}); try again") from error
             if not isinstance(error, OSError | ValueError | RuntimeError):
                 raise
-            raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
+            raise Refused(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
         if not _all_finite(read):
-            raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
+            raise Refused(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
         return read
 
 

@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
 
+from mesa.errors import Occupied, Refused
+
 SEAL = "complete"
 """The attribute that holds a store's seal; unfinished ones have False there."""
 POINTER = "store.url"
@@ -25,7 +27,7 @@ _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """The folder or, for a URL, its `Remote`. Raises ValueError for a URL that cannot hold stores."""
+    """The folder or, for a URL, its `Remote`. Raises Refused for a URL that cannot hold stores."""
     if isinstance(path, Remote):
         return cast(Path, path)
     return cast(Path, Remote(checked_url(path))) if isinstance(path, str) and "://" in path else Path(path)
@@ -59,7 +61,7 @@ def url_recorded(folder: Path, name: str, url: str | None) -> Iterator[None]:
     local = [path for path in (folder / name, folder / f"{name}.partial") if path.exists()]
     recorded = _pointer(folder)
     if local or recorded not in (None, url):
-        raise FileExistsError(f"{folder} has its store at {local[0] if local else recorded}; choose another --out")
+        raise Occupied(f"{folder} has its store at {local[0] if local else recorded}; choose another --out")
     root, pointer = Remote(url) / name / "zarr.json", folder / POINTER
     with suppress(FileNotFoundError):
         root.read_bytes()  # an unreachable URL is not recorded
@@ -73,7 +75,7 @@ def url_recorded(folder: Path, name: str, url: str | None) -> Iterator[None]:
 
 
 def _pointer(folder: Path) -> str | None:
-    """The URL that a folder records; None: none. Raises ValueError, naming the file."""
+    """The URL that a folder records; None: none. Raises Refused, naming the file."""
     path = folder / POINTER
     try:
         url = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -81,8 +83,8 @@ def _pointer(folder: Path) -> str | None:
         return None
     try:
         return checked_url(url)
-    except ValueError as error:
-        raise ValueError(f"{path} has to name the URL of this run's store: {error}") from error
+    except Refused as error:
+        raise Refused(f"{path} has to name the URL of this run's store: {error}") from error
 
 
 @contextmanager
@@ -214,7 +216,7 @@ class RemoteStore(Remote):
 
 
 def client(url: str) -> Any:
-    """The file system of a URL. Raises ValueError where the package for it is missing."""
+    """The file system of a URL. Raises Refused where the package for it is missing."""
     return root_client("/".join(url.split("/")[:3]))
 
 
@@ -252,12 +254,12 @@ def zarr_store(path: Path, *, read_only: bool = False) -> Any:
 
 
 def checked_url(url: str) -> str:
-    """The URL of an object store. Raises ValueError for another, and where the package for it is missing."""
+    """The URL of an object store. Raises Refused for another, and where the package for it is missing."""
     protocol, _, rest = url.partition("://")
     if protocol not in PROTOCOLS or not rest.strip("/"):
-        raise ValueError(f"{url!r} is no URL of an object store; they begin with {', '.join(PROTOCOLS[:-1])}://")
+        raise Refused(f"{url!r} is no URL of an object store; they begin with {', '.join(PROTOCOLS[:-1])}://")
     if ".." in rest.split("/"):
-        raise ValueError(f"{url!r} has a '..' in it; write it without")
+        raise Refused(f"{url!r} has a '..' in it; write it without")
     _check_package(url)
     return url.rstrip("/")
 
@@ -265,4 +267,4 @@ def checked_url(url: str) -> str:
 def _check_package(url: str) -> None:
     needed = ("fsspec",) if url.startswith("memory://") else ("fsspec", "obstore")
     if not all(map(importlib.util.find_spec, needed)):
-        raise ValueError(f"{url} needs a package for object stores; pip install 'mesa-lens[remote]'")
+        raise Refused(f"{url} needs a package for object stores; pip install 'mesa-lens[remote]'")

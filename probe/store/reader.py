@@ -13,6 +13,7 @@ from typing import Any
 
 import xarray as xr
 
+from mesa.errors import NotFound, Refused
 from probe.store.integrity import AGAIN, check_chunks, check_seals, with_checks
 from probe.store.location import SEAL, Remote, RemoteStore, as_path, as_store, store_in, zarr_store
 from probe.store.regions import DIMS, list_missing, missing_regions
@@ -55,7 +56,7 @@ class Run:
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Opens a run folder or its store, either of which may be a URL (`mesa-lens[remote]`).
 
-    Raises FileNotFoundError for a missing path, ValueError for a folder that is no store, an incomplete or a damaged
+    Raises FileNotFoundError for a missing path, Refused for a folder that is no store, an incomplete or a damaged
     one, OSError where an object store fails. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=`
     means something else.
     """
@@ -70,10 +71,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not path.exists():
         if partial_path(path).exists():
             what = list_missing(missing_regions(partial_path(path))) or "it was not finished"
-            raise ValueError(f"{path} is incomplete: {what}; run the capture again")
-        raise FileNotFoundError(f"no run at {path}; make one with `mesa-lens probe`")
+            raise Refused(f"{path} is incomplete: {what}; run the capture again")
+        raise NotFound(f"no run at {path}; make one with `mesa-lens probe`")
     if not (path / "zarr.json").exists():
-        raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
+        raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
         place = zarr_store(path, read_only=True)
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
@@ -86,11 +87,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
             check_seals(path, (EVALUATION, TOKENS))
     lacking = [name for name in (SEAL, "trained_length") if name not in hidden.attrs]
     if lacking := [*lacking, *(dim for dim in DIMS if dim not in hidden)]:
-        raise ValueError(f"{path} is not a store of hidden states: it has no {lacking[0]}")
+        raise Refused(f"{path} is not a store of hidden states: it has no {lacking[0]}")
     with _one_line_errors(path):
         missing = missing_regions(path)
     if missing or not hidden.attrs[SEAL]:
-        raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
+        raise Refused(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
     hidden = with_checks(_object_labels(hidden), path)
     if tokens is not None:
         labels = ("prompt", "position")
@@ -103,7 +104,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
-    """ValueError for a damaged store; OSError where an object store fails, which says nothing about the store."""
+    """Refused for a damaged store; OSError where an object store fails, which says nothing about the store."""
     try:
         yield
     except Exception as error:
@@ -112,7 +113,7 @@ def _one_line_errors(path: Path) -> Iterator[None]:
             raise OSError(f"{path} could not be read ({reason}); try again") from error
         if not isinstance(error, (OSError, *_DAMAGE)):
             raise
-        raise ValueError(f"{path} is damaged ({reason}); {AGAIN}") from error
+        raise Refused(f"{path} is damaged ({reason}); {AGAIN}") from error
 
 
 def store_of(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import zarr
 
+from mesa.errors import Refused
 from probe.store.location import Remote, zarr_store
 
 DIMS = ("method", "prompt", "layer", "position", "dim")
@@ -42,10 +43,10 @@ def region_bytes(array: zarr.Array) -> int:
 
 
 def stored_array(group: zarr.Group, name: str) -> zarr.Array:
-    """The array `name` of a store; ValueError lists those that it holds."""
+    """The array `name` of a store; Refused lists those that it holds."""
     array = group.get(name)
     if not isinstance(array, zarr.Array):
-        raise ValueError(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
+        raise Refused(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
     return array
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import NotFound, Refused
 from probe.store.reader import Run, open_run, store_mark
 
 REPORTED = ("report.html", "summary.json")
@@ -46,7 +47,7 @@ def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
 
 
 def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) -> Mapping[str, Any] | None:
-    """The JSON file `name` in the folder, None where there is none; ValueError where it lacks one of `keys`."""
+    """The JSON file `name` in the folder, None where there is none; Refused where it lacks one of `keys`."""
     path = folder / name
     if not path.is_file():
         return None
@@ -56,7 +57,7 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
             summary[key]
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`"
-        raise ValueError(problem) from error
+        raise Refused(problem) from error
     return summary
 
 
@@ -69,14 +70,14 @@ _KEYS = {
 find_located, find_prediction, find_anatomy, find_tokens = (
     partial(find_summary, name=name, keys=keys.split(), command=name.parent.name) for name, keys in _KEYS.items()
 )
-"""What a command wrote into a folder, None where it was not run; ValueError where it is damaged."""
+"""What a command wrote into a folder, None where it was not run; Refused where it is damaged."""
 
 
 def _read(name: Path, folder: Path) -> Mapping[str, Any]:
     """What a command wrote into the folder; FileNotFoundError where there is none."""
     command = name.parent.name
     if (summary := find_summary(folder, name, _KEYS[name].split(), command)) is None:
-        raise FileNotFoundError(f"{folder / name} is not there; write it: `mesa-lens {command} --out {folder}`")
+        raise NotFound(f"{folder / name} is not there; write it: `mesa-lens {command} --out {folder}`")
     return summary
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.options import Ranges
 from probe.store.reader import Run
 
@@ -15,11 +16,11 @@ _PROVENANCE = ("model", "model_revision")
 
 
 def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
-    """The hidden states of `hook` (default: the run's first), with the model's name; ValueError for an unknown hook."""
+    """The hidden states of `hook` (default: the run's first), with the model's name; Refused for an unknown hook."""
     hooks = hooks_of(run)
     hook = hooks[0] if hook is None else hook
     if hook not in hooks:
-        raise ValueError(f"hook {hook!r} was not captured; captured: {', '.join(hooks)}")
+        raise Refused(f"hook {hook!r} was not captured; captured: {', '.join(hooks)}")
     return run.hidden[hook].assign_attrs({k: run.hidden.attrs[k] for k in _PROVENANCE if k in run.hidden.attrs})
 
 
@@ -36,29 +37,29 @@ def reference_method(methods: Sequence[str]) -> str:
 
 
 def one_prompt(hidden: xr.DataArray, prompt: str | None = None) -> xr.DataArray:
-    """The values on one prompt (default: the first); ValueError for an unknown one."""
+    """The values on one prompt (default: the first); Refused for an unknown one."""
     name = str(hidden["prompt"].values[0]) if prompt is None else prompt
     check_labels(hidden, "prompt", [name])
     return hidden.sel(prompt=name)
 
 
 def check_labels(values: xr.DataArray | xr.Dataset, dim: str, wanted: Sequence[object]) -> None:
-    """ValueError for the first of `wanted` that is not a label of `dim`."""
+    """Refused for the first of `wanted` that is not a label of `dim`."""
     labels = values[dim].values.tolist()
     for label in wanted:
         if label not in labels:
-            raise ValueError(f"{dim} {label!r} was not captured; captured: {listed(values[dim].values)}")
+            raise Refused(f"{dim} {label!r} was not captured; captured: {listed(values[dim].values)}")
 
 
 def check_pairs(hidden: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> None:
-    """ValueError for the first (layer, dim) that was not captured."""
+    """Refused for the first (layer, dim) that was not captured."""
     for layer, dim in pairs:
         check_labels(hidden, "layer", [layer])
         check_labels(hidden, "dim", [dim])
 
 
 def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataArray:
-    """The values whose `dim` lies in the half-open `ranges`; ValueError if one of a range was not captured."""
+    """The values whose `dim` lies in the half-open `ranges`; Refused if one of a range was not captured."""
     if ranges is None:
         return values
     labels = values[dim].values
@@ -66,7 +67,7 @@ def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataA
     for start, stop in ranges:
         in_range = (labels >= start) & (labels < stop)
         if in_range.sum() < stop - start:
-            raise ValueError(f"{dim}s {start}-{stop - 1} were not all captured; captured: {listed(labels)}")
+            raise Refused(f"{dim}s {start}-{stop - 1} were not all captured; captured: {listed(labels)}")
         inside |= in_range
     return values.isel({dim: np.flatnonzero(inside)})
 

@@ -30,6 +30,7 @@ import xarray as xr
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from mesa.errors import Occupied, Refused
 from probe.files import difference
 from probe.store.integrity import seal_of
 from probe.store.location import SEAL, Remote, as_store, zarr_store
@@ -46,7 +47,7 @@ _NOT_COMPARED = ("created", "versions", SEAL, "left_out")  # may differ between 
 class Template:
     """Labels, hooks and attributes of a store. attrs: provenance and config, with `trained_length` in tokens.
 
-    Raises ValueError for a dimension without labels or with repeated ones, another dtype, and without trained length.
+    Raises Refused for a dimension without labels or with repeated ones, another dtype, and without trained length.
     """
 
     methods: Sequence[str]
@@ -62,13 +63,13 @@ class Template:
         """Checks the labels."""
         for name, values in {**self.labels, "hook": self.hooks}.items():
             if len(values) == 0:
-                raise ValueError(f"nothing to store: no {name} is chosen")
+                raise Refused(f"nothing to store: no {name} is chosen")
             if len(set(values)) < len(values):
-                raise ValueError(f"the {name} labels {list(values)[:8]} repeat one")
+                raise Refused(f"the {name} labels {list(values)[:8]} repeat one")
         if self.dtype not in ("float32", "float16"):
-            raise ValueError(f"dtype {self.dtype!r} cannot be stored; use float32 or float16")
+            raise Refused(f"dtype {self.dtype!r} cannot be stored; use float32 or float16")
         if "trained_length" not in self.attrs:
-            raise ValueError("attrs has no trained_length (tokens)")
+            raise Refused("attrs has no trained_length (tokens)")
 
     @property
     def labels(self) -> dict[str, Sequence[Any]]:
@@ -96,7 +97,7 @@ def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template:
     path, wanted = as_store(path), Template(**template)
     partial, existing = partial_path(path), None if overwrite else _matching(path, wanted)
     if existing == path:
-        raise FileExistsError(f"{path} already holds a run with the same config; {_REMEDY}")
+        raise Occupied(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
         if not isinstance(partial, Remote):
             for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
@@ -164,7 +165,7 @@ def _matching(path: Path, wanted: Template) -> Path | None:
             return store
         refusal = f"{path} already holds {kind} with another config: {differing} differs; {_REMEDY}"
     if refusal:
-        raise FileExistsError(refusal)
+        raise Occupied(refusal)
     return None
 
 
@@ -202,7 +203,7 @@ def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
     """Writes one region, `values` (position, dim), of the store that `create` began at `path`.
 
-    Raises ValueError for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
+    Raises Refused for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
     """
     partial = partial_path(as_store(path))
     group = zarr.open_group(zarr_store(partial), mode="r+", use_consolidated=False)
@@ -210,25 +211,25 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
     for name, label in zip(DIMS, (method, prompt, layer), strict=False):
         labels = stored_labels(group, name)
         if label not in labels:
-            raise ValueError(f"{name} {label!r} is not in the store, which holds {labels}")
+            raise Refused(f"{name} {label!r} is not in the store, which holds {labels}")
         index.append(labels.index(label))
     region = f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
     if values.shape != array.shape[3:]:
-        raise ValueError(f"{region} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
+        raise Refused(f"{region} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
     check_values(values, array.dtype, region)
     with _disk_full(partial, removed=False), zarr.config.set({"array.write_empty_chunks": True}):
         array[tuple(index)] = values.astype(array.dtype)
 
 
 def check_values(values: np.ndarray, dtype: np.dtype, name: str) -> None:
-    """ValueError, with the name of the values, where some are not finite or beyond what `dtype` holds."""
+    """Refused, with the name of the values, where some are not finite or beyond what `dtype` holds."""
     if count := int(np.count_nonzero(~np.isfinite(values))):
-        raise ValueError(
+        raise Refused(
             f"{name} has {count} values that are not finite; run the model with a wider --dtype (float32, float64)"
         )
     largest = float(values.flat[np.argmax(np.abs(values))])
     if abs(largest) > float(np.finfo(dtype).max):
-        raise ValueError(
+        raise Refused(
             f"{name} has the value {largest:g}, beyond {dtype.name}'s range; store it with --store-dtype float32"
         )
 
@@ -256,11 +257,11 @@ def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset) ->
 
 
 def finish(path: str | os.PathLike[str]) -> None:
-    """Marks the store complete and gives it its name; ValueError, and nothing renamed, if a region is missing."""
+    """Marks the store complete and gives it its name; Refused, and nothing renamed, if a region is missing."""
     path = as_store(path)
     partial, former = partial_path(path), path.parent / f"{path.name}.former"
     if missing := missing_regions(partial):
-        raise ValueError(f"{path} cannot be finished: {list_missing(missing)}")
+        raise Refused(f"{path} cannot be finished: {list_missing(missing)}")
     _seal(partial)
     if isinstance(partial, Remote):
         return

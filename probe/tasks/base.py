@@ -103,12 +103,12 @@ class Task(ABC):
         return setting.batch if self.batched else 1
 
     def check(self, tokenizer: Any, length: int, setting: Setting) -> None:
-        """Raises ValueError where there are no prompts of `length` tokens."""
+        """Raises Refused where there are no prompts of `length` tokens."""
         self.prepare(tokenizer, length, setting, min(setting.samples, _MANY) if length <= _SHORT else 1)
 
     @abstractmethod
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:
-        """`samples` seeded samples of exactly `length` tokens. Raises ValueError where that cannot be."""
+        """`samples` seeded samples of exactly `length` tokens. Raises Refused where that cannot be."""
 
     @abstractmethod
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks.base import Metric, Score, Setting, Task
 from probe.tasks.retrieval import first_ids
@@ -50,7 +51,7 @@ class Likelihood(Task):
 
     def _check_least(self, length: int, least: int) -> None:
         if length < least:
-            raise ValueError(f"{self.name}: length={length} is below {least} tokens; ask for at least {least}")
+            raise Refused(f"{self.name}: length={length} is below {least} tokens; ask for at least {least}")
 
 
 @dataclass(frozen=True)

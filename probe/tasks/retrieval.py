@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mesa.errors import Refused
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -172,7 +174,7 @@ def random_key(rng: np.random.Generator, digits: int = 5) -> str:
     return str(rng.integers(10 ** (digits - 1), 10**digits))
 
 
-class TooShortError(ValueError):
+class TooShortError(Refused):
     """A prompt's length that cannot hold the fixed text. needed: the tokens that can."""
 
     def __init__(self, length: int, needed: int) -> None:
@@ -220,7 +222,7 @@ def passkey(
 
     `depth` is the key's place in the filler, 0 (start) to 1 (end); drawn uniformly when None. `enhanced` is None or
     one of `PASSKEY_ENHANCED`.
-    Raises ValueError when `length` cannot hold the fixed text.
+    Raises Refused when `length` cannot hold the fixed text.
     """
     key = random_key(rng)
     depth = float(rng.random()) if depth is None else depth
@@ -285,16 +287,16 @@ def repeated_word(tokenizer: Any, word: str, length: int) -> tuple[list[int], st
 
     With one token alone, all values are the same, attention returns them whatever its weights, and hidden states cannot
     depend on position. The first token is the tokenizer's, else `first_token`, which is returned too, else "". Raises
-    ValueError for an empty word.
+    Refused for an empty word.
     """
     return repeated_ids(tokenizer, word_ids(tokenizer, word), length)
 
 
 def word_ids(tokenizer: Any, word: str) -> list[int]:
-    """The tokens of a word within a text; ValueError for an empty one."""
+    """The tokens of a word within a text; Refused for an empty one."""
     ids = list(encode(tokenizer, " " + word.strip())) if word.strip() else []
     if not ids:
-        raise ValueError(f"--prompt {word!r} is empty; give a word to repeat")
+        raise Refused(f"--prompt {word!r} is empty; give a word to repeat")
     return ids
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks import retrieval
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
@@ -30,13 +31,13 @@ class RetrievalTask(Task):
     batched: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
-        """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
+        """The prompts; the same for every method. Raises Refused for a length that they cannot have."""
         key = [len(self.name)] if self.name == "passkey" else self.name.encode()  # so that measured failures stay
         rng = np.random.default_rng([setting.seed, length, *key])
         prompts = [self.build(tokenizer, length, rng, setting) for _ in range(samples)]
         for prompt in prompts:
             if len(prompt.ids) != length:
-                raise ValueError(
+                raise Refused(
                     f"{self.name}: this tokenizer cannot make a prompt of {length} tokens, it is off by "
                     f"{len(prompt.ids) - length:+d}; choose other --lengths"
                 )

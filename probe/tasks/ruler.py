@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks import ruler_prompts
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
@@ -61,7 +62,7 @@ class RulerTask(Task):
         return f"{self.size(tokenizer, setting).about}; {self.answer_tokens(setting)} tokens generated"
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[ListPrompt]:
-        """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
+        """The prompts; the same for every method. Raises Refused for a length that they cannot have."""
         size, rng = self.size(tokenizer, setting), np.random.default_rng([setting.seed, length, *self.name.encode()])
         return [self._draw(tokenizer, length, rng, setting, size) for _ in range(samples)]
 
@@ -96,9 +97,9 @@ class RulerTask(Task):
                 f"{setting.trained_length}; leave this task out"
             )
         else:
-            raise ValueError(f"{self.name}: {refusal}")
+            raise Refused(f"{self.name}: {refusal}")
         if len(prompt.ids) != length - room:
-            raise ValueError(
+            raise Refused(
                 f"{self.name}: this tokenizer cannot make a prompt of {length - room} tokens, it is off by "
                 f"{len(prompt.ids) - length + room:+d}; choose other --lengths"
             )

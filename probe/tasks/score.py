@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks import sources
 from probe.tasks.retrieval import Prompt
@@ -29,7 +30,7 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
     """Up to `count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
 
     scored: of each run the last so many tokens are scored; these never overlap, and no run is there twice: either would
-    count one text as several. Where no document is long enough they are strung together. Raises ValueError when all of
+    count one text as several. Where no document is long enough they are strung together. Raises Refused when all of
     them do not hold `tokens` tokens.
     """
     if documents and max(map(len, documents)) < tokens:
@@ -40,7 +41,7 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
         starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, step)]
     if not starts:
         there = sum(map(len, documents))
-        raise ValueError(
+        raise Refused(
             f"the text has {there} tokens, {tokens} are needed; give a longer text (--text) or ask for less (--lengths)"
         )
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)

@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import NotFound, Refused
+
 HELDOUT_FILES = tuple(
     f"{name}.py" for name in "argparse configparser difflib fractions heapq mailbox statistics textwrap".split()
 )
@@ -26,7 +28,7 @@ def texts(source: str | None) -> list[str]:
     """Texts of `source`: None for the shipped held-out text, a .txt or .jsonl file, a dataset folder or hub name.
 
     Of datasets the column `text` of the split 'test' (or the first there is) is taken. Raises FileNotFoundError for
-    what is neither here nor on the hub, ValueError for an empty source or a missing column.
+    what is neither here nor on the hub, Refused for an empty source or a missing column.
     """
     if source is None:
         return heldout()
@@ -37,18 +39,18 @@ def texts(source: str | None) -> list[str]:
         documents = [str(_field(row, "text", source, number)) for number, row in enumerate(_rows(source), 1)]
     documents = [text for text in documents if text.strip()]
     if not documents:
-        raise ValueError(f"{source} holds no text; give a file or dataset that does")
+        raise Refused(f"{source} holds no text; give a file or dataset that does")
     return documents
 
 
 def plain_text(path: Path) -> str:
-    """A file's text; ValueError, naming it, for bytes that are no text in UTF-8."""
+    """A file's text; Refused, naming it, for bytes that are no text in UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); convert it") from error
+        raise Refused(f"{path} is no text in UTF-8 (byte {error.start}); convert it") from error
     if "\0" in text:
-        raise ValueError(f"{path} is no text: it has a byte 0")
+        raise Refused(f"{path} is no text: it has a byte 0")
     return text
 
 
@@ -62,7 +64,7 @@ def pairs(source: str) -> list[tuple[str, str]]:
         names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
         rows.append((str(_field(row, names[0], source, number)), str(_field(row, names[1], source, number))))
     if not rows:
-        raise ValueError(f"{source} is empty; give lines with document and summary")
+        raise Refused(f"{source} is empty; give lines with document and summary")
     return rows
 
 
@@ -74,14 +76,14 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:  # of many brackets
-                    raise ValueError(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
+                    raise Refused(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
                 if not isinstance(row, dict):
-                    raise ValueError(f"{source}, line {number} is no object with fields: {line[:40]!r}")
+                    raise Refused(f"{source}, line {number} is no object with fields: {line[:40]!r}")
                 yield row
         return
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in _SUFFIXES
     if looks_local and not path.is_dir():
-        raise FileNotFoundError(f"{source} is not a file or folder")
+        raise NotFound(f"{source} is not a file or folder")
     yield from _dataset(source)
 
 
@@ -94,7 +96,7 @@ def _dataset(source: str) -> Any:
         splits = load_dataset(source)
     except Exception as error:  # its many kinds of 'not there'
         reason = str(error.__cause__ or error).partition("\n")[0]
-        raise FileNotFoundError(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
+        raise NotFound(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
     finally:
         logging.set_verbosity(verbosity)
     return splits["test"] if "test" in splits else next(iter(splits.values()))
@@ -102,5 +104,5 @@ def _dataset(source: str) -> Any:
 
 def _field(row: Mapping[str, Any], name: str, source: str, number: int) -> Any:
     if name not in row:
-        raise ValueError(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
+        raise Refused(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
     return row[name]

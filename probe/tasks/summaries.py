@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
 from probe.tasks.retrieval import encode, first_ids
@@ -42,17 +43,17 @@ class Summaries(Task):
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.
 
-        Raises ValueError without data or the scorers' packages, and where no document is long enough or the fixed
+        Raises Refused without data or the scorers' packages, and where no document is long enough or the fixed
         text does not fit.
         """
         if not setting.pairs:
-            raise ValueError("summary needs documents; give --data FILE with lines of document and summary")
+            raise Refused("summary needs documents; give --data FILE with lines of document and summary")
         _scorers()
         start, end = (*first_ids(tokenizer), *encode(tokenizer, BEFORE)), encode(tokenizer, AFTER)
         room = length - len(start) - len(end)
         if room < 1:
             fixed = len(start) + len(end) + 1
-            raise ValueError(f"summary: length={length} is below the fixed text of {fixed - 1} tokens; ask for {fixed}")
+            raise Refused(f"summary: length={length} is below the fixed text of {fixed - 1} tokens; ask for {fixed}")
         prompts, longest = [], 0
         for document, summary in setting.pairs:
             ids = tokenizer(document, add_special_tokens=False, verbose=False).input_ids
@@ -62,7 +63,7 @@ class Summaries(Task):
             if len(prompts) == samples:
                 return prompts
         if not prompts:
-            raise ValueError(f"summary: no document has {room} tokens, the longest has {longest}; ask for less")
+            raise Refused(f"summary: no document has {room} tokens, the longest has {longest}; ask for less")
         return prompts
 
     def measure(
@@ -87,7 +88,5 @@ def _scorers() -> tuple[Any, Any]:
     try:
         rouge, bleu = importlib.import_module("rouge_score.rouge_scorer"), importlib.import_module("sacrebleu")
     except ImportError as error:
-        raise ValueError(
-            f"summaries need rouge-score and sacrebleu ({error}); pip install 'mesa-lens[eval]'"
-        ) from error
+        raise Refused(f"summaries need rouge-score and sacrebleu ({error}); pip install 'mesa-lens[eval]'") from error
     return rouge.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score, bleu.sentence_bleu

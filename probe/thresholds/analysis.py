@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import follows_length
 from probe.evaluation.summary import differences, intervals
@@ -86,10 +87,10 @@ def analyse(
 
     `by`: which of `RULES` makes the headline predictions. `work`: gives what is known of searches under the default
     rule, or has it made (`probe.store.cache`). The reference is Origin, or the run's first method. Raises
-    ValueError for an unknown hook or rule, and where `search` does.
+    Refused for an unknown hook or rule, and where `search` does.
     """
     if by not in RULES:
-        raise ValueError(f"unknown rule {by!r}; known: {', '.join(RULES)}")
+        raise Refused(f"unknown rule {by!r}; known: {', '.join(RULES)}")
     trained = run.trained_length
     hidden = hook_values(run, hook)
     reference = reference_method(hidden["method"].values.tolist())
@@ -118,17 +119,17 @@ def judged_drifts(
 
 
 def _or_reason(make: Callable[[], Derived]) -> Derived:
-    """What `make` returns, or the words of its ValueError."""
+    """What `make` returns, or the words of its Refused."""
     try:
         return make()
-    except ValueError as error:
+    except Refused as error:
         return str(error)
 
 
 def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:
     """`find_drift` of the first prompt, of every other that is no text, and of the mean over texts (`MEAN`).
 
-    trained_length: M in tokens; None: the run's. Raises ValueError where too few positions were captured.
+    trained_length: M in tokens; None: the run's. Raises Refused where too few positions were captured.
     """
     trained = run.trained_length if trained_length is None else trained_length
     attrs = run.hidden.attrs

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa.plan import Plan, restarts
 
 _SAMPLES = 16  # positions of a run that are read
@@ -100,7 +101,7 @@ def find_drift(
       `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
       `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
 
-    Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
+    Raises Refused where too few positions were captured on either side of M, and for values that are not finite.
     """
     rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values
@@ -114,7 +115,7 @@ def find_drift(
         for name in sorted(methods, key=lambda method: method != first):
             states = _states(hidden.sel({"method": name}).isel(layer=number), runs)
             if not np.isfinite(states).all():
-                raise ValueError(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
+                raise Refused(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
             begins = restarts(plans[name]) if plans and name in plans else {}
             judged = _judge(states, runs, rule, trained_length, begins, widths)
             widths = judged["range"] if widths is None else widths
@@ -390,7 +391,7 @@ def _prime_to(most: int, other: int) -> int:
 def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> None:
     known = trained - rule.held_out
     if (known - rule.warm_up) // rule.run < _LEAST_RUNS:
-        raise ValueError(
+        raise Refused(
             f"a trained window of {trained} leaves fewer than {_LEAST_RUNS} runs of {rule.run} positions in "
             f"[{rule.warm_up}, {known}); drift cannot be judged there, take the rule paper, or a longer window"
         )
@@ -400,7 +401,7 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
         (int((runs.begin >= trained).sum()), 1, f"from {trained} on"),
     ):
         if count < least:
-            raise ValueError(
+            raise Refused(
                 f"{count} runs of {rule.run} positions {where} were captured by half or more, of "
                 f"{position[0]}-{position[-1]}; capture at least {least} there"
             )

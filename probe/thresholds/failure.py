@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.statistics import half_width, wilson
 from probe.thresholds.stated_window import LEAST_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
@@ -109,18 +110,18 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
     Methods and lengths share windows and samples: intervals are of differences window by window. NaN: a length that a
     method was not measured at. The attribute `vocabulary`, in tokens, tells what chance is; without it no tail NLL is
-    called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
+    called so. Raises Refused if nothing was measured within the trained window, or not the reference method.
     """
     evaluation = evaluation.sortby("length")
     lengths = evaluation["length"].values.astype(int)
     methods = evaluation["method"].values.tolist()
     if reference not in methods:
-        raise ValueError(f"reference {reference!r} was not measured; measured methods: {', '.join(methods)}")
+        raise Refused(f"reference {reference!r} was not measured; measured methods: {', '.join(methods)}")
     scores = [evaluation[name].values for name in ("tail_nll", "passkey") if name in evaluation]
     measured = np.all(np.isfinite(scores[0]), axis=-1)
     within = np.flatnonzero(measured[methods.index(reference)] & (lengths <= trained_length))
     if not within.size:
-        raise ValueError(f"no length within the trained window {trained_length} was measured, only {lengths.tolist()}")
+        raise Refused(f"no length within the trained window {trained_length} was measured, only {lengths.tolist()}")
     at = (methods.index(reference), int(within[-1]))
     level = float(scores[0][at].mean())
     vocabulary = evaluation.attrs.get("vocabulary")

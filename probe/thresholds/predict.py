@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searches
 
 TOP = 10
@@ -70,9 +71,7 @@ def best(crossings: xr.Dataset, top: int) -> list[tuple[int, int]]:
     The residual stream carries a dim's value from layer to layer: two layers of one dim are no two witnesses.
     """
     if "prompt" in crossings.dims:
-        raise ValueError(
-            f"choose one of the prompts {crossings['prompt'].values.tolist()}, e.g. crossings.isel(prompt=0)"
-        )
+        raise Refused(f"choose one of the prompts {crossings['prompt'].values.tolist()}, e.g. crossings.isel(prompt=0)")
     rank = crossings["rank"].transpose(*_PAIR).values
     layers, dims = (crossings[name].values.tolist() for name in _PAIR)
     ranked = sorted((int(rank[at]), *at) for at in zip(*np.nonzero(rank), strict=True))
@@ -151,7 +150,7 @@ def negative_control(
       is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
       on it
 
-    Raises ValueError when nowhere the positions it needs were captured.
+    Raises Refused when nowhere the positions it needs were captured.
     """
     pairs = _pairs(hidden["position"].values, trained_length, rule, count)
     windows, partners = zip(*pairs, strict=True)
@@ -193,11 +192,11 @@ def as_many(control: xr.Dataset) -> xr.DataArray:
 def _pairs(
     position: np.ndarray, trained: int, rule: CrossingRule, count: int
 ) -> list[tuple[SearchWindow, SearchWindow]]:
-    """Of `count` places inside the window, those that can be searched, with their partners at M; ValueError if none."""
+    """Of `count` places inside the window, those that can be searched, with their partners at M; Refused if none."""
     margin = max(8, rule.smoothing, 2 * rule.sustained)
     low, high = rule.warm_up + margin, trained - margin
     if low > high:
-        raise ValueError(
+        raise Refused(
             f"places inside the window lie {margin} positions behind the {rule.warm_up} left out at the start "
             f"and as many before {trained}; there is no room"
         )
@@ -211,12 +210,12 @@ def _pairs(
         try:
             for window in pair:
                 layout_of(position, window, rule)
-        except ValueError as error:
+        except Refused as error:
             reason = reason or str(error)
         else:
             pairs.append(pair)
     if not pairs:
-        raise ValueError(reason)
+        raise Refused(reason)
     return pairs
 
 

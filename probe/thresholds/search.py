@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
@@ -51,12 +52,12 @@ class CrossingRule:
     floor: float = 0.01
 
     def __post_init__(self) -> None:
-        """ValueError for a value out of range."""
+        """Refused for a value out of range."""
         for name, least in (("smoothing", 1), ("sustained", 1), ("warm_up", 0), ("margin", 0), ("floor", 0)):
             if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} is not at least {least}")
+                raise Refused(f"{name}={getattr(self, name)} is not at least {least}")
         if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} is not in (0, 1]")
+            raise Refused(f"share={self.share} is not in (0, 1]")
 
     @classmethod
     def scaled(cls, trained_length: int) -> CrossingRule:
@@ -109,7 +110,7 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
       `share` of the positions from there on
     - `rank`: 1 for the threshold dim with the highest score, 0 for others; `qualified`: how many are
 
-    Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
+    Raises Refused when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
     return searches(hidden, [_whole(hidden["position"].values, trained_length, rule)], rule, reference)[0]
 
@@ -128,7 +129,7 @@ def searches(
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
-        raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
+        raise Refused(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
     layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
     hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
@@ -168,7 +169,7 @@ def searches(
 
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
-    """Raises ValueError, before anything is captured, if `search` could not work on these positions."""
+    """Raises Refused, before anything is captured, if `search` could not work on these positions."""
     layout_of(np.asarray(position), _whole(position, trained_length, rule), rule)
 
 
@@ -296,10 +297,10 @@ def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.nd
 
 
 def layout_of(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> _Layout:
-    """The layout of the captured positions in a window; ValueError names what is missing for the search."""
+    """The layout of the captured positions in a window; Refused names what is missing for the search."""
     needed = max(8, rule.smoothing)
     if window.at - window.first < needed:
-        raise ValueError(
+        raise Refused(
             f"a warm-up of {window.first} leaves {max(0, window.at - window.first)} of the trained window's "
             f"{window.at} positions, and thresholds are read from {needed}; take a shorter warm-up or "
             "smoothing, or a longer trained length"
@@ -310,17 +311,17 @@ def layout_of(position: np.ndarray, window: SearchWindow, rule: CrossingRule) ->
     ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position[:end]))
     where = np.flatnonzero(position[:end] == window.at)
     if not len(where):
-        raise ValueError(f"position {window.at} (where thresholds are read) was not captured, only {ranges}")
+        raise Refused(f"position {window.at} (where thresholds are read) was not captured, only {ranges}")
     trained = int(where[0])
     first = int(np.searchsorted(position, window.first))
     if trained - first < needed:
-        raise ValueError(
+        raise Refused(
             f"{trained - first} positions in [{window.first}, {window.at}) were captured ({ranges}); "
             f"capture at least {needed} there"
         )
     longest = int((stop - np.maximum(start, trained + 1))[trained:end].max())
     if longest < rule.sustained:
-        raise ValueError(
+        raise Refused(
             f"a crossing takes {rule.sustained} consecutive positions beyond {window.at}; captured: {ranges}; "
             "take a shorter `sustained`, or capture more there"
         )

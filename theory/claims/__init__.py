@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 
+from mesa.errors import Refused
 from theory.claim import Check, Claim, Verdict
 from theory.claims.settings import Settings
 
@@ -18,12 +19,12 @@ CLAIMS = {value.name: value for value in _VALUES if isinstance(value, Check)}
 
 
 def selected(name: str | None) -> dict[str, Check]:
-    """The claims called `name` or `name-...`; all for None. ValueError for an unknown name, naming the known ones."""
+    """The claims called `name` or `name-...`; all for None. Refused for an unknown name, naming the known ones."""
     if name is None:
         return CLAIMS
     checks = {known: check for known, check in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
     if not checks:
-        raise ValueError(f"unknown claim {name!r}; known: {', '.join(CLAIMS)}")
+        raise Refused(f"unknown claim {name!r}; known: {', '.join(CLAIMS)}")
     return checks
 
 

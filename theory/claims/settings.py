@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mesa.errors import Refused
 from theory.bounds import check_window
 from theory.claim import SAFETY
 from theory.parts import check_numbers
@@ -19,7 +20,7 @@ from theory.recovery import EXACT, longest
 class Settings:
     """What to check with. M, N, E left out take each claim's own grid; quick: shorter inputs; full: the longest.
 
-    Raises ValueError, naming value and remedy, for what no claim can be checked with.
+    Raises Refused, naming value and remedy, for what no claim can be checked with.
     """
 
     M: int | None = None
@@ -36,7 +37,7 @@ class Settings:
         M = 4096 if self.M is None else self.M
         check_numbers(M, self.H, self.dtype)
         if self.M is not None and self.most_positions < M:
-            raise ValueError(
+            raise Refused(
                 f"M={M} exceeds the {self.most_positions} positions that the steps MLP recovers in {self.dtype}; "
                 f"take M <= {self.most_positions}"
             )
@@ -90,7 +91,7 @@ class Settings:
             if name in claims:
                 try:
                     of()
-                except ValueError as error:
+                except Refused as error:
                     reasons[name] = str(error)
         return reasons
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import streamlit as st
 
+from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
@@ -37,7 +38,7 @@ def page(context: Context) -> None:
     for name in names:
         try:
             runs[name] = _read(others[name])
-        except (ValueError, OSError) as error:
+        except (Refused, OSError) as error:
             st.warning(ui.plain(f"{name} is left out: {error}"))
     st.subheader("Predicted and measured failure length")
     ui.sheet(_failures(runs), "Failure lengths of the runs by method", height="content")

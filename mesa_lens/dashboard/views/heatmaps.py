@@ -9,6 +9,7 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
@@ -120,7 +121,7 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
     for name, (first, last) in spans.items():
         if not hidden.sizes[name]:
             captured = listed(run.hidden[name].values)
-            raise ValueError(f"{name}s {first} to {last} were not captured; captured: {captured}")
+            raise Refused(f"{name}s {first} to {last} were not captured; captured: {captured}")
     return heatmap.side_by_side(hidden, choice.bounds, choice.methods, choice.minus)
 
 

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import streamlit as st
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
@@ -47,7 +48,7 @@ def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
         sizes[size] = int(column.number_input(size, 1, 4096, value, key=keys[size], bind="query-params"))
     try:
         return make(name, trained, **sizes)
-    except ValueError as error:
+    except Refused as error:
         place.warning(ui.plain(error))
         return None
 

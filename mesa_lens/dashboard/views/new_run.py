@@ -10,6 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard import run_control
 from mesa_lens.dashboard.runs import Context, find_status, name_of
@@ -69,7 +70,7 @@ def _form(root: Path) -> None:
     try:
         folder = run_control.run_folder(root, name)
         words = run_control.arguments(values, folder)
-    except ValueError as error:
+    except Refused as error:
         st.error(ui.plain(error))
         return
     st.code(run_control.command_line(words), language="bash", wrap_lines=True)
@@ -87,7 +88,7 @@ def _act(label: str, act: Callable[[], object]) -> bool:
     try:
         with st.spinner(label):
             act()
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         st.error(ui.plain(error))
         return False
     return True

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import streamlit as st
 
+from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
@@ -42,7 +43,7 @@ def page(context: Context) -> None:
     for part in (mechanism.overview, anatomy.overview):
         try:
             part(context)
-        except ValueError as error:
+        except Refused as error:
             st.warning(ui.plain(error))
     _provenance(run, summary)
 

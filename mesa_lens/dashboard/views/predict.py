@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from mesa.errors import Refused
 from mesa.methods import Method, make, standard_methods
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
@@ -74,7 +75,7 @@ def _parameters(name: str, trained: int) -> Method | None:
             values[field.name] = float(column.slider(field.name, 1.0, 32.0, value, 0.1, key=key, bind="query-params"))
     try:
         return make(name, trained, **values)
-    except ValueError as error:
+    except Refused as error:
         st.warning(ui.plain(error))
         return None
 

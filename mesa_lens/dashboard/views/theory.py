@@ -10,6 +10,7 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
+from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.tables import csv_bytes
@@ -34,7 +35,7 @@ def page(context: Context) -> None:
     M, H, N, E = _parameters()
     try:
         check_window(M, N, E)
-    except ValueError as error:
+    except Refused as error:
         st.warning(ui.plain(error))
         return
     data = closed_forms(M, H, N, E)
