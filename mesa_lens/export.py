@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from tqdm import tqdm
 
 from mesa.errors import Refused
@@ -18,6 +20,7 @@ from mesa.settings import ALL
 from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import (
     REQUIRED,
+    Count,
     InputPath,
     Lengths,
     Names,
@@ -26,7 +29,7 @@ from probe.options import (
     RangeList,
     Ranges,
     Text,
-    Tokens,
+    Whole,
     option,
 )
 
@@ -44,6 +47,9 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
 
 
 Pairs = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_pairs)]
+Values = Annotated[Whole, Field(ge=1)]
+TOP = 4
+"""Threshold dims of an export."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,17 @@ class ExportOptions:
     def chosen(self) -> list[str] | None:
         """The methods; None for all."""
         return None if ALL in self.methods else list(self.methods)
+
+    def check(self) -> None:
+        """Raises Refused for an unknown format, and for an option that would change nothing."""
+        from probe.figures.export import check_format
+
+        for form in self.format:
+            check_format(form)
+
+    def writes(self, kind: Iterable[str]) -> bool:
+        """Whether a format of this kind is among those asked for."""
+        return not set(self.format).isdisjoint(kind)
 
     @property
     def folder(self) -> Path:
@@ -117,7 +134,24 @@ class HeatmapOptions(StateOptions):
     dims: RangeList = option(None, "e.g. 0-639", unset="all")
     positions: RangeList = option(None, "e.g. 4000-5000,7000-8000, side by side", unset="around M and the last M")
     minus: Text | None = option(None, "show differences to this method", metavar="METHOD")
-    native: bool = option(False, "a png a method, one pixel a value; npz, csv unpooled")
+    native: bool = option(False, "a png a method, one pixel a value")
+    pool: Values | None = option(
+        None, "npz, csv: at most so many values, each the farthest from 0 of a block", unset="all values"
+    )
+
+    def check(self) -> None:
+        """Raises Refused for an unknown format, and for --native without pictures and --pool without numbers."""
+        from probe.figures.export import NUMBERS, check_format
+        from probe.figures.render import PICTURES
+
+        for form in self.format:
+            check_format(form, self.native)
+        if self.native and not self.writes(PICTURES):
+            raise Refused(f"--native is about pictures; --format {','.join(self.format)} has none: leave it out")
+        if self.pool and not self.writes(NUMBERS):
+            raise Refused(f"--pool is about numbers; --format {','.join(self.format)} has none: leave it out")
+        if self.pool and self.native:
+            raise Refused("--native draws every value, --pool merges them: leave one out")
 
     def export(self) -> Export:
         """The panels of all methods, or their differences to one."""
@@ -132,6 +166,7 @@ class HeatmapOptions(StateOptions):
             self.prompt,
             self.hook,
             cells=None if self.native else CELLS,
+            pool=self.pool,
         ).export
 
 
@@ -151,11 +186,17 @@ class ThresholdOptions(StateOptions):
     """Values of (layer, dim) pairs over position, with threshold and crossings."""
 
     pairs: Pairs | None = option(None, "e.g. 1:234,2:17", unset="the best", metavar="LAYER:DIM,...")
-    top: Tokens = option(4, "how many of the best threshold dims")
+    top: Count | None = option(None, "how many of the best threshold dims", unset=str(TOP))
+
+    def check(self) -> None:
+        """Raises Refused for an unknown format, and for --top beside --pairs."""
+        super().check()
+        if self.pairs is not None and self.top is not None:
+            raise Refused(f"--top {self.top} chooses the best dims, --pairs names them: leave one out")
 
     def export(self) -> Export:
         """The pairs of --pairs, or the best."""
-        result = self.run.thresholds(self.pairs, self.top, self.prompt, self.hook, self.chosen)
+        result = self.run.thresholds(self.pairs, self.top or TOP, self.prompt, self.hook, self.chosen)
         if not result.names:
             raise Refused(f"{result.text}; name some with --pairs")
         return result.export
@@ -238,16 +279,17 @@ def add(commands: Any) -> None:
 
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
-    from probe.figures.export import check_format
-    from probe.figures.tables import check_rows
+    from probe.figures.export import NUMBERS
+    from probe.figures.tables import check_size
 
-    for form in options.format:
-        check_format(form, isinstance(options, HeatmapOptions) and options.native)
+    options.check()
     export = options.export()
-    if "csv" in options.format:
-        for numbers in export.numbers.values():
-            check_rows(math.prod(numbers.sizes.values()))
+    for form, numbers in product(options.format, export.numbers.values()):
+        check_size(form, numbers)
     folder = options.folder / "exports" if options.out is None else options.out
     written = list(map(str, export.save(folder, tqdm(options.format, desc="writing files", unit="format"))))
+    for name, numbers in export.numbers.items():
+        if "pooled" in numbers.attrs and options.writes(NUMBERS):
+            print(f"mesa-lens: {name}: each value is {numbers.attrs['pooled']}", file=sys.stderr)
     print(json.dumps(written, indent=1) if printing.json else "\n".join(written))
     return 0

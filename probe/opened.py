@@ -18,7 +18,16 @@ from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
 from probe.figures.figure_data import Drawable
-from probe.figures.heatmap import block_size, default_regions, describe, difference, side_by_side, survey
+from probe.figures.heatmap import (
+    default_regions,
+    describe,
+    layer_limits,
+    lazy_difference,
+    pooling,
+    side_by_side,
+    survey,
+)
+from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
 from probe.figures.mechanism_export import anatomy_export, located_export, located_tables
 from probe.figures.static import picture
@@ -27,6 +36,7 @@ from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
+from probe.store.labelled import labelled
 from probe.store.results import (
     TOKENS,
     find_located,
@@ -71,6 +81,12 @@ class Result:
     text: str
     export: Export
     main: str | None = None
+
+    def __post_init__(self) -> None:
+        """Lets `sel(method=...)` choose from the data."""
+        data = self.data
+        tables = {key: labelled(value) for key, value in data.items()} if type(data) is dict else labelled(data)
+        object.__setattr__(self, "data", tables)
 
     @property
     def names(self) -> list[str]:
@@ -189,31 +205,37 @@ class Run(reader.Run):
         prompt: str | None = None,
         hook: str | None = None,
         cells: int | None = _CELLS,
+        pool: int | None = None,
     ) -> Result:
-        """Hidden states (method, layer, dim, position) in memory, less those under `minus`; default: all there is.
+        """Hidden states (method, layer, dim, position), less those under `minus`; default: all there is.
 
         positions: half-open (start, stop), side by side; default: around M, and the last M. Only these values are read;
-        more than 25 million are pooled layer by layer: each block becomes its value farthest from 0. cells: values of a
-        figure, at most; None: a picture a method, one pixel a value, and nothing pooled.
+        more than 25 million when they are used. pool: data and files have no more values, each the farthest from 0 of
+        a block of dims and positions; default: all. cells: values of a figure, at most; None: a picture a method, one
+        pixel a value.
         """
         hidden = one_prompt(hook_values(self, hook), prompt)
         for name, labels in {"layer": layers, "dim": dims}.items():
             if labels is not None:
                 check_labels(hidden, name, labels)
-                hidden = hidden.sel({name: list(labels)})
+                hidden = hidden.sel({name: list(dict.fromkeys(labels))})
         bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
-        names = hidden["method"].values.tolist() if methods is None else methods
-        panel, limits = side_by_side(hidden, bounds, names, minus), None
-        large = panel.size > _WHOLE
-        if cells is not None and large:
-            panel, limits = survey(panel, [[name for name in names if name != minus]], cells, minus=minus)
+        names = list(dict.fromkeys(hidden["method"].values.tolist() if methods is None else methods))
+        read = side_by_side(hidden, bounds, names, minus)
+        panel, drawn, limits = lazy_difference(read, minus), None, None
+        if cells is not None and panel.size > _WHOLE:
+            group = [name for name in names if name != minus]
+            drawn, limits = survey(read, [group], cells if pool is None else pool, minus=minus)
+            panel = panel if pool is None else drawn
         else:
-            panel = difference(panel.load(), minus)
+            panel = lazy_difference(read.load(), minus).load()
+            limits = layer_limits(panel)
+            panel = panel if pool is None else pooled_panel(panel, pool)
+        if pool is not None and panel.size > pool:
+            raise Refused(f"pool {pool} is below {panel.size}, a value for each method, layer and region of positions")
         text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
-        if large:
-            block = f"{block_size(panel, 'dim')} dims x {block_size(panel, 'position')} positions"
-            text += f"; each value is the farthest from 0 of {block}; choose fewer layers, dims or positions for all"
-        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells))
+        text += f"; each value is {pooling(panel)}" if pooling(panel) else ""
+        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn))
 
     def curves(self, methods: Sequence[str] | None = None) -> Result:
         """Scores by length, with measured and predicted failures; Refused for a run that measured none.
@@ -278,9 +300,12 @@ class Run(reader.Run):
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises."""
+    """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises.
+
+    Select as in xarray: `run.hidden.sel(method="origin", layer=3)`.
+    """
     run = reader.open_run(path)
-    return Run(run.path, run.hidden, run.evaluation, run.beside)
+    return Run(run.path, labelled(run.hidden), labelled(run.evaluation), run.beside)
 
 
 def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:

@@ -18,7 +18,7 @@ from mesa.errors import Refused
 from probe import glossary
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
-from probe.figures.export import SIDE_BY_SIDE, grids, safe_name
+from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_name, safe_name
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.render import html_embed, page, rendered
@@ -152,8 +152,9 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
 def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, maps: Maps) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
-    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and .npz (pooled values
-    with labels); heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves as .png and .svg.
+    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
+    heatmap-METHOD[-pooled-DIMSxPOSITIONS].npz; heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves
+    as .png and .svg.
     """
     folder.mkdir(parents=True, exist_ok=True)
     methods: list[str] = maps.panel["method"].values.tolist()
@@ -171,7 +172,8 @@ def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, 
         rasters = beside.map(write_raster, methods)
         for method, stem in stems.items():
             pooled = maps.pooled[method,].isel({"method": 0})
-            write(stem.with_name(f"{stem.name}.npz"), npz_bytes(pooled.to_dataset(name=str(pooled.name))))
+            numbers = npz_bytes(labelled_numbers(pooled, analysis.trained_length))
+            write(stem.with_name(f"{stem.name}{pooled_name(pooled)}.npz"), numbers)
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))

@@ -179,9 +179,3 @@ def test_the_example_selects_from_the_store(folder, monkeypatch):
     exec(compile(code, "docs/probe.md", "exec"), names)
     assert names["after"]["method"].item() == "origin"
     assert dict(names["after"].sizes) == {"prompt": 1, "position": 101, "dim": 12}
-
-
-def test_no_page_selects_a_method_by_keyword():
-    """xarray takes `sel(method=...)` for a way to fill, and without other labels ignores it."""
-    pages = "".join(page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "docs/tutorial.ipynb"))
-    assert not re.findall(r"\.sel\([^{}()]*\bmethod=", pages)

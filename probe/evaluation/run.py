@@ -134,7 +134,7 @@ def run(
         finally:  # what is done is readable, also after an interrupt
             if journal.rows:
                 samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
-                samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False, float_format="%.6g")
+                samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False)
         return _write_summary(experiment, journal, out, [_eval_key(task) for task in lost])
 
 

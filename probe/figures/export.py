@@ -18,7 +18,7 @@ from mesa.errors import Refused
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_map
 from probe.figures.figure_data import Figure, Heatmaps, Raster
-from probe.figures.heatmap import CELLS, heatmap_grid, layer_limits, pool
+from probe.figures.heatmap import CELLS, block_size, heatmap_grid, layer_limits, pool, pooling
 from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.figures.thresholds import threshold_chart
@@ -32,7 +32,8 @@ from probe.thresholds.search import smooth
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 
-_NUMBERS: dict[str, Callable[[Any], bytes]] = {"npz": npz_bytes, "csv": csv_bytes}
+NUMBERS: dict[str, Callable[[Any], bytes]] = {"npz": npz_bytes, "csv": csv_bytes}
+"""Formats of numbers."""
 _JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
@@ -48,7 +49,7 @@ class Export:
         check_format(form)
         contents: Mapping[str, Any] = self.figures if form in PICTURES else self.numbers
         for name, content in contents.items():
-            yield f"{name}.{form}", _NUMBERS[form](content) if form in _NUMBERS else rendered(content, form)
+            yield f"{name}.{form}", NUMBERS[form](content) if form in NUMBERS else rendered(content, form)
 
     def save(self, folder: Path, forms: Iterable[str]) -> list[Path]:
         """Writes all files of these formats into the folder; returns their paths."""
@@ -62,7 +63,7 @@ class Export:
 
 def formats(native: bool = False) -> tuple[str, ...]:
     """The formats of every export. native: of heatmaps at one pixel a cell."""
-    return ("png", *_NUMBERS) if native else (*PICTURES, *_NUMBERS)
+    return ("png", *NUMBERS) if native else (*PICTURES, *NUMBERS)
 
 
 def check_format(form: str, native: bool = False) -> None:
@@ -77,27 +78,39 @@ def heatmap_export(
     trained_length: int,
     limits: xr.DataArray | None = None,
     cells: int | None = CELLS,
+    drawn: xr.DataArray | None = None,
 ) -> Export:
-    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions` or their `difference`.
+    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions`, their `difference` or `pool`.
 
-    Four methods stand side by side, pooled to at most `cells` values. None: a picture a method, one pixel a cell, and
-    numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
-    Refused for values that are not finite, as `search` does where thresholds are exported.
+    Numbers are those of the panel; one from `pool` is named so. Pictures are pooled to at most `cells` values, and say
+    so, four methods side by side; None: a picture a method, one pixel a cell. `limits`: ends of the layers' colour
+    scales (default: `layer_limits`). `drawn`: the panel pooled for the pictures, where it is known. Raises Refused for
+    values that are not finite, as `search` does where thresholds are exported.
     """
-    if count := int(np.count_nonzero(~np.isfinite(panel.values))):
-        raise Refused(f"{count} of {panel.size} values of {panel.name} are not finite; capture them again")
+    checked = panel if drawn is None else drawn  # of a panel that is read when used the store checks the values
+    if count := int(np.count_nonzero(~np.isfinite(checked.values))):
+        raise Refused(f"{count} of {checked.size} values of {panel.name} are not finite; capture them again")
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
-    values = panel if cells is None else pool(panel, cells)
     figures: dict[str, Figure] = {}
     if cells is None:
-        for method in values["method"].values.tolist():
-            figures[f"{stem}-{safe_name(method)}"] = Raster(values.sel({"method": method}), limits)
+        for method in panel["method"].values.tolist():
+            figures[f"{stem}-{safe_name(method)}"] = Raster(panel.sel({"method": method}), limits)
     else:
-        drawn = grids(values, trained_length, limits)
-        figures |= {stem if len(drawn) == 1 else f"{stem}-{number}": grid for number, grid in enumerate(drawn, 1)}
-    numbers = values.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
-    return Export(figures, {stem: numbers})
+        maps = grids(pool(checked, cells), trained_length, limits)
+        figures |= {stem if len(maps) == 1 else f"{stem}-{number}": grid for number, grid in enumerate(maps, 1)}
+    return Export(figures, {f"{stem}{pooled_name(panel)}": labelled_numbers(panel, trained_length)})
+
+
+def pooled_name(panel: xr.DataArray) -> str:
+    """What is added to the name of a file with a pooled panel's numbers; empty where nothing is pooled."""
+    return f"-pooled-{block_size(panel, 'dim')}x{block_size(panel, 'position')}" if pooling(panel) else ""
+
+
+def labelled_numbers(panel: xr.DataArray, trained_length: int) -> xr.Dataset:
+    """A panel for a file; attribute `pooled`: what a value is, where it is not that of its labels alone."""
+    attrs = {"pooled": f"{pooling(panel)}, with its sign; dim and position are the first"} if pooling(panel) else {}
+    return panel.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length, **attrs)
 
 
 def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
@@ -128,8 +141,8 @@ def drift_export(
     """The chart of `layers` of one prompt's `drift` (from `find_drift`; default: where it begins), its map, tables.
 
     `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
-    by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
-    methods: those drawn and in the tables; `drift` also has the reference.
+    by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms, of `layers`
+    or, by default, of all. methods: those drawn and in the tables; `drift` also has the reference.
     """
     check_labels(drift, "layer", layers or ())
     check_labels(drift, "method", methods or ())
@@ -139,7 +152,8 @@ def drift_export(
     stem = f"drift-{drift.attrs['hook']}-{safe_name(prompt)}"
     numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
     figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(drift, prompt)}
-    return Export(figures, {f"{stem}-{name}": drift[names] for name, names in numbers.items()})
+    tables = drift if layers is None else drift.sel(layer=list(layers))
+    return Export(figures, {f"{stem}-{name}": tables[names] for name, names in numbers.items()})
 
 
 def curves_export(

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
 from mesa.errors import Refused
 from probe.figures.figure_data import Heatmap, Heatmaps, escaped, spaced_ticks, token_texts, value_name, value_title
@@ -19,7 +21,10 @@ FIRST_METHODS = 5
 """Methods displayed at first."""
 LIMIT = 0.99
 """Quantile of a layer's absolute values at which its colour scale ends."""
+MOST = 4096
+"""Rows and columns of one heatmap, more than a screen has pixels: plotly draws nothing where there are 65,536."""
 _SAMPLED = 100_000  # values
+_BLOCK = "block"  # attribute: dims and positions that a value stands for, at most
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -35,7 +40,7 @@ def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int
 def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataArray:
     """The captured positions in the half-open `bounds`, side by side, with their number as coordinate `region`.
 
-    Raises Refused for bounds in which no position was captured.
+    Raises Refused for bounds in which no position was captured, and for such as overlap.
     """
     position = hidden["position"].values
     parts = [np.flatnonzero((position >= start) & (position < stop)) for start, stop in bounds]
@@ -43,7 +48,10 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
         if not part.size:
             captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
             raise Refused(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
-    index, number = np.concatenate(parts), np.repeat(np.arange(len(parts)), [part.size for part in parts])
+    index = np.concatenate(parts)
+    if len(np.unique(index)) < len(index):
+        raise Refused(f"regions {', '.join(f'{start}-{stop - 1}' for start, stop in bounds)} overlap; join them")
+    number = np.repeat(np.arange(len(parts)), [part.size for part in parts])
     whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
     return hidden.isel(position=whole).assign_coords(region=("position", number))
 
@@ -61,14 +69,36 @@ def side_by_side(
 
 
 def difference(panel: xr.DataArray, method: str | None) -> xr.DataArray:
-    """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so.
+    """`panel` (method, ...) less its values under `method`, for the other methods, in memory; name and labels say so.
 
-    For None it is the panel itself, in memory.
+    For None it is the panel itself.
     """
+    return lazy_difference(panel, method).load()
+
+
+def lazy_difference(panel: xr.DataArray, method: str | None) -> xr.DataArray:
+    """`difference`, read when used."""
     if method is None:
-        return panel.load()
+        return panel
     others = _less(panel, method)
-    return others.copy(data=np.subtract(others.values, panel.sel({"method": [method]}).values, dtype=_wide(panel)))
+    less = _Difference(others, panel.sel({"method": [method]}), _wide(panel))
+    return others.copy(data=indexing.LazilyIndexedArray(less))
+
+
+class _Difference(BackendArray):
+    """Values less those of one method."""
+
+    def __init__(self, others: xr.DataArray, base: xr.DataArray, dtype: np.dtype) -> None:
+        self.others, self.base, self.shape, self.dtype = others.variable, base.variable, others.shape, dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple) -> np.ndarray:
+        index = dict(zip(self.others.dims, key, strict=True))
+        one = 0 if isinstance(index["method"], int | np.integer) else slice(None)
+        base = self.base.isel({**index, "method": one})
+        return np.subtract(self.others.isel(index).values, base.values, dtype=self.dtype)
 
 
 def _wide(panel: xr.DataArray) -> np.dtype:
@@ -152,7 +182,7 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
 
     Default `limits` of the colour scales: the panel's `layer_limits`.
     """
-    panel = panel.transpose(..., "layer", "dim", "position")
+    panel = _narrow(panel.transpose(..., "layer", "dim", "position"))
     methods = [panel.sel({"method": m}) for m in panel["method"].values] if "method" in panel.dims else [panel]
     limits = layer_limits(panel) if limits is None else limits
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
@@ -166,8 +196,9 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
         )
         for row, limit in enumerate(limits.values.tolist())
     )
+    pooled = f"; a cell is {pooling(panel)}" if pooling(panel) else ""
     return Heatmaps(
-        f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length})",
+        f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length}){pooled}",
         value_title(panel),
         "RdBu_r",
         dict(zip((-cells[0][0].high, 0, cells[0][0].high), ("-limit", "0", "limit"), strict=True)),
@@ -177,6 +208,19 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
         columns=(1.0,) * len(cells[0]),
         seen=_seen(panel),
     )
+
+
+def _narrow(panel: xr.DataArray) -> xr.DataArray:
+    """`panel`, merged further where a heatmap of it would have more than `MOST` rows or columns."""
+    widest = np.unique(panel["region"].values, return_counts=True)[1].max()
+    dim_block, position_block = -(-panel.sizes["dim"] // MOST), -(-int(widest) // MOST)
+    return panel if dim_block == position_block == 1 else merged(panel, dim_block, position_block)
+
+
+def pooling(panel: xr.DataArray) -> str:
+    """What a value of a pooled panel is; empty where nothing is pooled."""
+    dims, positions = block_size(panel, "dim"), block_size(panel, "position")
+    return "" if dims == positions == 1 else f"the value farthest from 0 of up to {dims} dims x {positions} positions"
 
 
 def _seen(panel: xr.DataArray) -> str:
@@ -235,8 +279,8 @@ def region_names(panel: xr.DataArray) -> list[str]:
 
 
 def block_size(panel: xr.DataArray, name: str) -> int:
-    """How many dims or positions a value of a pooled panel stands for; the last of a region may stand for fewer."""
-    return int(np.median(_last(panel, name) - panel[name].values)) + 1  # a block across a gap looks larger
+    """How many dims or positions a value of a pooled panel stands for, at most."""
+    return panel.attrs.get(_BLOCK, (1, 1))[("dim", "position").index(name)]
 
 
 def _last(panel: xr.DataArray, name: str) -> np.ndarray:
@@ -264,7 +308,10 @@ def _labelled(panel: xr.DataArray, values: np.ndarray, starts: tuple[np.ndarray,
     ends = np.append(positions[1:], panel.sizes["position"]) - 1
     coords = panel.coords.to_dataset().isel(dim=dims, position=positions).coords
     names = [name for name in panel.dims if name not in ("dim", "position")]
-    pooled = xr.DataArray(values, coords, (*names, "dim", "position"), name=panel.name, attrs=panel.attrs)
+    blocks = (int((last - first).max()) + 1 for first, last in ((dims, dim_ends), (positions, ends)))
+    block = [size * block_size(panel, name) for size, name in zip(blocks, ("dim", "position"), strict=True)]
+    attrs = {**panel.attrs, _BLOCK: block}
+    pooled = xr.DataArray(values, coords, (*names, "dim", "position"), name=panel.name, attrs=attrs)
     return pooled.assign_coords(
         dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
     )

@@ -76,21 +76,21 @@ def _draw_heatmaps(maps: Heatmaps) -> Figure:
     upright = 0.055 * longest if longest > _LONG else 0.0
     between = _BETWEEN_TITLED if any(cell.title for row in maps.cells[1:] for cell in row) else _BETWEEN
     width = max(_LEAST_INCHES, maps.width + _LEFT + _RIGHT)
-    title = textwrap.wrap(maps.title, int(width / 0.07))
+    high = maps.height / _PER_INCH
+    wide = width - _LEFT - _RIGHT
+    room = int(DPI * high), int(DPI * (wide / columns - _BESIDE))
+    title = textwrap.wrap(maps.title + _merging(maps, room), int(width / 0.07))
     top, below = 0.36 + _LINE * len(title), 0.3 + upright
     below += _LINE * (bool(maps.note) + max(cell.x_title.count("\n") + bool(cell.x_title) for cell in maps.cells[-1]))
-    high = maps.height / _PER_INCH
     inner = rows * high + (rows - 1) * between
     height = top + inner + below
     figure = Figure(figsize=(width, height))
     figure.suptitle("\n".join(title), y=1 - 0.08 / height, va="top")
-    wide = width - _LEFT - _RIGHT
     sides = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": below / height}
     spaces = {"hspace": between / high, "wspace": _BESIDE / max(0.1, wide / columns - _BESIDE)}
     shared: Any = {"sharex": "col", "sharey": "row", "width_ratios": maps.columns, "gridspec_kw": sides | spaces}
     axes = figure.subplots(rows, columns, squeeze=False, **shared)
     colours = maps.colours if isinstance(maps.colours, str) else LinearSegmentedColormap.from_list("", maps.colours)
-    room = int(DPI * high), int(DPI * (wide / columns - _BESIDE))
     for row, cells in enumerate(maps.cells):
         for axis, cell in zip(axes[row], cells, strict=True):
             _draw_heatmap(axis, cell, colours, room, 90 if upright else 0)
@@ -108,11 +108,21 @@ def _draw_heatmaps(maps: Heatmaps) -> Figure:
     return figure
 
 
+def _steps(cell: Heatmap, room: tuple[int, int]) -> list[int]:
+    """Rows and columns of values to a pixel, where there would be more than pixels."""
+    return [-(-size // pixels) for size, pixels in zip(cell.values.shape, room, strict=True)]
+
+
+def _merging(maps: Heatmaps, room: tuple[int, int]) -> str:
+    """What the title says of merged values; empty where every value is drawn."""
+    rows, columns = np.max([_steps(cell, room) for row in maps.cells for cell in row], axis=0)
+    return f"; drawn: the farthest from 0 of {rows} x {columns} cells" if rows * columns > 1 else ""
+
+
 def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int], rotation: int) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
-    rows, columns = (
-        np.arange(0, size, -(-size // pixels)) for size, pixels in zip(cell.values.shape, room, strict=True)
-    )
+    steps = _steps(cell, room)
+    rows, columns = (np.arange(0, size, step) for size, step in zip(cell.values.shape, steps, strict=True))
     left, right, bottom, top = cell.ends
     most = 3 * -(-room[1] // (2 * DPI))  # labels of positions
     look: dict[str, Any] = {"cmap": colours, "aspect": "auto", "interpolation": "none"}

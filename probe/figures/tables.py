@@ -16,42 +16,40 @@ from probe.files import json_text
 
 ROWS = 1_000_000
 """A CSV holds no more rows: about what a spreadsheet opens."""
+VALUES = 500_000_000
+"""An NPZ holds no more values: it is made in memory."""
 
 _ORDER = "row prompt method minus layer dim dim_last region position position_last length window sample".split()
 _WHOLE = ("position", "tokens", "index")  # units of numbers that are whole, or missing
 
 
-def check_rows(rows: int) -> None:
-    """Raises Refused if a CSV of so many rows would be of no use."""
-    if rows > ROWS:
+def check_size(form: str, numbers: xr.Dataset) -> None:
+    """Raises Refused for a CSV of more than `ROWS` rows, and for an NPZ of more than `VALUES` values."""
+    rows, values = math.prod(numbers.sizes.values()), sum(array.size for array in numbers.data_vars.values())
+    if form == "csv" and rows > ROWS:
         raise Refused(
             f"csv: {rows} rows are more than {ROWS}; choose fewer layers, dims or positions, pool them, or take npz"
         )
+    if form == "npz" and values > VALUES:
+        raise Refused(f"npz: {values} values are more than {VALUES}; choose fewer layers or dims, or pool them")
 
 
 def csv_bytes(numbers: xr.Dataset) -> bytes:
     """A row for each combination of the labels, a column for each label and variable; blank where there is no value.
 
-    Positions and lengths are whole numbers, blank where they are infinite: an interval's open end. Float64 is
-    `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises Refused for too
-    many rows.
+    Nothing is rounded: a number is read back as the same float64. `inf`: an interval's open end. Positions and lengths
+    have no decimal point. Dims without labels are numbered; a dim named `row` is left out. Raises Refused for too many
+    rows.
     """
-    check_rows(math.prod(numbers.sizes.values()))
+    check_size("csv", numbers)
     frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_place)).reset_index()
     for name in (name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE):
         frame[name] = _whole(frame[name].to_numpy(float))
-    for name in frame.columns[frame.dtypes == np.float64]:
-        frame[name] = rounded(frame[name].to_numpy())
+    for name in frame.select_dtypes(["float16", "float32"]):
+        frame[name] = frame[name].astype(float)
     variables = [str(name) for name in numbers.data_vars]
     labels = sorted((name for name in frame.columns if name not in (*variables, "row")), key=_place)
     return frame[[*labels, *variables]].to_csv(index=False, lineterminator="\n").encode()
-
-
-def rounded(values: np.ndarray) -> np.ndarray:
-    """Numbers as they are read: ten digits of the largest, and no more than 12 places, so that rounding's rest is 0."""
-    largest = np.max(np.abs(values), initial=0, where=np.isfinite(values))
-    places = 0 if largest == 0 else 9 - math.floor(math.log10(largest))
-    return np.round(values, min(max(places, 0), 12)) + 0.0
 
 
 def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
@@ -60,7 +58,7 @@ def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         types = {type(value) for value in values} - {type(None)}
-        if types == {bool}:
+        if types == {bool} and None not in values:
             columns[name] = ("row", [bool(value) for value in values])
         elif types and types <= {int, float}:
             numbers = [math.nan if value is None else float(value) for value in values]
@@ -73,8 +71,10 @@ def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
 def npz_bytes(numbers: xr.Dataset) -> bytes:
     """Variables and coordinates under their names, for `numpy.load`; no pickles.
 
-    `about` is JSON: `dims` and `units` of the variables, and `attrs` of the dataset.
+    `about` is JSON: `dims` and `units` of the variables, and `attrs` of the dataset. Raises Refused for too many
+    values.
     """
+    check_size("npz", numbers)
     about = {
         "dims": {str(name): values.dims for name, values in numbers.items()},
         "units": {str(name): values.attrs["units"] for name, values in numbers.items() if "units" in values.attrs},
@@ -91,10 +91,12 @@ def _place(name: str) -> int:
 
 
 def _whole(values: np.ndarray) -> pd.Series:
-    """Whole numbers, blank where there is none; a column with a fraction in it stays as it is, without infinities."""
-    known = np.where(np.isfinite(values), values, np.nan)
-    fractions = np.nan_to_num(known) % 1
-    return pd.Series(known) if fractions.any() else pd.Series(known).astype("Int64")
+    """Whole numbers, blank where there is none; a column with a fraction in it stays as it is."""
+    finite = np.isfinite(values)
+    if (values[finite] % 1).any():
+        return pd.Series(values)
+    whole = pd.Series(np.where(finite, values, 0).astype(np.int64), dtype=object)
+    return whole.where(finite, pd.Series(values, dtype=object))
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

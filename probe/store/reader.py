@@ -57,8 +57,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Opens a run folder or its store, either of which may be a URL (`mesa-lens[remote]`).
 
     Raises FileNotFoundError for a missing path, Refused for a folder that is no store, an incomplete or a damaged
-    one, OSError where an object store fails. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=`
-    means something else.
+    one, OSError where an object store fails.
     """
     path, beside = as_path(path), None
     inner = store_of(path)

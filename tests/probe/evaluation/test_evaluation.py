@@ -210,7 +210,7 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
         run(plan(eval_request), tmp_path / name)
         assert rows(tmp_path / name) == rows(tmp_path / "whole")
     assert sizes == [6, 3, *[1] * 6] * 2
-    assert {row["score"] for row in rows(tmp_path / "whole")} == {"0", "1"}
+    assert {float(row["score"]) for row in rows(tmp_path / "whole")} == {0, 1}
 
 
 def test_cells_that_do_not_fit_are_left_out_and_named(eval_request, tmp_path, monkeypatch, capsys):

@@ -136,7 +136,7 @@ def test_heatmap_csv_has_a_row_for_each_value(folder, tmp_path, one):
     chosen = ["--methods", "mesa,origin", "--layers", "1", "--dims", "2-4", "--positions", "10-19,64"]
     assert run(folder, tmp_path, "heatmap", "--prompt", "repeated", "--format", "csv", *chosen) == 0
     rows = pd.read_csv(tmp_path / "heatmap-resid_post-repeated.csv")
-    assert list(rows)[:5] == ["prompt", "method", "layer", "dim", "dim_last"]
+    assert list(rows)[:5] == ["prompt", "method", "layer", "dim", "region"]
     assert len(rows) == 2 * 1 * 3 * 11
     assert rows["method"].unique().tolist() == ["mesa", "origin"]
     assert set(rows["position"]) == {*range(10, 20), 64}
@@ -207,11 +207,11 @@ def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
 
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "ROWS", 1000)
-    assert run(folder, tmp_path / "none", "heatmap", "--native", "--format", "csv") == 2
+    assert run(folder, tmp_path / "none", "heatmap", "--format", "csv") == 2
     size = 4 * 2 * 12 * 128  # methods, layers, dims, positions of the default regions
     assert f"csv: {size} rows are more than 1000; choose fewer layers, dims or" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-    assert run(folder, tmp_path, "heatmap", "--native", "--format", "csv", "--dims", "3", "--layers", "1") == 0
+    assert run(folder, tmp_path, "heatmap", "--format", "csv", "--dims", "3", "--layers", "1") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""Arrays whose `sel(method="origin")` selects a method: xarray's own takes that for a way to fill in labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import xarray as xr
+
+_FILLS = ("nearest", "pad", "ffill", "backfill", "bfill")
+
+
+class LabelledArray(xr.DataArray):
+    """A DataArray in which `method` is a dim like any other."""
+
+    __slots__ = ()
+
+    def sel(
+        self,
+        indexers: Mapping[Any, Any] | None = None,
+        method: Any = None,
+        tolerance: Any = None,
+        drop: bool = False,
+        **labels: Any,
+    ) -> Any:
+        """As in xarray, and by `method`, one or several; KeyError for a label that is not there."""
+        if _is_label(method):
+            indexers, method, labels = {**(indexers or {}), **labels, "method": method}, None, {}
+        return super().sel(indexers, method, tolerance, drop, **labels)
+
+
+class LabelledDataset(xr.Dataset):
+    """A Dataset in which `method` is a dim like any other, and in whose arrays it is."""
+
+    __slots__ = ()
+
+    def sel(
+        self,
+        indexers: Mapping[Any, Any] | None = None,
+        method: Any = None,
+        tolerance: Any = None,
+        drop: bool = False,
+        **labels: Any,
+    ) -> Any:
+        """As in xarray, and by `method`, one or several; KeyError for a label that is not there."""
+        if _is_label(method):
+            indexers, method, labels = {**(indexers or {}), **labels, "method": method}, None, {}
+        return super().sel(indexers, method, tolerance, drop, **labels)
+
+    def _construct_dataarray(self, name: Any) -> LabelledArray:
+        return LabelledArray(super()._construct_dataarray(name))
+
+
+def labelled(values: Any) -> Any:
+    """A DataArray as a `LabelledArray`, a Dataset as a `LabelledDataset`, values and labels the same; else as it is."""
+    if isinstance(values, xr.Dataset):
+        return LabelledDataset(values.data_vars, values.coords, values.attrs)
+    return LabelledArray(values) if isinstance(values, xr.DataArray) else values
+
+
+def _is_label(method: Any) -> bool:
+    """Whether it chooses from the dim `method`, and does not say how to fill in labels."""
+    return not (method is None or (isinstance(method, str) and method in _FILLS))
