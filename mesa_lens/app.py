@@ -18,7 +18,6 @@ from probe.options import Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class AppOptions:
     store: Place = option(Path("runs"), "folder of runs, or one run; or the URL of either")
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
     port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
-    allow_runs: bool = option(False, "let the page New run start `mesa-lens probe`")
     no_browser: bool = option(False, "do not open a browser")
 
 
@@ -38,7 +36,6 @@ EXAMPLE = "mesa-lens app --store runs"
 
 def run(options: AppOptions) -> int:
     """Starts Streamlit and waits for it."""
-    from mesa_lens.dashboard.run_control import ALLOWED_VARIABLE
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
 
     if importlib.util.find_spec("streamlit") is None:
@@ -65,9 +62,6 @@ def run(options: AppOptions) -> int:
     }
     flags = [f"--{name}={value}" for name, value in settings.items()]
     environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve())}
-    environment.pop(ALLOWED_VARIABLE, None)
-    if options.allow_runs:
-        environment[ALLOWED_VARIABLE] = "yes"
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:
@@ -75,13 +69,12 @@ def run(options: AppOptions) -> int:
 
 
 def _store(options: AppOptions) -> Path:
-    """The folder or URL that --store names; Refused where no run could, or should, be started in it."""
+    """The folder or URL that --store names; Refused for a file, and a folder that is not there."""
     from probe.store.location import as_path
 
-    if options.allow_runs and options.host not in _LOOPBACK:
-        raise Refused(f"--allow-runs is for this machine alone; --host {options.host} opens the page to others")
-    if isinstance(options.store, str) and options.allow_runs:
-        raise Refused(f"--allow-runs starts runs in a folder; --store {options.store} is a URL")
-    if isinstance(options.store, Path) and options.store.exists() and not options.store.is_dir():
-        raise Refused(f"--store {options.store} is not a folder; give the folder that holds the runs")
+    if isinstance(options.store, Path) and not options.store.is_dir():
+        wrong = "is not a folder" if options.store.exists() else "is not there"
+        raise Refused(
+            f"--store {options.store} {wrong}; give the folder that holds the runs (`make demo` writes runs/)"
+        )
     return as_path(options.store)

@@ -1,6 +1,5 @@
 """The dashboard: Streamlit pages over what `mesa-lens probe` and `verify` wrote. Loads no model, and no torch.
 
 In: a folder of runs, and the address, which holds the view. Out: pages and downloads.
-Open first: main.py, then a page in views/; state.py opens runs and caches their analyses; run_control.py starts
-new ones.
+Open first: main.py, then a page in views/; state.py opens runs and caches their analyses. It starts no process.
 """

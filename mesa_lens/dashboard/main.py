@@ -21,7 +21,6 @@ from mesa_lens.dashboard.views import (
     heatmaps,
     mechanism,
     methods,
-    new_run,
     overview,
     predict,
     results,
@@ -46,7 +45,6 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "results": ("Results", ":material/leaderboard:", results.page, False),
     "methods": ("Methods", ":material/apps:", methods.page, False),
     "theory": ("Theory", ":material/functions:", theory.page, False),
-    "new": ("New run", ":material/add_circle:", new_run.page, False),
 }
 
 _HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"

@@ -22,8 +22,8 @@ from probe.report import write_report
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
 M = 256
-PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
-TITLES = {"compare": "Compare runs", "mechanism": "Where inside?", "new": "New run"}
+PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory".split()
+TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
 
 
@@ -53,7 +53,7 @@ def address(tmp_path_factory):
         port = free.getsockname()[1]
     results.write_paper(root / "results" / "paper")
     results.write_evaluation(root / "results" / "eval")
-    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--allow-runs", "--store", str(root)]
+    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(root)]
     command += ["--port", str(port)]
     server = subprocess.Popen(command, start_new_session=True)
     try:
@@ -102,13 +102,12 @@ def _record(message, complaints):
 
 
 def settle(page):
-    """Waits until the page is drawn: its title, no run in progress, its charts; New run has none."""
+    """Waits until the page is drawn: its title, no run in progress, its charts."""
     page.wait_for_selector("h1")
     page.wait_for_function(
         """() => document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'
         && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')
-        && (location.pathname.endsWith('/new')
-        || [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg')))"""
+        && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg'))"""
     )
 
 

@@ -25,7 +25,7 @@ from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
 RUN_PAGES = "overview mechanism anatomy thresholds heatmaps compare".split()
-PAGES = [*RUN_PAGES, *"results methods theory new".split()]
+PAGES = [*RUN_PAGES, *"results methods theory".split()]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -336,7 +336,6 @@ def test_the_dashboard_needs_no_torch(root):
 import os, sys
 for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
 os.environ["MESA_LENS_RUNS"] = {str(root)!r}
-os.environ["MESA_LENS_ALLOW_RUNS"] = "yes"
 sys.path.insert(0, "tests/helpers")
 from pages import AppTest, unopened
 AppTest.from_file("app.py", default_timeout=60).run()
