@@ -14,23 +14,23 @@ ALL = "all"
 """Among names of methods: every one but the experimental."""
 
 
-def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parameters by method from texts such as 'rerope.window=512'; Refused names the one it cannot read."""
+def method_settings(settings: Sequence[str], option: str = "--set") -> dict[str, dict[str, Any]]:
+    """Parameters by method from texts such as 'rerope.window=512'; Refused names `option` and what it cannot read."""
     result: dict[str, dict[str, Any]] = {}
     for setting in settings:
         target, equals, text = setting.partition("=")
         name, dot, parameter = target.partition(".")
         if not (equals and dot):
-            raise Refused(f"--set {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
+            raise Refused(f"{option} {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
         text = {"true": "True", "false": "False"}.get(text.strip().lower(), text)
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
         if parameter == "trained_length":
-            raise Refused(f"--set {setting!r}: the trained length is the model's; give --trained-length")
+            raise Refused(f"{option} {setting!r}: the trained length is the model's; give --trained-length")
         if parameter in result.setdefault(name, {}):
-            raise Refused(f"--set {setting!r} gives {target} a second time")
+            raise Refused(f"{option} {setting!r} gives {target} a second time")
         result[name][parameter] = value
     return result
 

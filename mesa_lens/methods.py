@@ -61,6 +61,8 @@ def add(commands: Any) -> None:
 def run_list(options: ListOptions, printing: JsonOptions) -> int:
     """Prints every method with its formula, parameters and source."""
     if options.table:
+        if printing.json:
+            raise Refused("--json with --table: the table is Markdown; take one of the two")
         print(table())
         return 0
     methods = make_methods("all", options.trained_length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from mesa.errors import Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
-from probe.options import Number, Seed, Text, Whole, option
+from probe.options import InputPath, Number, Seed, Text, Whole, option
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ClaimOptions:
     seed: Seed = option(0, "random seed of the weights that a proof leaves open")
     quick: bool = option(False, "shorter inputs: under 20 seconds")
     full: bool = option(False, "also the longest inputs, as for the numbers in docs/theory.md")
-    html: Path | None = option(
+    html: InputPath | None = option(
         None, "write the report there too (.html is added), and the claims beside it (.json)", metavar="PATH"
     )
 
@@ -45,6 +46,9 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
     from theory.claim import summary
     from theory.claims import Settings, selected
 
+    if options.quick and options.full:
+        raise Refused("--quick and --full ask for the shortest and the longest inputs; take one of the two")
+    path = _checked(options.html)
     settings = Settings(
         options.M, options.N, options.E, options.H, options.dtype, options.seed, options.quick, options.full
     )
@@ -53,11 +57,6 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
     checks = {name: check for name, check in checks.items() if name not in unsuited}
     if not checks or options.claim in unsuited:
         raise Refused(next(iter(unsuited.values())))
-    path = options.html
-    if path is not None and path.suffix != ".html":
-        path = path.with_name(path.name + ".html")
-    if path is not None and not path.parent.is_dir():
-        raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")
     with computing(cpu.threads):
         bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
         claims = [check(settings) for check in bar]
@@ -77,6 +76,23 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
             path.with_suffix(".json").write_text(as_json)
             sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
+
+
+def _checked(path: Path | None) -> Path | None:
+    """The report's file; Refused where it cannot be written."""
+    if path is None:
+        return None
+    path = path if path.suffix == ".html" else path.with_name(path.name + ".html")
+    if not path.parent.is_dir():
+        raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")
+    if path.is_dir() or path.with_suffix(".json").is_dir():
+        raise Refused(f"--html {path}: it, or the .json beside it, is a folder; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise Refused(f"--html {path}: {path.parent} cannot be written to ({error.strerror}); name another") from error
+    return path
 
 
 def _wrapped(line: str) -> str:

@@ -22,6 +22,7 @@ MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
 MAX_COUNT = 10_000
 MAX_SEED = 2**32 - 1
 MAX_LENGTHS = 10_000
+_LONGEST_PATH = 3500  # of the 4096 that Linux takes: the rest is for the files below
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
@@ -140,13 +141,19 @@ def _range_text(value: Any) -> str:
 
 
 def _path(value: Any) -> Path:
-    if isinstance(value, Path):
-        return value
-    if not isinstance(value, str):
-        raise Refused(f"{_SHORT.repr(value)} is no path")
-    if not value.strip():  # the working directory
+    """A path, '~' expanded, that the system can look for: no circle of links, no name beyond its limits."""
+    if not isinstance(value, str | Path):
+        raise Refused(f"{_SHORT.repr(value)} is not a path")
+    if isinstance(value, str) and not value.strip():  # the working directory
         raise Refused(f"{value!r} is empty; name a file or folder")
-    return Path(value)
+    try:
+        path = Path(value).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # for who reads it to say
+    except (OSError, RuntimeError, ValueError) as error:  # a circle, a name too long, no such user, a NUL
+        raise Refused(f"{_SHORT.repr(str(value))} cannot be read ({getattr(error, 'strerror', error)})") from error
+    return path
 
 
 def _place(value: Any) -> Path | str:
@@ -154,11 +161,7 @@ def _place(value: Any) -> Path | str:
 
 
 def _folder(path: Path) -> Path:
-    try:
-        is_file = path.exists() and not path.is_dir()
-    except OSError as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}); name another") from error
-    if is_file:
+    if path.exists() and not path.is_dir():
         raise Refused(f"{path} is a file; name a folder")
     return path
 
@@ -167,6 +170,10 @@ def _output(path: Path) -> Path:
     """A folder to write to: neither a disk's root nor one that holds a model."""
     if path.resolve() == Path(path.resolve().anchor):
         raise Refused(f"{path} is the root of a disk; name a folder in it")
+    if len(str(path.absolute())) > _LONGEST_PATH:
+        raise Refused(
+            f"{_SHORT.repr(str(path))} is longer than {_LONGEST_PATH} characters; name a folder nearer the root"
+        )
     weights = ("config.json", "*.safetensors", "*.gguf")
     if any(match for pattern in weights for match in path.glob(pattern)):
         raise Refused(f"{path} holds a model; name another folder")
@@ -201,9 +208,9 @@ Folder = Annotated[Path, BeforeValidator(_path), AfterValidator(_folder)]
 OutputFolder = Annotated[Folder, AfterValidator(_output)]
 
 _LIMITS = {
-    "greater_than_equal": "is below {ge:g}",
-    "greater_than": "is not above {gt:g}",
-    "less_than_equal": "is above {le:g}",
+    "greater_than_equal": "is below {ge:.12g}",
+    "greater_than": "is not above {gt:.12g}",
+    "less_than_equal": "is above {le:.12g}",
     "bool_type": "is neither true nor false",
 }
 
@@ -212,7 +219,8 @@ def option(default: Any, help: str, **more: Any) -> Any:
     """A dataclass field that is an option. default: `REQUIRED` for one that must be given.
 
     more: `unset`, what None stands for; `key`, its name outside of Python where it is another; `group`, its heading in
-    the help; `metavar`; `positional`; `repeated`, whether the flag may be given several times.
+    the help; `metavar`; `positional`; `repeated`, whether the flag may be given several times; `only`, of the object,
+    whether the option has an effect, and `only_text`, when it has.
     """
     return dataclasses.field(default=default, metadata={"help": help, **more})
 
@@ -236,6 +244,8 @@ class Option:
     metavar: str | None = None
     positional: bool = False
     repeated: bool = False
+    only: Callable[[Any], bool] | None = None
+    only_text: str = ""
 
     @property
     def flag(self) -> str:
@@ -258,7 +268,8 @@ class Option:
     def help_text(self) -> str:
         """The help with choices and default."""
         choices = f" (of {', '.join(self.choices)})" if self.choices else ""
-        return f"{self.help}{choices}{f' (default: {self.default_text})' if self.default_text else ''}"
+        only = f"; only {self.only_text}" if self.only else ""
+        return f"{self.help}{only}{choices}{f' (default: {self.default_text})' if self.default_text else ''}"
 
     @cached_property
     def inner(self) -> Any:
@@ -349,7 +360,7 @@ def from_values(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 
 def check(request: Any) -> None:
-    """Raises ValueError, naming the option, for a value that the dataclass does not take."""
+    """Raises Refused, naming the option, for a value that the dataclass does not take, or that has no effect."""
     for item in options(type(request)):
         value = request
         for name in item.path:
@@ -360,3 +371,5 @@ def check(request: Any) -> None:
             item.read(value)
         except Refused as error:
             raise Refused(f"{item.flag} {error}") from None
+        if item.only and value != item.default and not item.only(request):
+            raise Refused(f"{item.flag} {_SHORT.repr(value)} has no effect here; it works {item.only_text}")

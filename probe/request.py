@@ -172,7 +172,13 @@ class ProbeRequest(MethodsRequest):
     not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts", "store")
     length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4 times M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
-    text: InputPath | None = option(None, "a text or .jsonl file to take text prompts from", unset="the shipped text")
+    text: InputPath | None = option(
+        None,
+        "a text or .jsonl file to take text prompts from",
+        unset="the shipped text",
+        only=lambda request: request.texts or request.samples,
+        only_text="with --texts or --samples above 0",
+    )
     texts: CountOrZero = option(2, "text prompts to store as well as the repeated word")
     spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
     samples: CountOrZero = option(
@@ -183,6 +189,8 @@ class ProbeRequest(MethodsRequest):
         _LENGTHS,
         group="measured failure",
         unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 times M, up to --length, where a prompt fits",
+        only=lambda request: request.samples,
+        only_text="with --samples above 0",
     )
     refine: CountOrZero | None = option(
         None,
@@ -218,6 +226,11 @@ class EvalRequest(MethodsRequest):
     )
 
 
+def _tried(kind: Kind) -> dict[str, Any]:
+    """What an option says that only this kind of trial reads."""
+    return {"only": lambda request: kind in request.kinds, "only_text": f"with --try {kind}"}
+
+
 @dataclass(frozen=True)
 class LocateRequest(MethodsRequest):
     """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
@@ -247,11 +260,13 @@ class LocateRequest(MethodsRequest):
         unset="all, if the model has at most 64 heads",
     )
     ways: Annotated[tuple[Way, ...], Split] = option(
-        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else"
+        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("weave")
     )
-    dims: Count = option(10, "threshold dims to clamp in each layer")
-    candidates: Count = option(64, "with --try smallest: choose among this many heads, those that restore most alone")
-    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt")
+    dims: Count = option(10, "threshold dims to clamp in each layer", **_tried("clamp"))
+    candidates: Count = option(
+        64, "choose the smallest set among this many heads, those that restore most alone", **_tried("smallest")
+    )
+    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 
 
@@ -271,7 +286,13 @@ class AnatomyRequest(MethodsRequest):
     lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 times M")
     samples: Count = option(4, "prompts at each length")
     layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
-    text: Text | None = option(None, _TEXT, unset="the shipped one")
+    text: Text | None = option(
+        None,
+        _TEXT,
+        unset="the shipped one",
+        only=lambda request: {"heads", "tokens"} & {*request.parts},
+        only_text="with --parts heads or tokens",
+    )
 
 
 @dataclass(frozen=True)

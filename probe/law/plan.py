@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
         if text in methods:
             raise Refused(f"--config {text!r} is given twice")
         try:
-            parameters = method_settings([f"{name}.{value}" for value in values.split(",")])[name]
+            each = re.split(r",(?=\s*\w+\s*=)", values)  # a value may hold commas, as heads=0:0,3
+            parameters = method_settings([f"{name}.{value}" for value in each], "parameter")[name]
             methods[text] = make(name, trained_length, **parameters)
         except Refused as error:
             raise Refused(f"--config {text!r}: {error}") from None

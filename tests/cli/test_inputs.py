@@ -5,7 +5,9 @@ import shutil
 import pytest
 from commands import main
 
+from mesa.errors import Refused
 from mesa_lens import cli
+from probe.law.plan import configs
 
 
 def refused(capsys, *words, code=2):
@@ -31,7 +33,7 @@ EVAL = ("eval", "--task", "passkey,nll", "--methods", "origin,mesa", "--lengths"
         ((*EVAL, "--task", "summary", "--data", "nowhere.jsonl"), "nowhere.jsonl is not a file or folder"),
         ((*EVAL, "--set", "rerope.window=3"), "--set names 'rerope'"),
         (("paper", "--config", "nowhere.yaml"), "nowhere.yaml is no file and not one of default, llama2-7b"),
-        (("eval", "--out", "x" * 999), "(File name too long); name another; see"),
+        (("eval", "--out", "x" * 999), "cannot be read (File name too long); see"),
     ],
 )
 def test_misuse_is_one_line_that_names_the_value_and_leaves_nothing(capsys, model, tmp_path, words, message):
@@ -39,6 +41,52 @@ def test_misuse_is_one_line_that_names_the_value_and_leaves_nothing(capsys, mode
     words = (*words, "--out", tmp_path / "out") if words[:2] == EVAL[:2] else words
     assert message in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("probe --samples 0 --lengths 96", "--lengths (96,) has no effect here; it works with --samples above 0"),
+        ("probe --samples 0 --texts 0 --text {text}", "it works with --texts or --samples above 0"),
+        ("locate --try weave --dims 3", "--dims 3 has no effect here; it works with --try clamp"),
+        ("locate --try weave --prompt world", "--prompt 'world' has no effect here; it works with --try clamp"),
+        ("locate --try clamp --ways only", "--ways ('only',) has no effect here; it works with --try weave"),
+        ("locate --candidates 3", "--candidates 3 has no effect here; it works with --try smallest"),
+        ("anatomy --parts retrieval --text {text}", "it works with --parts heads or tokens"),
+    ],
+)
+def test_an_option_without_effect_is_refused(capsys, model, tmp_path, words, message):
+    text = tmp_path / "text.txt"
+    text.write_text("some text")
+    assert message in refused(capsys, *words.format(text=text).split(), "--model", model, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("verify --quick --full", "--quick and --full ask for the shortest and the longest inputs"),
+        ("verify --html /proc/report", "--html /proc/report.html: /proc cannot be written to"),
+        ("methods --table --json", "--json with --table"),
+        ("fetch --overwrite", "--wheel and --overwrite are for one checkpoint"),
+        ("probe --seed 4294967296", "--seed 4294967296 is above 4294967295"),
+        ("probe --out {loop}/out", "cannot be read (Too many levels"),
+        ("report {loop}", "cannot be read (Too many levels"),
+        ("status {loop}", "cannot be read (Too many levels"),
+        ("probe --out ~nobody-of-this-name/out", "~nobody-of-this-name/out' cannot be read"),
+        ("probe --out {deep}", "is longer than 3500 characters"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(capsys, tmp_path, words, message):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert message in refused(capsys, *words.format(loop=loop, deep="d/" * 2000).split())
+
+
+def test_a_value_of_a_config_may_hold_commas():
+    (method,) = configs(["rerope:heads=0:0,3,window=8"], 64).values()
+    assert (method.heads, method.window) == (((0, (0, 3)),), 8)
+    with pytest.raises(Refused, match=r"--config 'rerope:window': .*'rerope.window' is not"):
+        configs(["rerope:window"], 64)
 
 
 @pytest.mark.parametrize("words", ["verify --claim 3.3 --claim 3.2", "probe --length 512 --length=512"])
