@@ -68,7 +68,7 @@ counterpart: .venv/installed  ## the picture and tables of docs/theory.md's trai
 	$(BIN)/python research/trained_counterpart/run.py --out $(dir $(OUT))counterpart --draw
 
 docs: .venv/docs  ## the documentation as a site: build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, requires
+
 
 class Refused(ValueError):
     """What was asked for cannot be done; the message names the value and the remedy. Exit code 2."""
@@ -17,3 +20,14 @@ class Occupied(Refused, FileExistsError):
 
 class Failed(RuntimeError):
     """What was asked for is right and could not be done: no memory, no worker, no numbers. Exit code 1."""
+
+
+def install_command(extra: str) -> str:
+    """What installs the packages of an extra, at the versions that we ask for, e.g. "pip install 'gguf>=0.17'"."""
+    try:
+        wanted = requires("mesa-lens") or []
+    except PackageNotFoundError:  # run from a folder that was never installed
+        wanted = []
+    marked = [re.fullmatch(r"([^;]+?)\s*;.*extra == ['\"](.+)['\"]", line) for line in wanted]
+    packages = [match[1] for match in marked if match and match[2] == extra]
+    return f"pip install {' '.join(map(repr, packages))}" if packages else f"pip install '.[{extra}]' in the clone"

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mesa.errors import Refused
+from mesa.errors import Refused, install_command
 from probe.options import Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
@@ -39,7 +39,7 @@ def run(options: AppOptions) -> int:
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
 
     if importlib.util.find_spec("streamlit") is None:
-        raise Refused("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
+        raise Refused(f"the dashboard needs Streamlit; {install_command('app')}")
     store = _store(options)
     try:
         socket.getaddrinfo(options.host, options.port)

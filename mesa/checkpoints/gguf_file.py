@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import NotFound, Refused, install_command
 
 _QUANTIZATION_ATTRIBUTES = ("hf_quantizer", "is_quantized", "quantization_method")
 _UNREAD_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -60,7 +60,7 @@ def gguf_package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise Refused("GGUF files need the package gguf: pip install 'mesa-lens[gguf]'") from error
+        raise Refused(f"GGUF files need the package gguf: {install_command('gguf')}") from error
     return gguf
 
 

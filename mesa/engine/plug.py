@@ -8,6 +8,7 @@ A cached key is never rotated anew where its position does not change.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import warnings
 from collections import Counter
@@ -364,5 +365,21 @@ def applied(
     check_method(model.config, method)
     check_free(model)
     attachment = Attachment(model, method, executor, prompt_length)
-    with attachment.on():
+    with attachment.on(), _no_length_warning(method):
         yield attachment
+
+
+@contextmanager
+def _no_length_warning(method: Method) -> Iterator[None]:
+    """Under a method other than Origin `generate` does not warn of texts longer than the config's window."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "exceeded the model's predefined maximum length" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.generation.stopping_criteria")
+    if not isinstance(method, Origin):
+        logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mesa
-from mesa.errors import NotFound, Refused
+from mesa.errors import NotFound, Refused, install_command
 from mesa.fingerprints import IDENTITY
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
@@ -142,7 +142,7 @@ def harness() -> Any:
     try:
         return importlib.import_module("lm_eval")
     except ImportError as error:
-        raise Refused(f"--harness needs lm-evaluation-harness ({error}); pip install 'mesa-lens[eval]'") from error
+        raise Refused(f"--harness needs lm-evaluation-harness ({error}); {install_command('eval')}") from error
 
 
 def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:
@@ -162,7 +162,7 @@ def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | Non
             manager.load([task])
         except ImportError as error:
             reason = str(error).partition("\n")[0]
-            raise Refused(f"lm-eval's {task} lacks a package: {reason}; pip install 'mesa-lens[eval]'") from error
+            raise Refused(f"lm-eval's {task} lacks a package: {reason}; {install_command('eval')}") from error
     return manager
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from mesa.errors import Failed, Refused
+from mesa.errors import Failed, Refused, install_command
 from probe.experiment.task import Task
 
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -26,7 +26,7 @@ _LOCAL_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness
 def check_ray(gpus: float | None, options: Mapping[str, Any]) -> None:
     """Raises Refused where Ray is missing, or where workers have no such device."""
     if importlib.util.find_spec("ray") is None:
-        raise Refused("--runner ray needs Ray, which is not installed; pip install 'mesa-lens[ray]'")
+        raise Refused(f"--runner ray needs Ray, which is not installed; {install_command('ray')}")
     device, device_map = str(options.get("device") or "cpu"), options.get("device_map")
     if gpus and not device_map and device.startswith("cpu"):
         raise Refused(f"--gpus-per-worker {gpus:g} with --device {device}; give --device cuda or --device-map auto")

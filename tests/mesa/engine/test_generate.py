@@ -1,6 +1,7 @@
 """`generate` with and without a cache, in pieces, and from a cached prefix."""
 
 import copy
+import logging
 import pickle
 
 import cases
@@ -10,6 +11,7 @@ import torch
 from families import build, shared
 from tiny import tokens
 from transformers import DynamicCache, QuantizedCache, StaticCache
+from transformers.generation import stopping_criteria
 
 import mesa
 
@@ -134,3 +136,21 @@ def test_a_cache_and_its_copies_serve_only_in_the_block():
         refused = pytest.raises(ValueError, match="was not filled under rerope")
         with mesa.applied(model, cases.method("rerope")), refused:
             model(tokens(length=1), past_key_values=other)
+
+
+@pytest.mark.parametrize(("name", "said"), [("origin", True), ("rerope", False)])
+def test_only_the_unmodified_model_warns_of_a_text_beyond_its_window(name, said, monkeypatch):
+    records = list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger(stopping_criteria.__name__)
+    monkeypatch.setattr(stopping_criteria.logger, "warning_once", logger.warning)  # else silent the second time
+    monkeypatch.setattr(logger, "handlers", [handler])
+    logger.setLevel(logging.WARNING)
+    model = tiny.model()
+    with mesa.applied(model, cases.method(name)):
+        scores(model, tokens(1, 2 * tiny.TRAINED))
+    warned = any("predefined maximum length" in record.getMessage() for record in records)
+    logger.setLevel(logging.NOTSET)
+    assert warned == said
+    assert not logger.filters

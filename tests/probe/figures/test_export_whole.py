@@ -90,11 +90,11 @@ def test_python_and_the_command_write_the_same_numbers(minus, folder, run, tmp_p
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_pooling_is_asked_for_and_said(large, folder, run, tmp_path, capsys, monkeypatch):
+def test_pooling_is_an_option_and_named(large, folder, run, tmp_path, capsys, monkeypatch):
     if large:
         monkeypatch.setattr("probe.opened._WHOLE", 10)
-    asked = ["--pool", "500", "--format", "npz,csv", "--out", str(tmp_path)]
-    assert main(["export", "heatmap", str(folder), *asked]) == 0
+    given = ["--pool", "500", "--format", "npz,csv", "--out", str(tmp_path)]
+    assert main(["export", "heatmap", str(folder), *given]) == 0
     block = "4x40"
     stem = f"heatmap-resid_post-repeated-pooled-{block}"
     assert {path.name for path in tmp_path.iterdir()} == {f"{stem}.npz", f"{stem}.csv"}
