@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Point, Rule, escaped
-from probe.figures.styles import BLACK, GREY
+from probe.figures.styles import BLACK, FAINT, GREY
 
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 _AXIS = {
@@ -36,12 +36,13 @@ _TEMPLATE = {  # the part of `plotly_white` that is used: the whole one would pu
         "yaxis": _AXIS,
     },
 }
-_ENTRY = 42  # characters in a line of the legend, which has room on a phone
+_ENTRY, _TITLE = 42, 36  # characters in a line of the legend or of a note, which has room on a phone, and of a title
 _SYMBOLS = {"diamond": ("diamond-open", 15), "tick": ("line-ns-open", 20)}  # of points, and their size
+_TITLE_LINE = 19  # pixels
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
-_GROUND = "rgba(128, 128, 128, 0.2)"
+_GROUND = "#D0D0D0"  # grey on a dark page too, beside colours that stay as they are
 
 
 def draw(figure: Drawable) -> go.Figure:
@@ -67,16 +68,17 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
         horizontal_spacing=min(0.02, 0.3 / columns),
         vertical_spacing=between / inner,
     )
-    below = _BELOW + _NOTE * len(maps.note)
+    note = [line for text in maps.note for line in wrap(text, _ENTRY)]
+    below = _BELOW + _NOTE * len(note)
     shapes: list[dict[str, Any]] = []
     beside = {"x": 0, "xanchor": "left", "showarrow": False, "align": "left"}
     notes = [
         {**beside, "xref": "paper", "y": 0, "yref": "paper", "yanchor": "bottom", "yshift": 40 - below}
         | {"text": escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
     ]
-    if maps.note:
+    if note:
         place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
-        notes.append({**beside, **place, "text": "<br>".join(maps.note), "font": {"size": 12, "color": GREY}})
+        notes.append({**beside, **place, "text": "<br>".join(map(escaped, note)), "font": {"size": 12, "color": GREY}})
     for at, cell in enumerate(cell for row in maps.cells for cell in row):
         row, column = divmod(at, columns)
         axis = str(at + 1) if at else ""
@@ -91,9 +93,9 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
         if cell.title:
             notes.append({**beside, **place, "text": escaped(cell.title), "font": {"size": 13}})
         if cell.m is not None and cell.ends[0] < cell.m < cell.ends[1]:
-            line = {"type": "line", "line": {"color": BLACK, "width": 1.5, "dash": "dash"}}
-            shapes.append({**line, "x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1} | {"xref": f"x{axis}"}
-                          | {"yref": f"y{axis} domain"})  # fmt: skip
+            place = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
+            for look in ({"color": "white", "width": 3}, {"color": BLACK, "width": 1.5, "dash": "dash"}):
+                shapes.append({**place, "type": "line", "line": look})
     return figure.update_layout(  # shapes all at once: `add_vline` takes longer than everything else
         title={"text": escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         shapes=shapes,
@@ -168,9 +170,14 @@ def _hatching(muted: np.ndarray) -> go.Scatter:
 
 def _draw_chart(chart: Chart) -> go.Figure:
     figure = _subplots(
-        1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[escaped(p.title) for p in chart.panels]
+        1,
+        len(chart.panels),
+        horizontal_spacing=0.12,
+        subplot_titles=["<br>".join(map(escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )
-    listed, titled = set[Any](), any(panel.title for panel in chart.panels)
+    listed = set[Any]()
+    lines = max(len(wrap(panel.title, _TITLE)) for panel in chart.panels)
+    head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for column, panel in enumerate(chart.panels, 1):
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
@@ -183,8 +190,8 @@ def _draw_chart(chart: Chart) -> go.Figure:
         _axes(figure, panel, column)
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
-        height=520 if titled else 495,
-        margin={"t": 90 if titled else 65, "b": 150, "l": 80, "r": 30},
+        height=430 + head,
+        margin={"t": head, "b": 150, "l": 80, "r": 30},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
     )
     return figure
@@ -213,7 +220,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         mode=mode,
         line=stroke,
         marker={"symbol": symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
-        opacity=0.35 if line.faint else 1,
+        opacity=FAINT if line.faint else 1,
         customdata=list(map(escaped, line.tokens)) or None,
         text=list(map(escaped, line.texts)) or None,
         hovertemplate=f"{template}<extra></extra>",

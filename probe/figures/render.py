@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,9 +21,14 @@ _HEAD = 40  # pixels of the title
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title></head>
-<body style="font: 16px/1.5 Helvetica, Arial, sans-serif; color: #222">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>
+{css}body {{ font: 16px/1.5 Helvetica, Arial, sans-serif; color: var(--text); background: var(--page); }}
+</style></head>
+<body>
 {figure}
+<script>
+{js}</script>
 </body>
 </html>
 """
@@ -46,24 +53,36 @@ def rendered(figure: Figure, form: str) -> bytes:
 def page(figure: Drawable, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
     plot = html_embed(figure, plotly_js, "figure")
-    return _PAGE.format(title=html.escape(figure.title), figure=plot).encode()
+    css, js = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return _PAGE.format(title=html.escape(figure.title), figure=plot, css=css, js=js).encode()
 
 
 def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | None = None) -> str:
     """The figure's HTML with its title as a caption; plotly_js: as in `to_html`, False for a page that has it."""
     config = {"responsive": True, "displaylogo": False}
     options = {"full_html": False, "include_plotlyjs": plotly_js, "config": config, "div_id": div_id}
-    plot = untitled(figure).to_html(validate=False, **options)
+    parts: list[Drawable] = [figure]
+    if isinstance(figure, Chart):  # a panel a plot: a phone has them one below the other
+        parts = [replace(figure, panels=(panel,)) for panel in figure.panels]
+    inner = ""
+    for number, part in enumerate(parts):
+        plot = untitled(part).to_html(validate=False, **options)
+        inner += f'<div style="flex: 1 1 330px; min-width: {least_width(part)}px">{plot}</div>'
+        options |= {"include_plotlyjs": False, "div_id": div_id and f"{div_id}-{number + 2}"}
     title = html.escape(figure.title, quote=False)
     caption = f'<figcaption style="position: sticky; left: 0">{title}</figcaption>'
-    inner = f'<div style="min-width: {least_width(figure)}px">{plot}</div>'
+    inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px">{inner}</div>'
     seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
-    return f'<div><figure style="margin: 1em 0 0; overflow-x: auto">{caption}{inner}</figure>{seen}</div>'
+    figure_style, kind = "margin: 1em 0 0; overflow-x: auto", "chart" if isinstance(figure, Chart) else "maps"
+    return f'<div class="{kind}"><figure style="{figure_style}">{caption}{inner}</figure>{seen}</div>'
 
 
 def least_width(figure: Drawable) -> int:
     """Pixels below which parts of the figure would overlap: a narrower page scrolls it sideways."""
-    return 330 * len(figure.panels) if isinstance(figure, Chart) else 110 + int(75 * figure.width)
+    if isinstance(figure, Chart):
+        return 330 * len(figure.panels)
+    is_plain = len(figure.columns) == 1 and all(cell.numbers is None for row in figure.cells for cell in row)
+    return 330 if is_plain else 110 + int(70 * figure.width)
 
 
 def untitled(figure: Drawable) -> go.Figure:

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Rule
 from probe.figures.heatmap import farthest
-from probe.figures.styles import BLACK, GREY
+from probe.figures.styles import BLACK, FAINT, GREY
 
 DPI = 300
 _SETTINGS: dict[Any, Any] = {
@@ -140,6 +140,7 @@ def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]
     else:
         axis.set_yticks(list(cell.y_ticks), list(cell.y_ticks.values()))
     if cell.m is not None and left < cell.m < right:
+        axis.axvline(cell.m, color="white", linewidth=1.6)
         axis.axvline(cell.m, color=BLACK, linestyle="--", linewidth=0.8)
     if cell.mark is not None:
         marks: dict[str, Any] = {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.4}
@@ -215,7 +216,7 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     marks: dict[str, Any] = {"marker": MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
-    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": 0.35 if line.faint else 1}
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": FAINT if line.faint else 1}
     axis.plot(line.x, line.y, label=line.label, **style, **marks)
     if line.interval is not None:
         if line.band:

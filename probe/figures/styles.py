@@ -11,6 +11,8 @@ from mesa.methods import ENTRY_POINTS
 
 Look = tuple[str, str, str]
 BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
+FAINT = 0.5
+"""Opacity of what does not count."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colour, dash, symbol)
     "origin": (BLACK, "solid", "circle"),

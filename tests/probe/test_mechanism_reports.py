@@ -26,7 +26,7 @@ TABLES = {
 
 
 def figures_in(text):
-    return text.count('class="plotly-graph-div"')
+    return text.count("<figure ")
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,10 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert "&lt;script&gt;alert(1)" in text
     assert text.count("plotly.js v") == 1
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
-    assert text.count('class="plotly-graph-div"') == 2 + 1 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
+    assert text.count("<figure ") == 2 + 1 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
+    assert (
+        text.count('class="plotly-graph-div"') == 2 + 1 + 2 * 2 + 2 * 4 + 2
+    )  # the panels of drift and thresholds apart
     places = (
         "origin</abbr> is the unmodified model",
         "by prompt length",
@@ -103,7 +106,7 @@ def test_report_stands_alone_and_escapes(summary, folder):
         "Where inside drift shows</h2>",
     )
     assert sorted(places, key=text.index) == list(places)
-    assert text.count('<p style="margin: 0">') == text.count('class="plotly-graph-div"')  # what is seen
+    assert text.count('<p style="margin: 0">') == text.count("<figure ")  # what is seen
     assert text.index("resid_post minus origin by dim") < text.index("<summary>Raw values of every method")
 
 

@@ -1,15 +1,20 @@
 """Figures: their data, texts and colours; both renderers draw the same"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states
 
 from probe.figures import interactive, styles
 from probe.figures.curves import curves_chart, parted
+from probe.figures.drift import drift_map
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
+from probe.figures.render import html_embed, least_width
 from probe.figures.static import draw
-from probe.figures.styles import style
+from probe.figures.styles import BLACK, style
 from probe.figures.thresholds import threshold_chart
+from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search
@@ -103,8 +108,8 @@ def test_heatmap_traces(hidden):
     assert second.colorscale[0][1] == "rgb(5,48,97)"  # blue below 0
     assert [trace.showscale for trace in figure.data] == [True] + [False] * (3 * 4 * 2 - 1)
     assert [note.text for note in figure.layout.annotations] == ["resid_post (activation)", *hidden["method"].values]
-    lines = [shape for shape in figure.layout.shapes if shape.x0 == M]
-    assert len(lines) == 3 * 4  # only the first region holds M
+    lines = [shape.line.color for shape in figure.layout.shapes if shape.x0 == M]
+    assert lines == ["white", BLACK] * 3 * 4  # only the first region holds M; on any colour
     assert tuple(figure.layout.yaxis.range) == (31.5, -0.5)
 
 
@@ -124,3 +129,28 @@ def test_static_figures_draw_the_same(hidden, crossings):
         image = draw(heatmap_grid(displayed, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
+
+
+def test_a_page_has_a_plot_a_panel_as_narrow_as_a_phone(hidden, crossings):
+    chart = threshold_chart(hidden, crossings, *best(crossings, 1)[0])
+    text = html_embed(chart)
+    assert text.count('class="plotly-graph-div"') == len(chart.panels) == 2
+    assert text.count("min-width: 330px") == 2
+    assert text.count("<figcaption") == text.count("<figure ") == text.count('<div class="chart">') == 1
+    drift = find_drift(hidden, M, reference="origin")
+    assert least_width(drift_map(drift)) == 330
+
+
+def test_what_is_blank_is_grey_on_a_dark_page(hidden):
+    drawn = interactive.draw(heatmap_grid(pool(regions(hidden, [(0, 64)])), M))
+    red, green, blue = (int(drawn.layout.plot_bgcolor[at : at + 2], 16) for at in (1, 3, 5))
+    assert red == green == blue
+    assert 190 < red < 225  # neither the page's black nor the white of 0
+
+
+def test_long_titles_of_panels_stand_in_lines(hidden, crossings):
+    chart = threshold_chart(hidden, crossings, *best(crossings, 1)[0])
+    long = replace(chart, panels=tuple(replace(panel, title="a long title, " * 8) for panel in chart.panels))
+    plain, figure = interactive.draw(chart), interactive.draw(long)
+    assert max(map(len, figure.layout.annotations[0].text.split("<br>"))) <= 36
+    assert figure.layout.height - plain.layout.height == figure.layout.margin.t - plain.layout.margin.t > 30

@@ -1,5 +1,7 @@
 """Looks: no two methods share one; every colour reads on light and dark ground."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +32,19 @@ def test_every_method_reads_on_both_grounds_and_on_paper(method):
     seen = {ground: round(ratio(on_screen, ground), 2) for ground in ("#ffffff", "#0e1117")}  # Streamlit's own
     assert min(seen.values()) >= 3, seen
     assert ratio(colour, "#ffffff") >= 3
+
+
+@pytest.mark.parametrize("colour", [*(look[0] for look in styles.STYLES.values()), *styles._COLOURS, "#222222"])
+def test_every_colour_reads_on_a_dark_page(colour):
+    """A chart is turned by the filter of `page.css`: its colours are inverted, and keep their hue."""
+    css = Path(styles.__file__).with_name("page.css").read_text()
+    share = float(re.search(r"\.chart .*invert\(([0-9.]+)\) hue-rotate\(180deg\)", css)[1])
+    ground = re.findall(r"--page: (#\w+)", css)[1]
+    inverted = share - (2 * share - 1) * np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    luma = np.array([0.213, 0.715, 0.072])
+    turned = np.clip(2 * luma @ inverted - inverted, 0, 1)
+    on_page = "#" + "".join(f"{round(255 * part):02x}" for part in turned)
+    assert ratio(on_page, ground) >= 4
 
 
 def ratio(one, other):
