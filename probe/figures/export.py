@@ -6,6 +6,7 @@ Each `*_export` takes labelled values and returns an `Export`; its `files` are b
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,5 +206,6 @@ def _file_name(first: str, values: xr.DataArray, *more: str) -> str:
 
 
 def safe_name(label: str) -> str:
-    """A label as part of a file name."""
-    return re.sub(r"[^\w.-]", "-", label)
+    """A label as part of a file name; a check sum tells apart labels of which other characters had to go."""
+    name = re.sub(r"[^\w.-]", "-", label)
+    return name if name == label else f"{name}-{zlib.crc32(label.encode()):08x}"

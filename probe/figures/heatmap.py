@@ -28,13 +28,17 @@ _BLOCK = "block"  # attribute: dims and positions that a value stands for, at mo
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
-    """Half-open regions: the captured runs if there are several, else [M/2, 3 M/2) and the last M positions."""
+    """Half-open regions: the captured runs if there are several, else [M/2, 3 M/2) and the last M positions.
+
+    Of these two what was captured.
+    """
     runs = [(first, last + 1) for first, last in captured_ranges(position)]
     if len(runs) > 1:
         return runs
     start, stop = runs[0]
     around = (max(start, trained_length // 2), min(stop, trained_length + trained_length // 2))
-    return [around, (max(around[1], stop - trained_length), stop)] if stop > around[1] else [around]
+    last = (max(start, around[1], stop - trained_length), stop)
+    return [(begin, end) for begin, end in (around, last) if begin < end] or [(start, stop)]
 
 
 def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataArray:

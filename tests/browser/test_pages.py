@@ -71,7 +71,7 @@ def test_pages_can_be_read(browser, site, name, width):
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto((site / name).as_uri())
-    page.wait_for_selector(".main-svg")
+    page.wait_for_selector(".main-svg", state="attached")  # it may be in a part that is closed
     page.wait_for_timeout(500)
     seen = page.evaluate(GEOMETRY)
     context.close()

@@ -3,12 +3,14 @@
 import io
 import json
 
+import anatomized
+import located
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 from commands import main
-from synthetic import hidden_states, write_run
+from synthetic import evaluation, hidden_states, write_run
 
 import probe
 from probe.figures import heatmap, static
@@ -203,3 +205,50 @@ def test_sel_takes_a_method_and_never_ignores_it(run):
             values.sel(method="reropes")
     with pytest.raises(KeyError, match="method"):
         labelled(row_table([{"method": "mesa", "share": 1.0}])).sel(method="mesa")
+
+
+def test_labels_of_like_names_have_files_of_their_own(tmp_path):
+    names = ["origin", "rerope:heads=0:1,2", "rerope:heads=0,1:2", "rerope heads 0 1 2"]
+    hidden = hidden_states(windows=3, layers=1, dims=4, prompts=("a",)).assign_coords(method=names)
+    folder = write_run(tmp_path / "run", hidden)
+    assert main(["export", "heatmap", str(folder), "--native", "--out", str(tmp_path / "out")]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+def test_the_other_kinds_are_whole_and_exact(tmp_path):
+    hidden, scores = hidden_states(windows=3, layers=2, dims=12), evaluation(windows=3)
+    run = probe.open_run(write_run(tmp_path / "run", hidden, scores))
+    located.write(run.folder)
+    anatomized.write(run.folder)
+    search, drift = run.thresholds().data, run.drift().data
+    for name in ("thresholds", "drift", "curves", "located", "anatomy"):
+        shown = getattr(run, name)()
+        shown.save(tmp_path / "out", "csv,npz")
+        for stem, numbers in shown.export.numbers.items():
+            frame = pd.read_csv(tmp_path / "out" / f"{stem}.csv", keep_default_na=False, na_values=[""])
+            assert len(frame) == np.prod(list(numbers.sizes.values()))
+            file = np.load(tmp_path / "out" / f"{stem}.npz")
+            for key, values in numbers.variables.items():
+                np.testing.assert_array_equal(file[key], values.values.astype(file[key].dtype))
+    frame = pd.read_csv(tmp_path / "out" / "thresholds-resid_post-repeated.csv")
+    for row in frame.to_dict("records"):
+        at = search.sel(method=row["method"], layer=row["layer"], dim=row["dim"])
+        assert [row[name] for name in ("threshold", "limit", "score")] == [
+            at[name].item() for name in ("threshold", "limit", "score")
+        ]
+    frame = pd.read_csv(tmp_path / "out" / "threshold-resid_post-repeated-values.csv")
+    for row in frame.to_dict("records")[::37]:
+        at = {name: row[name] for name in ("method", "layer", "dim", "position")}
+        assert row["value"] == hidden.sel({**at, "prompt": "repeated"}).item()
+    frame = pd.read_csv(tmp_path / "out" / "drift-resid_post-repeated-levels.csv")
+    for row in frame.to_dict("records")[::17]:
+        assert row["level"] == drift["level"].sel(method=row["method"], layer=row["layer"], run=row["run"]).item()
+    frame = pd.read_csv(tmp_path / "out" / "curves-tail_nll.csv")
+    for (method, length), rows in frame.groupby(["method", "length"]):
+        np.testing.assert_array_equal(rows["tail_nll"], scores["tail_nll"].sel({"method": method, "length": length}))
+
+
+def test_the_tables_of_drift_are_of_the_chosen_layers(tmp_path):
+    run = probe.open_run(write_run(tmp_path / "run", hidden_states(windows=3, layers=3, dims=12)))
+    (levels, dims) = run.drift(layers=[2]).export.numbers.values()
+    assert levels["layer"].values.tolist() == dims["layer"].values.tolist() == [2]

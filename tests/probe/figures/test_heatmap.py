@@ -34,6 +34,9 @@ def test_default_regions_lie_around_m_and_at_the_end():
     assert heatmap.default_regions(np.arange(1024), 256) == [(128, 384), (768, 1024)]
     assert heatmap.default_regions(np.arange(400), 256) == [(128, 384), (384, 400)]
     assert heatmap.default_regions(np.arange(300), 256) == [(128, 300)]
+    assert heatmap.default_regions(np.arange(1000, 1100), 256) == [(1000, 1100)]  # all beyond, or before
+    assert heatmap.default_regions(np.arange(5, 7), 256) == [(5, 7)]
+    assert heatmap.default_regions(np.arange(300, 1000), 256) == [(300, 384), (744, 1000)]
     assert heatmap.default_regions(np.r_[4000:5001, 7000:8001], 4096) == [(4000, 5001), (7000, 8001)]
 
 
