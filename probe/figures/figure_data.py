@@ -15,7 +15,6 @@ from probe.store.results import percent, ranged
 
 WRITTEN = 64
 """Tiles of a block in which numbers are written; with more of them numbers appear on hovering only."""
-MUTED = "#333333"  # numbers on hatched tiles, at least 3:1 on the darkest colour that is not `dark`
 NOTE = ("hatched: 95% interval includes 0 or is missing", "empty: not run")
 _CROWDED = 64  # values of a line
 _MOST_TICKS = 12
@@ -141,9 +140,9 @@ class Heatmap:
 
     @property
     def number_colours(self) -> np.ndarray:
-        """Colours of `numbers` that read on the values' own."""
-        dark, muted = np.abs(self.values) > 0.6 * self.high, np.zeros(1, bool) if self.muted is None else self.muted
-        return np.where(dark, "#FFFFFF", np.where(muted, MUTED, "#111111"))
+        """Colours of `numbers` that read on the values' own: white from where it is clearer than black."""
+        limit = np.where((self.values > 0) & (self.low < 0), 0.66, 0.71)  # reds of RdBu_r darken before blues
+        return np.where(np.abs(self.values) > limit * self.high, "#FFFFFF", "#010101")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ CLEAR = 2.0
 """Nats by which a token's loss is called another."""
 _FULL = 8.0  # nats of the deepest colour
 _SHADES = 8
+_DEEPEST = 0.65  # of the colour: text reads on it on a light and on a dark page
 _STYLE = """<style>
 .tokens { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 8px 0; max-height: 75vh; overflow-y: auto;
   position: relative; }
@@ -28,13 +29,13 @@ _STYLE = """<style>
   overflow-wrap: anywhere; margin: 4px 0; }
 .tokens i, .scale i { font-style: normal; background: rgba(220, 38, 38, var(--share, 0)); }
 .tokens header { position: sticky; top: 0; background: Canvas; padding-bottom: 2px; }
-.tokens b { color: #c47f00; }
+.tokens b { background: rgba(196, 127, 0, 0.3); }
 .tokens i[role] { text-decoration: underline dotted; cursor: pointer; }
 .tokens i.broken { border-bottom: 2px solid #c47f00; }
 .tokens i.query { outline: 2px solid #c47f00; }
 .tokens-attention i { background: rgba(30, 136, 229, var(--share, 0)); }
 """
-_STYLE += "".join(f".s{shade} {{ --share: {0.85 * shade / _SHADES:z.2f}; }}\n" for shade in range(1, _SHADES + 1))
+_STYLE += "".join(f".s{shade} {{ --share: {_DEEPEST * shade / _SHADES:z.2f}; }}\n" for shade in range(1, _SHADES + 1))
 _STYLE += "</style>"
 _SCRIPT = """<script>(() => {
 const root = document.getElementById("ID"), weights = WEIGHTS, panels = [...root.querySelectorAll(".tokens > div")];
@@ -51,7 +52,7 @@ const pick = query => panels.forEach((panel, number) => {
     all += weight;
     if (!token) continue;
     shown += weight;
-    token.style.setProperty("--share", 0.85 * Math.sqrt(weight));
+    token.style.setProperty("--share", DEEPEST * Math.sqrt(weight));
     token.title = `distance ${query - at}, weight ${weight}`;
   }
   const [on, out] = [all, all - shown].map(share => Math.round(100 * share) + "%");
@@ -151,7 +152,12 @@ def attention_view(
     )
     name = f"attention-{zlib.crc32(json.dumps([weights, text]).encode()):08x}"
     first = max(query for query in queries if any(start <= query < stop for start, stop in _windows(tokens)))
-    script = _SCRIPT.replace("ID", name).replace("WEIGHTS", json.dumps(weights)).replace("QUERY", str(first))
+    script = (
+        _SCRIPT.replace("ID", name)
+        .replace("DEEPEST", str(_DEEPEST))
+        .replace("WEIGHTS", json.dumps(weights))
+        .replace("QUERY", str(first))
+    )
     body = f"<p>{escape(text)}</p><div class=tokens>{panels}</div>"
     return f"{_STYLE}<div id={name} class=tokens-attention>{body}</div>{script}"
 

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 from mesa.methods import METHODS
 from mesa_lens.dashboard.elements import on_both_themes
-from probe.figures import styles
+from probe.figures import styles, token_views
+from probe.figures.figure_data import SHARES, Scale, tiles
 from probe.figures.styles import style
 
 
@@ -45,6 +48,23 @@ def test_every_colour_reads_on_a_dark_page(colour):
     turned = np.clip(2 * luma @ inverted - inverted, 0, 1)
     on_page = "#" + "".join(f"{round(255 * part):02x}" for part in turned)
     assert ratio(on_page, ground) >= 4
+
+
+@pytest.mark.parametrize(("scale", "colours"), [(SHARES, "RdBu_r"), (Scale(0, 1), "Blues")])
+def test_numbers_read_on_their_tiles(scale, colours):
+    values = np.linspace(scale.low, scale.high, 81)
+    triples = {(0, at): (value, -1, 1) for at, value in enumerate(values)}
+    tile = tiles("", [str(at) for at in range(81)], [0], triples, scale)
+    shares = (values - scale.low) / (scale.high - scale.low)
+    for share, number in zip(shares, tile.number_colours[0], strict=True):
+        assert ratio(to_hex(colormaps[colours](share)), number) >= 4.4
+
+
+def test_tokens_read_on_their_colour():
+    for colour in ((220, 38, 38), (30, 136, 229)):
+        for text, ground in (("#222222", 255), ("#dddddd", 20)):
+            mixed = [round(token_views._DEEPEST * part + (1 - token_views._DEEPEST) * ground) for part in colour]
+            assert ratio("#" + "".join(f"{part:02x}" for part in mixed), text) >= 4.5
 
 
 def ratio(one, other):
