@@ -21,6 +21,7 @@ from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import (
     REQUIRED,
     Count,
+    Folder,
     InputPath,
     Lengths,
     Names,
@@ -31,6 +32,7 @@ from probe.options import (
     Text,
     Whole,
     option,
+    read_as,
 )
 
 if TYPE_CHECKING:
@@ -283,10 +285,10 @@ def run(options: ExportOptions, printing: JsonOptions) -> int:
     from probe.figures.tables import check_size
 
     options.check()
+    folder = read_as(Folder, options.folder / "exports") if options.out is None else options.out
     export = options.export()
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
-    folder = options.folder / "exports" if options.out is None else options.out
     written = list(map(str, export.save(folder, tqdm(options.format, desc="writing files", unit="format"))))
     for name, numbers in export.numbers.items():
         if "pooled" in numbers.attrs and options.writes(NUMBERS):

@@ -161,8 +161,9 @@ def _place(value: Any) -> Path | str:
 
 
 def _folder(path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise Refused(f"{path} is a file; name a folder")
+    there = next((place for place in (path, *path.parents) if place.exists()), None)
+    if there is not None and not there.is_dir():
+        raise Refused(f"{there} is a file; name a folder")
     return path
 
 

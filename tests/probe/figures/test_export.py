@@ -235,6 +235,18 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
     assert not (tmp_path / "none").exists()
 
 
+def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_drawn(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mesa_lens.export.CurveOptions.export", lambda _: pytest.fail("drawn"))
+    for place in ("file", "file/in/it"):
+        (tmp_path / "file").touch()
+        assert run(folder, tmp_path / place, "curves") == 2
+        assert f"{tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
+    (folder / "exports").touch()
+    assert main(["export", "curves", str(folder)]) == 2
+    assert f"{folder / 'exports'} is a file; name a folder" in capsys.readouterr().err
+    (folder / "exports").unlink()
+
+
 def test_files_are_replaced_whole_or_stay(tmp_path, monkeypatch):
     target = tmp_path / "curves.csv"
     write(target, b"former")
