@@ -234,6 +234,31 @@ def turn_alike(plan: Plan, other: Plan) -> bool:
     return np.array_equal(first, second)
 
 
+def same_plan(plan: Plan, other: Plan) -> bool:
+    """Whether two plans of one length give all pairs the same positions, factors and frequencies."""
+    if not turn_alike(plan, other):
+        return False
+    index = np.arange(plan.length)
+    blocks = (index[begin : begin + 256] for begin in range(0, plan.length, 256))
+    return all(
+        np.array_equal(of(plan, queries, index), of(other, queries, index))
+        for queries in blocks
+        for of in (relative_positions, _factors)
+    )
+
+
+def _factors(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The factor on the score of every pair (query, key), 1 where masked."""
+    result = np.ones((len(queries), len(keys)))
+    for region in plan.regions:
+        if region.query_scale or region.key_scale:
+            inside = region.contains(queries[:, None], keys[None, :])
+            query = region.query_scale(queries)[:, None] if region.query_scale else 1.0
+            key = region.key_scale(keys)[None, :] if region.key_scale else 1.0
+            result = np.where(inside, np.broadcast_to(query * key, result.shape), result)
+    return result
+
+
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Effective relative positions (query, key), -1 where masked."""
     result = np.full((len(queries), len(keys)), -1.0)

@@ -248,6 +248,12 @@ class MethodBridge(TransformerBridge):
             input, return_type, loss_per_token, prepend_bos, padding_side, attention_mask, *args, **kwargs
         )
 
+    def _generate_tokens(self, current_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The steps of TransformerLens' own loop; a method counts the prompt as the loop was given it."""
+        steps = super()._generate_tokens(current_tokens, *args, **kwargs)
+        attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
+        yield from steps if attachment is None else attachment.generating.steps(current_tokens, steps)
+
     def run_with_cache(self, input: Any, *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it; under the fused executor without gradients, unless a loss is asked for."""
         attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]

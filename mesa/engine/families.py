@@ -41,6 +41,26 @@ def frozen_rotary(module: nn.Module) -> nn.Module:
     return frozen
 
 
+def fresh_rotary(module: nn.Module) -> nn.Module:
+    """A copy of a rotary module as it is before any text."""
+    fresh: Any = copy.deepcopy(module)
+    for part in fresh.modules():
+        if hasattr(part, "_hf_hook"):  # accelerate's, see `frozen_rotary`
+            remove_hook_from_module(part)
+    restart(fresh)
+    return fresh
+
+
+def restart(fresh: Any) -> None:
+    """Has a rotary module forget the longest text so far, which dynamic NTK's base follows."""
+    inner = fresh.module if isinstance(fresh, OfKind) else fresh
+    if hasattr(fresh, "original_inv_freq"):
+        fresh.inv_freq = fresh.original_inv_freq.to(fresh.inv_freq.device, copy=True)
+    if hasattr(inner, "original_max_seq_len"):
+        inner.max_seq_len_cached = inner.original_max_seq_len
+        vars(inner).pop(f"{getattr(fresh, 'kind', None)}_max_seq_len_cached", None)
+
+
 def settle(frozen: Any, length: int) -> None:
     """Has a frozen LongRoPE choose its frequencies as the model itself does for a prompt of `length` tokens."""
     if frozen.by_length:

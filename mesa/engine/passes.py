@@ -7,22 +7,27 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import count
 from threading import local
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, QuantizedCache, StaticCache
+from transformers import DynamicCache, GenerationMixin, QuantizedCache, StaticCache
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from mesa.decoder import replaced
+from mesa.engine.compiled import check_eager
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
+from mesa.methods import Method
+from mesa.plan import same_plan
 
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
 
@@ -78,12 +83,14 @@ class Pass:
     """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
 
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
-    (batch, token) that keys are cached at. owner: the attachment; `why` tells what went wrong.
+    (batch, token) that keys are cached at. owner: the attachment; `why` tells what went wrong. ran, placed: the layers
+    that attended by it, and the kinds of layer that were given its positions.
     """
 
     def __init__(self, groups: list[Group], total: int, cached: Tensor, owner: Any) -> None:
         self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
         self.ran: set[int] = set()
+        self.placed: set[Kind] = set()
 
     @property
     def padded(self) -> bool:
@@ -192,6 +199,10 @@ class Block:
         """Itself: the copies of a cache were filled in the same block."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """One that has ended: what is pickled may be read anywhere."""
+        return Block, (self.method, False)
+
 
 class InBlock:
     """What a cache is when its keys were made in a block: it takes no others after it."""
@@ -246,28 +257,170 @@ def prompt_length_of(cache: Any, block: Block) -> int | None:
     return cache.prompt_length if getattr(cache, "block", None) is block else None
 
 
-class Prompt(local):
-    """The length (tokens) of the prompt that this thread's `generate` was given; None outside of it."""
+@dataclass
+class Prompt:
+    """What a `generate` was given: token ids or embeddings (row, token, ...), and the length of the whole (tokens)."""
 
-    length: int | None = None
+    given: tuple[Tensor, ...]
+    length: int
+    added: int = 0
+    """Tokens that preparing the input put before it, as prompt tuning does."""
+
+    @classmethod
+    def of(cls, inputs: Any, kwargs: Mapping[str, Any]) -> Prompt:
+        """From `generate`'s arguments; where only what follows a cache is given, the mask tells the length."""
+        prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
+        given = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
+        length, mask = given[0].shape[1] if given else 1, kwargs.get("attention_mask")
+        if kwargs.get("past_key_values") is not None and isinstance(mask, Tensor):
+            length = max(length, mask.shape[-1])
+        return cls(given, length)
+
+    def begins(self, text: Tensor) -> bool:
+        """Whether a text (row, token, ...) goes on from this prompt, several rows from one, or is a beginning of it."""
+        return not self.given or any(_begins(given, text) for given in self.given)
 
 
-def prompt_noted(model: Any, prompt: Prompt) -> AbstractContextManager[None]:
-    """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts.
+def _begins(given: Tensor, text: Tensor) -> bool:
+    """`Prompt.begins` for one of the things given."""
+    shared = min(given.shape[1], text.shape[1])
+    if given.dim() != text.dim() or not shared or len(text) % len(given):
+        return False
+    rows = given[:, :shared].repeat_interleave(len(text) // len(given), 0)
+    return torch.equal(rows.to(text), text[:, :shared])
+
+
+def continued(
+    method: Method, turn: Callable[[int], Any], real: Tensor, past: int, known: int, prompt_length: int
+) -> int:
+    """The length of the prompt (tokens) that `past` cached tokens belong to, filled as a prompt of `known` tokens.
+
+    `generate` is now given one of `prompt_length`: that, where a plan for it puts the cached tokens as they are. Else
+    `known`, with a warning: what comes after it then counts as decoded. turn: the rotary frequencies of the model for a
+    prompt of some length, in a form that compares.
+    """
+    total = real.shape[1]
+    counts = [real[:, :end].sum(1) + max(0, end - total) for end in (known, prompt_length)]
+    rows = {(int(real[row, :past].sum()), int(counts[0][row]), int(counts[1][row])) for row in range(len(real))}
+    plans = ((method.plan(cached, one), method.plan(cached, other)) for cached, one, other in rows if cached)
+    alike = all(turn(one) == turn(other) for cached, one, other in rows if cached)
+    if alike and all(same_plan(*both) for both in plans):
+        return prompt_length
+    warnings.warn(
+        f"{method.name}: the cache's {past} tokens were read as a prompt of {known}, and a prompt of {prompt_length} "
+        "would place them otherwise; what follows them counts as decoded. State "
+        f"applied(..., prompt_length={prompt_length}) before the cache is filled, or generate without it",
+        stacklevel=2,
+    )
+    return known
+
+
+class Generating(local):
+    """Of each thread: the innermost `generate` that runs, and which pass is its own.
+
+    A pass is generate's own where its input is the very tensor that `generate` prepared last. Any other, whoever makes
+    it while `generate` runs, belongs to the cache or the text that it is given.
+    """
+
+    prompt: Prompt | None = None
+    prepared: Tensor | None = None
+    expected: int | None = None
+    """How many tokens the next pass of a loop without a cache has, where that loop prepares no inputs."""
+    claimed: int | None = None
+
+    @contextmanager
+    def inside(self, prompt: Prompt, expected: int | None = None) -> Iterator[None]:
+        """A `generate` with this prompt, or a step of one, runs for as long as this lasts."""
+        before = self.prompt, self.expected
+        self.prompt, self.expected, self.prepared, self.claimed = prompt, expected, None, None
+        try:
+            yield
+        finally:
+            self.prompt, self.expected = before
+            self.prepared = self.claimed = None
+
+    def note(self, text: Tensor, inputs: Mapping[str, Any]) -> None:
+        """Of inputs made from a text: that they are generate's own, where the text is its prompt or goes on from it."""
+        self.prepared = None
+        tokens, cache = inputs.get("inputs_embeds"), inputs.get("past_key_values")
+        tokens = inputs.get("input_ids") if tokens is None else tokens
+        goes_on = cache is not None and cache.get_seq_length() > 0
+        if self.prompt is not None and tokens is not None and (goes_on or self.prompt.begins(text)):
+            self.prompt.added = max(self.prompt.added, tokens.shape[1] - text.shape[1])
+            self.prepared = tokens
+
+    def claim(self, inputs: Iterable[Any]) -> None:
+        """Of a pass that begins, with these inputs: whether it is generate's own."""
+        if self.prompt is None:
+            return
+        own = self.prepared is not None and any(value is self.prepared for value in inputs)
+        if own:
+            self.claimed, self.prepared = self.prompt.length + self.prompt.added, None
+
+    def length(self, tokens: Tensor) -> int | None:
+        """The prompt's length (tokens) for the pass with these tokens, if it is generate's own; else None."""
+        self.claim((tokens,))
+        length, self.claimed = self.claimed, None
+        if length is None and self.prompt is not None and self.expected == tokens.shape[1]:
+            length = self.prompt.length if self.prompt.begins(tokens) else None
+            self.expected = None
+        return length
+
+    def settle(self, length: int) -> None:
+        """What counts as the prompt's length (tokens) from now on, as the cache that it goes on from was filled."""
+        if self.prompt is not None:
+            self.prompt.length, self.prompt.added = length, 0
+
+    def steps(self, tokens: Tensor, steps: Iterator[Any]) -> Iterator[Any]:
+        """The steps of a loop from these tokens on, each of which makes one pass, without a cache of all tokens."""
+        prompt = Prompt((tokens,), tokens.shape[1])
+        for expected in count(tokens.shape[1]):
+            with self.inside(prompt, expected):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+
+def generating_noted(model: Any, generating: Generating) -> AbstractContextManager[None]:
+    """What `model.generate` is given and prepares goes into `generating`, for as long as this lasts.
 
     With a static cache it neither compiles the pass, whose plan changes from token to token, nor makes its masks.
+    Guidance by a negative prompt has a cache of its own also where generate has none: only so its prompt is known.
     """
-    generate = model.generate
+    model = next((part for part in model.modules() if isinstance(part, GenerationMixin)), model)  # PEFT's stands around
+    generate, processors = model.generate, model._get_logits_processor
+
+    def prepared_by(prepare: Any) -> Any:
+        @wraps(prepare)
+        def preparing(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+            inputs = prepare(input_ids, *args, **kwargs)
+            embedded = kwargs.get("inputs_embeds") if kwargs.get("is_first_iteration") else None
+            generating.note(input_ids if embedded is None else embedded, inputs)
+            return inputs
+
+        preparing.noted = True
+        return preparing
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
-        before = prompt.length
-        prompt.length = next((tokens.shape[1] for tokens in prompts if tokens is not None), 1)
-        try:
+        check_eager(model)
+        if not hasattr(model.prepare_inputs_for_generation, "noted"):  # PEFT sets its own
+            model.prepare_inputs_for_generation = prepared_by(model.prepare_inputs_for_generation)
+        with generating.inside(Prompt.of(inputs, kwargs)):
             return generate(inputs, *args, **{"disable_compile": True, **kwargs})
-        finally:
-            prompt.length = before
 
-    masks = "create_masks_for_generate"
-    return replaced((model, "generate", noting), (model, masks, lambda attention_mask, **_: attention_mask))
+    @wraps(processors)
+    def with_cache(*args: Any, **kwargs: Any) -> Any:
+        chosen = processors(*args, **kwargs)
+        for processor in chosen:
+            if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                processor.unconditional_context["use_cache"] = True
+        return chosen
+
+    return replaced(
+        (model, "generate", noting),
+        (model, "prepare_inputs_for_generation", prepared_by(model.prepare_inputs_for_generation)),
+        (model, "_get_logits_processor", with_cache),
+        (model, "create_masks_for_generate", lambda attention_mask, **_: attention_mask),
+    )

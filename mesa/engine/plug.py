@@ -26,12 +26,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from mesa.decoder import layers_of, removed
 from mesa.engine import families, passes
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
+from mesa.engine.compiled import check_eager
 from mesa.engine.families import Kind
 from mesa.engine.kernels import BLOCK
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.methods import METHODS, Method, Origin
+from mesa.methods.base import check_length
 from mesa.plan import check_plan
 from mesa.support import check_method, is_rotary
 
@@ -56,10 +58,9 @@ class Attachment:
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = is_rotary(model.config.model_type)
-        self._originals: dict[Kind, Any] = families.rotaries(self.decoder) if rotary else {}
-        self._frozen: dict[Kind, Any] = {
-            kind: families.frozen_rotary(module) for kind, module in self._originals.items()
-        }
+        originals = families.rotaries(self.decoder) if rotary else {}
+        self._fresh: dict[Kind, Any] = {kind: families.fresh_rotary(module) for kind, module in originals.items()}
+        self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(module) for kind, module in originals.items()}
         self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
         self.slopes = None if rotary else families.slopes(self.decoder)
         self.attached = self._warned = False
@@ -67,7 +68,7 @@ class Attachment:
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
-        self._block, self._prompt = passes.Block(method.name), passes.Prompt()
+        self._block, self.generating = passes.Block(method.name), passes.Generating()
         self._running = local()
         self._lock = Lock()
 
@@ -75,6 +76,12 @@ class Attachment:
     def running(self) -> passes.Pass | None:
         """The pass that runs in this thread."""
         return getattr(self._running, "now", None)
+
+    def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes whether the coming pass is `generate`'s own; the inputs may be moved before the decoder has them."""
+        check_eager(self.model)
+        self.generating.claimed = None
+        self.generating.claim((*args, *kwargs.values()))
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
@@ -97,14 +104,19 @@ class Attachment:
             raise Refused(f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one")
         if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
             raise Refused("the fused executor has no attention weights for output_attentions; use executor='dense'")
-        prompt_length = known or self.prompt_length or self._prompt.length or new
+        generated = self.generating.length(inputs)
+        prompt_length = known or self.prompt_length or generated or new
+        whole = max(prompt_length, self.prompt_length or generated or 0)
+        real = passes.real_tokens(kwargs.get("attention_mask"), batch, past + new, whole, generated is not None)
+        if known and not self.prompt_length and generated and generated != known:
+            prompt_length = passes.continued(self.method, self._frequencies, real, past, known, generated)
+            self.generating.settle(prompt_length)
         if cache is not None:
             passes.fill(cache, self._block, prompt_length)
-        mask, generating = kwargs.get("attention_mask"), self._prompt.length is not None
-        real = passes.real_tokens(mask, batch, past + new, prompt_length, generating)
         index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
         passes.check_prompt(real, past, prompt_length)
         passes.check_positions(kwargs.get("position_ids"), real, index)
+        self._running.prompt_length = prompt_length
         self._running.now = self._laid_out(real, index, prompt_length)
 
     def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> passes.Pass:
@@ -137,11 +149,16 @@ class Attachment:
                 turns[kind] = Rotation(self.rotary[kind], frozen.inv_freq.clone())
         return turns or {None: None}
 
+    def _frequencies(self, prompt_length: int) -> list[list[float]]:
+        """The inverse frequencies in each kind of layer, in a row with a prompt of this length."""
+        return [turn.frequencies.tolist() for turn in self._turns(prompt_length).values() if turn is not None]
+
     def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
         running = self.running
         if running is None:
             raise passes.Bypassed(self.why())
+        running.placed.add(kind)
         cached = (running.cached if running.padded else running.cached[:1]).to(states.device)
         if not (self._frozen[kind].by_length and len(running.groups) > 1):
             return self._cos_sin(kind, running.groups[:1], states, cached)
@@ -154,10 +171,12 @@ class Attachment:
         return cos, sin
 
     def _cos_sin(self, kind: Kind, groups: list[passes.Group], states: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
-        """What the model's rotary module gives: itself if as trained, else with the frequencies of the first group."""
+        """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
         with self._lock:
-            module = self._originals[kind]
-            if not self.method.as_trained:
+            if self.method.as_trained:
+                module = self._fresh[kind]
+                families.restart(module)
+            else:
                 module = self._frozen[kind]
                 for turn in (group.turns[kind] for group in groups):
                     assert turn is not None
@@ -193,7 +212,7 @@ class Attachment:
         self._running.now = None
         cache = getattr(output, "past_key_values", None)
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:
-            passes.fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
+            passes.fill(cache, self._block, self._running.prompt_length)
 
     def attention(
         self,
@@ -224,6 +243,11 @@ class Attachment:
             raise passes.Bypassed(running.owner.why())
         layer, kind = module.layer_idx, None if self.rotary.keys() <= {None} else module.layer_type
         if self.rotary:
+            if kind not in running.placed:
+                raise passes.Bypassed(
+                    f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
+                    "replaced inside the block; replace it before the block"
+                )
             self.rotary[kind].learn(module)
         with self._lock:
             self.calls[layer] += 1
@@ -284,12 +308,13 @@ class Attachment:
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)
         hooks = [
+            self.model.register_forward_pre_hook(self.before_model, with_kwargs=True),
             self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
             self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
         ]
         hooks += [module.register_forward_hook(partial(self.check_ran, layer)) for layer, module in enumerate(layers)]
         try:
-            with removed(hooks), replaced(self), passes.prompt_noted(self.model, self._prompt):
+            with removed(hooks), replaced(self), passes.generating_noted(self.model, self.generating):
                 self.model.config._attn_implementation, self.attached = self.name, True
                 yield
         finally:
@@ -324,7 +349,7 @@ def _padded(
 
 def check_executor(executor: str) -> None:
     """Refused for an unknown executor."""
-    if executor not in EXECUTORS:
+    if not isinstance(executor, str) or executor not in EXECUTORS:
         raise Refused(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
 
 
@@ -362,8 +387,15 @@ def applied(
     ...     model.generate(**inputs)
     """
     check_executor(executor)
+    if isinstance(model, Method):
+        raise Refused(f"applied({model.name}, ...): the model comes first, then the method: applied(model, method)")
+    if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
+        raise Refused(f"applied: a {type(model).__name__} is not a Hugging Face model; give applied(model, method)")
     check_method(model.config, method)
+    if prompt_length is not None:
+        check_length("applied", "prompt_length", prompt_length, 1)
     check_free(model)
+    check_eager(model)
     attachment = Attachment(model, method, executor, prompt_length)
     with attachment.on(), _no_length_warning(method):
         yield attachment

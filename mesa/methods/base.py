@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -58,6 +59,12 @@ class Method(ABC):
         None, 0, for methods that work on rotary frequencies: theirs are not the model's.
         """
         return Constant(0) if self.needs_rotary else token_index
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Has every method's `plan` check the lengths that it is given."""
+        super().__init_subclass__(**kwargs)
+        if "plan" in vars(cls):
+            cls.plan = _checked(cls.plan)
 
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; Refused names the value and what it may be."""
@@ -125,6 +132,29 @@ class Method(ABC):
 
     def _causal(self, length: int, **changes: Any) -> Region:
         return Region((0, length), (0, length), **{"query_scale": self._scale(), **changes})
+
+
+def check_length(name: str, field: str, value: Any, smallest: int) -> None:
+    """Refused for what is no number of tokens from `smallest` to `LARGEST`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise Refused(f"{name}: {field}={value!r} is not an integer; give a number of tokens")
+    if int(value) < smallest:
+        raise Refused(f"{name}: {field}={value} is below {smallest}")
+    if int(value) > LARGEST:
+        raise Refused(f"{name}: {field}={value} exceeds {LARGEST}")
+
+
+def _checked(plan: Callable[..., Plan]) -> Callable[..., Plan]:
+    """A method's `plan` that refuses lengths that are none."""
+
+    @wraps(plan)
+    def checked(self: Method, length: int, prompt_length: int | None = None) -> Plan:
+        check_length(self.name, "length", length, 0)
+        if prompt_length is not None:
+            check_length(self.name, "prompt_length", prompt_length, 0)
+        return plan(self, length, prompt_length)
+
+    return checked
 
 
 def read_heads(value: Any) -> Heads | None:
