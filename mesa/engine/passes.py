@@ -399,7 +399,7 @@ def generating_noted(model: Any, generating: Generating) -> AbstractContextManag
             generating.note(input_ids if embedded is None else embedded, inputs)
             return inputs
 
-        preparing.noted = True
+        preparing.__dict__["noted"] = True
         return preparing
 
     @wraps(generate)

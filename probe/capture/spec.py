@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from mesa.errors import Refused
@@ -57,6 +58,8 @@ class CaptureSpec:
                 raise Refused(f"unknown hook {hook!r}; known: {', '.join(HOOKS)}")
         if self.dtype not in get_args(StoreDtype):
             raise Refused(f"unknown store dtype {self.dtype!r}; known: {', '.join(get_args(StoreDtype))}")
+        for name in ("layers", "positions", "dims"):
+            _check_ranges(name, getattr(self, name))
 
     def resolve(self, config: Any, length: int) -> Selection:
         """The indices in a model with Hugging Face `config` reading `length` tokens; Refused out of range."""
@@ -85,6 +88,17 @@ class Selection:
     def values(self) -> int:
         """Numbers that one hook stores of one pass."""
         return len(self.layers) * len(self.positions) * len(self.dims)
+
+
+def _check_ranges(name: str, ranges: Any) -> None:
+    """Refused for anything but half-open ranges of whole numbers, or None."""
+    pairs = ranges if isinstance(ranges, (tuple, list)) and ranges else () if ranges is None else (None,)
+    for pair in pairs:
+        numbers = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else ("",)
+        if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
+            raise Refused(f"{name}={ranges!r} is not a sequence of half-open ranges; write e.g. ((200, 400),)")
+        if not 0 <= numbers[0] < numbers[1]:
+            raise Refused(f"{name}={ranges!r}: {pair!r} is empty or begins below 0")
 
 
 def _width(hook: str, config: Any) -> int:

@@ -60,7 +60,7 @@ class Calls(LogitsProcessor):
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", BY_PROMPT)
-def test_passes_made_while_generate_runs_are_apart(name, use_cache):
+def test_other_passes_inside_generate_are_as_alone(name, use_cache):
     model, method, ids = tiny.model(), method_of(name), tokens(1, PROMPT)
     texts = [tokens(1, OTHER), torch.cat([ids, tokens(1, 9)], 1)]  # the second goes on from the prompt
     expected = by_hand(model, method, ids)

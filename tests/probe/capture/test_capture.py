@@ -92,3 +92,10 @@ def test_captured_states_carry_their_labels(loaded):
     assert capture_states(bridge, ids(9), method)["resid_post"].shape == (3, 9, 32)
     with pytest.raises(ValueError, match="position 60-69 is out of range; there are positions 0-29"):
         capture_states(bridge, ids(30), method, spec)
+
+
+@pytest.mark.parametrize("ranges", [(200, 400), 5, ((4, 2),), ((0, 1.5),), ((-1, 3),), ((True, 2),)])
+@pytest.mark.parametrize("name", ["layers", "positions", "dims"])
+def test_ranges_that_are_none_are_refused(name, ranges):
+    with pytest.raises(mesa.Refused, match=rf"^{name}=.*(is not a sequence of half-open ranges|is empty or begins)"):
+        CaptureSpec(**{name: ranges})
