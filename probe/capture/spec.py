@@ -94,7 +94,7 @@ def _check_ranges(name: str, ranges: Any) -> None:
     """Refused for anything but half-open ranges of whole numbers, or None."""
     pairs = ranges if isinstance(ranges, (tuple, list)) and ranges else () if ranges is None else (None,)
     for pair in pairs:
-        numbers = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else ("",)
+        numbers: Any = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else ("",)
         if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
             raise Refused(f"{name}={ranges!r} is not a sequence of half-open ranges; write e.g. ((200, 400),)")
         if not 0 <= numbers[0] < numbers[1]:
