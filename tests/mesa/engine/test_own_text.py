@@ -51,6 +51,7 @@ class Calls(LogitsProcessor):
         self.model, self.texts, self.got = model, texts, []
 
     def __call__(self, input_ids, scores):
+        self.model.prepare_inputs_for_generation(input_ids)  # for a pass that is not made
         self.got.append([self.model(text).logits for text in self.texts])
         self.got[-1].append(self.model(input_ids, use_cache=False).logits)
         generated(self.model, self.texts[0], 1)
