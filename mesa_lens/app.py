@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mesa.errors import Refused, install_command
-from probe.options import Place, Text, Whole, option
+from probe.options import InputPath, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
@@ -24,7 +24,7 @@ FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 class AppOptions:
     """What the server shows, and to whom."""
 
-    store: Place = option(Path("runs"), "folder of runs, or one run; or the URL of either")
+    store: InputPath = option(Path("runs"), "folder of runs, or one run")
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
     port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
     no_browser: bool = option(False, "do not open a browser")
@@ -69,12 +69,10 @@ def run(options: AppOptions) -> int:
 
 
 def _store(options: AppOptions) -> Path:
-    """The folder or URL that --store names; Refused for a file, and a folder that is not there."""
-    from probe.store.location import as_path
-
-    if isinstance(options.store, Path) and not options.store.is_dir():
+    """The folder that --store names; Refused for a file, and a folder that is not there."""
+    if not options.store.is_dir():
         wrong = "is not a folder" if options.store.exists() else "is not there"
         raise Refused(
             f"--store {options.store} {wrong}; give the folder that holds the runs (`make demo` writes runs/)"
         )
-    return as_path(options.store)
+    return options.store

@@ -26,7 +26,6 @@ from probe.options import (
     Lengths,
     Names,
     OutputFolder,
-    Place,
     RangeList,
     Ranges,
     Text,
@@ -80,7 +79,7 @@ class ExportOptions:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; the working directory for a URL."""
+        """The run's folder."""
         raise NotImplementedError
 
     def export(self) -> Export:
@@ -92,9 +91,9 @@ class ExportOptions:
 class StoreOptions(ExportOptions):
     """What the exports of a store take."""
 
-    store: Place = option(
+    store: InputPath = option(
         REQUIRED,
-        "the folder that `mesa-lens probe` wrote, or its store; or the URL of either",
+        "the folder that `mesa-lens probe` wrote, or its store",
         positional=True,
         metavar="STORE",
     )
@@ -108,10 +107,8 @@ class StoreOptions(ExportOptions):
 
     @property
     def folder(self) -> Path:
-        """The run's folder; the working directory for a URL."""
-        from probe.store.location import Remote
-
-        return Path() if isinstance(self.run.folder, Remote) else self.run.folder
+        """The run's folder."""
+        return self.run.folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from mesa.errors import Refused
 from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
@@ -28,7 +27,6 @@ def run(
     from probe.plan import estimate, pass_counts, plan
     from probe.run import run_probe
 
-    _check_store(request.store)
     runner = runner_of(workers, request.load)
     if output.estimate:
         planned = plan(request)
@@ -38,17 +36,3 @@ def run(
         summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)
     print(json.dumps(summary, indent=1) if printing.json else table)
     return 0
-
-
-def _check_store(url: str | None) -> None:
-    """Raises Refused for what is no URL of an object store that outlasts this process."""
-    from probe.store.location import checked_url
-
-    if url is None:
-        return
-    if url.startswith("memory://"):
-        raise Refused(f"--store {url!r} is gone as this command ends; give s3://, gs:// or abfs://")
-    try:
-        checked_url(url)
-    except Refused as error:
-        raise Refused(f"--store {error}") from error

@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from mesa.errors import Refused
 from mesa_lens.arguments import JsonOptions
-from probe.options import REQUIRED, Place, option
+from probe.options import REQUIRED, InputPath, option
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class RuleOptions:
 class RunOptions:
     """A captured run."""
 
-    store: Place = option(
+    store: InputPath = option(
         REQUIRED, "the folder that `mesa-lens probe` wrote, or its store", positional=True, metavar="RUN"
     )
 
@@ -37,13 +36,10 @@ def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
     from probe.experiment.lock import owned
     from probe.report import write_report
-    from probe.store.location import Remote
     from probe.store.reader import open_run
     from probe.verdict.verdict import terminal_text
 
     folder = open_run(captured.store).folder
-    if isinstance(folder, Remote):
-        raise Refused(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
     with owned(folder, option="RUN"):
         summary = write_report(captured.store, rule.rule)
     print(

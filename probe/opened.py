@@ -305,7 +305,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Select as in xarray: `run.hidden.sel(method="origin", layer=3)`.
     """
     run = reader.open_run(path)
-    return Run(run.path, labelled(run.hidden), labelled(run.evaluation), run.beside)
+    return Run(run.path, labelled(run.hidden), labelled(run.evaluation))
 
 
 def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:

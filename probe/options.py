@@ -156,10 +156,6 @@ def _path(value: Any) -> Path:
     return path
 
 
-def _place(value: Any) -> Path | str:
-    return _text(value) if isinstance(value, str) and "://" in value else _path(value)
-
-
 def _folder(path: Path) -> Path:
     there = next((place for place in (path, *path.parents) if place.exists()), None)
     if there is not None and not there.is_dir():
@@ -203,8 +199,6 @@ RangeText = Annotated[str, BeforeValidator(_range_text)]
 """Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
 InputPath = Annotated[Path, BeforeValidator(_path)]
-Place = Annotated[Path | str, BeforeValidator(_place)]
-"""A path, or a URL as it is."""
 Folder = Annotated[Path, BeforeValidator(_path), AfterValidator(_folder)]
 OutputFolder = Annotated[Folder, AfterValidator(_output)]
 

@@ -14,7 +14,6 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
-from mesa.errors import Refused
 from probe import glossary
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
@@ -28,7 +27,6 @@ from probe.figures.token_views import token_views
 from probe.files import write, write_json
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
-from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction, find_tokens
 from probe.thresholds.analysis import Analysis, analyse, summarize
@@ -79,10 +77,6 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
         analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
         bar.update()
     folder = run.folder
-    if isinstance(folder, Remote):
-        raise Refused(
-            f"{folder} is a URL; a report is written into the folder that `mesa-lens probe` was given as --out"
-        )
     summary = whole_summary(analysis)
     remove_report(folder)
     for name, datasets in derived.items():

@@ -165,11 +165,11 @@ class MethodsRequest(ModelRequest):
 class ProbeRequest(MethodsRequest):
     """What a probe runs; `probe.plan.plan` fills in what depends on the model. Lengths in tokens.
 
-    refine: further lengths measured of a method that fails, by bisection. store: a URL, None: in the run's folder.
+    refine: further lengths measured of a method that fails, by bisection.
     """
 
     default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts", "store")
+    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts")
     length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4 times M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
     text: InputPath | None = option(
@@ -198,9 +198,6 @@ class ProbeRequest(MethodsRequest):
         group="measured failure",
         metavar="N",
         unset="1 where a forward pass takes at most 100 GFLOP, as on the shipped model, else 0",
-    )
-    store: Text | None = option(
-        None, "write hidden states to this URL, e.g. s3://bucket/run", group="output", unset="in --out"
     )
 
 

@@ -33,8 +33,7 @@ from probe.plan import plan as make_plan
 from probe.report import remove_report, write_report
 from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.store import store
-from probe.store.location import url_recorded
-from probe.store.reader import EVALUATION, FINGERPRINTS, STORE, TOKENS, partial_path, store_of
+from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
 from probe.store.results import run_summary
 from probe.tasks import score, sources
@@ -49,8 +48,7 @@ def run_probe(
 ) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
-    The store lies in the folder, or at the request's URL, which a file in the folder then names. by: the rule that
-    failures are predicted by (of `probe.thresholds.analysis.RULES`).
+    by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
     it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
@@ -59,7 +57,7 @@ def run_probe(
     """
     plan = make_plan(request)
     runner.check(request.load)
-    with owned(out), url_recorded(out, STORE, request.store):
+    with owned(out):
         summary = _finished_summary(plan, out, overwrite, by, runner)
     heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
     return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"

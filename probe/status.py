@@ -16,8 +16,7 @@ from mesa.errors import NotFound, Refused
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
-from probe.store.location import zarr_store
-from probe.store.reader import is_half, partial_path, store_of
+from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
 from probe.store.results import REPORTED
 
@@ -197,12 +196,12 @@ def _journal_part(
 def _probe_parts(folder: Path) -> Iterator[Part]:
     whole, path = store_of(folder), folder / "measured.jsonl"
     store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
-    if store is None or is_half(store):
+    if store is None:
         if path.exists():
             yield _journal_part("probe", "measured cells", path, read_journal(path), None)
         return
     try:
-        group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
         methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))

@@ -36,7 +36,6 @@ PLACEHOLDERS = {  # what a page leaves open: what stands for it here
 }
 NOT_RUN = {  # a part of a command: why it is only parsed
     "--runner ray": "needs Ray: tests/probe/experiment/test_ray_commands.py",
-    "s3://": "needs an object store: tests/probe/store/test_remote.py",
     "--device cuda": "needs a GPU",
     "/runs/llama2": "a folder of the cluster",
     "--harness": "needs data sets of the hub: tests/probe/evaluation/test_harness.py",

@@ -10,7 +10,6 @@ from typing import Any
 
 from mesa.errors import Refused
 from probe.status import Status, status_of
-from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
 from probe.store.results import find_summary
 
@@ -38,15 +37,8 @@ class Entry:
 
     @property
     def stamp(self) -> tuple[float, float]:
-        """When the whole and the unfinished store were written; 0 where there is none.
-
-        A store at a URL that the folder points to is whole once the folder has a summary, which is written last.
-        """
-        if not isinstance(self.path, Remote) and (started := changed(self.path / POINTER)):
-            return changed(self.path / "summary.json"), started
+        """When the whole and the unfinished store were written; 0 where there is none."""
         store = self.path / STORE
-        if isinstance(store, Remote):
-            return (changed(store / "zarr.json") if store_in(self.path, STORE).exists() else 0.0), 0.0
         return changed(store / "zarr.json"), changed(partial_path(store))
 
     @property
@@ -100,14 +92,12 @@ class Context:
 
 
 def root_folder() -> Path:
-    """The folder or URL in `MESA_LENS_RUNS`; default: runs/."""
-    return as_path(os.environ.get(ROOT_VARIABLE, "runs"))
+    """The folder in `MESA_LENS_RUNS`; default: runs/."""
+    return Path(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
 def entries(root: Path) -> list[Entry]:
     """The runs at most three folders below `root`, finished or not, newest first."""
-    if isinstance(root, Remote):
-        return [Entry(place.name, place) for place in (as_path(root), *root.folders()) if (place / STORE).exists()]
     runs = [Entry(name_of(folder, root), folder) for folder in folders(root) if holds_run(folder)]
     return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
@@ -135,24 +125,22 @@ def unfinished(root: Path) -> list[Status]:
 
 
 def find_status(folder: Path) -> Status | None:
-    """The status of the run in a folder; None where there is none, it is damaged, or the folder is a URL."""
+    """The status of the run in a folder; None where there is none, or it is damaged."""
     try:
-        return None if isinstance(folder, Remote) else status_of(folder)
+        return status_of(folder)
     except (Refused, OSError):
         return None
 
 
 def folders(root: Path) -> list[Path]:
     """`root` and its folders down to depth 3, except those inside a run's folder."""
-    if isinstance(root, Remote):
-        return []
     return list(_folders(root, DEPTH))
 
 
 def holds_run(folder: Path) -> bool:
     """Whether there is a store in the folder, finished or not."""
     store = folder / STORE
-    return store.exists() or partial_path(store).exists() or (folder / POINTER).is_file()
+    return store.exists() or partial_path(store).exists()
 
 
 def name_of(path: Path, root: Path) -> str:

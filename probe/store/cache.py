@@ -17,7 +17,6 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.store.location import Remote
 from probe.store.reader import Run, store_mark
 from probe.store.regions import region_sums
 
@@ -39,8 +38,6 @@ def uncached(name: str, compute: Callable[[], Any]) -> Any:
 
 def cached(run: Run, name: str, compute: Callable[[], Any]) -> Any:
     """The run's cached values of this name; else what `compute` returns, which is saved if it can be written."""
-    if isinstance(run.folder, Remote):
-        return compute()
     derived = load(run, name)
     if derived is None:
         before, derived = mark(run), compute()
@@ -70,7 +67,7 @@ def save(run: Run, name: str, derived: Derived) -> None:
 def load(run: Run, name: str) -> Derived | None:
     """The run's values of this name; None where there are none, or they are damaged or of another store or code."""
     path = _path(run, name)
-    if isinstance(run.folder, Remote) or path.is_symlink() or not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return None
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:

@@ -14,9 +14,10 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from mesa.errors import Refused
-from probe.store.location import SEAL, Remote, zarr_store
 from probe.store.regions import DIMS
 
+SEAL = "complete"
+"""The attribute that holds a store's seal; unfinished ones have False there."""
 AGAIN = "capture it again with --overwrite"
 _SLICES = 16
 """Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
@@ -49,7 +50,7 @@ def check_seals(store: Path, groups: tuple[str, ...]) -> None:
 def check_chunks(store: Path, groups: tuple[str, ...]) -> None:
     """Refused where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in."""
     for place in (store, *(store / name for name in groups)):
-        group = zarr.open_group(zarr_store(place, read_only=True), mode="r", use_consolidated=False)
+        group = zarr.open_group(place, mode="r", use_consolidated=False)
         for name, array in sorted(group.arrays()):
             if (place != store or name in DIMS) and array.nchunks_initialized < array.nchunks:
                 raise Refused(f"a chunk of {name} is missing")
@@ -70,7 +71,7 @@ def _metadata(node: Path) -> dict[str, Any]:
 
 def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:
     """The store's dataset with its variables checked as their values are read: Refused, naming store and array."""
-    group: Any = zarr.open_group(zarr_store(path, read_only=True), mode="r", use_consolidated=False)
+    group: Any = zarr.open_group(path, mode="r", use_consolidated=False)
     variables = {}
     for name, array in hidden.data_vars.items():
         lazy = indexing.LazilyIndexedArray(_CheckedArray(group[str(name)], path, str(name)))
@@ -95,8 +96,6 @@ class _CheckedArray(BackendArray):
                 read = np.asarray(self.values[key] if is_basic else self.values.oindex[key])
         except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            if isinstance(self.path, Remote) and not isinstance(error, ValueError):
-                raise OSError(f"{self.path}: {self.name} could not be read ({reason}); try again") from error
             if not isinstance(error, OSError | ValueError | RuntimeError):
                 raise
             raise Refused(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error

@@ -14,8 +14,7 @@ from typing import Any
 import xarray as xr
 
 from mesa.errors import NotFound, Refused
-from probe.store.integrity import AGAIN, check_chunks, check_seals, with_checks
-from probe.store.location import SEAL, Remote, RemoteStore, as_path, as_store, store_in, zarr_store
+from probe.store.integrity import AGAIN, SEAL, check_chunks, check_seals, with_checks
 from probe.store.regions import DIMS, list_missing, missing_regions
 
 STORE = "store.zarr"
@@ -27,7 +26,6 @@ TOKENS = "tokens"
 FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
 """Attributes that identify texts, prompts and the model."""
 _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of the decompressor
-_LABEL_SLASHES = 2  # in the names of label chunks; those of regions have more
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,11 @@ class Run:
     path: Path
     hidden: xr.Dataset
     evaluation: xr.Dataset | None
-    beside: Path | None = None
 
     @property
     def folder(self) -> Path:
-        """Where summary, report and derived values lie: beside the store, or in the folder that names its URL."""
-        return self.beside or self.path.parent
+        """Where summary, report and derived values lie: beside the store."""
+        return self.path.parent
 
     @property
     def trained_length(self) -> int:
@@ -54,19 +51,14 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Opens a run folder or its store, either of which may be a URL (`mesa-lens[remote]`).
+    """Opens a run folder or its store.
 
-    Raises FileNotFoundError for a missing path, Refused for a folder that is no store, an incomplete or a damaged
-    one, OSError where an object store fails.
+    Raises FileNotFoundError for a missing path, Refused for a folder that is no store, an incomplete or a damaged one.
     """
-    path, beside = as_path(path), None
+    path = Path(path)
     inner = store_of(path)
-    if isinstance(inner, Remote) and not isinstance(path, Remote):
-        path, beside = inner, path
-    elif inner.exists() or partial_path(inner).exists():
+    if inner.exists() or partial_path(inner).exists():
         path = inner
-    else:
-        path = as_store(path)
     if not path.exists():
         if partial_path(path).exists():
             what = list_missing(missing_regions(partial_path(path))) or "it was not finished"
@@ -75,12 +67,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not (path / "zarr.json").exists():
         raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
-        place = zarr_store(path, read_only=True)
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
         check_chunks(path, groups)
-        hidden = xr.open_zarr(place)
+        hidden = xr.open_zarr(path)
         evaluation, tokens = (
-            xr.open_zarr(place, group=name).load() if name in groups else None for name in (EVALUATION, TOKENS)
+            xr.open_zarr(path, group=name).load() if name in groups else None for name in (EVALUATION, TOKENS)
         )
         if hidden.attrs.get(SEAL):
             check_seals(path, (EVALUATION, TOKENS))
@@ -98,32 +89,28 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if evaluation is not None:
         evaluation = _object_labels(evaluation)
         evaluation.attrs.pop(SEAL, None)
-    return Run(path, hidden, evaluation, beside)
+    return Run(path, hidden, evaluation)
 
 
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
-    """Refused for a damaged store; OSError where an object store fails, which says nothing about the store."""
+    """Refused for a damaged store."""
     try:
         yield
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(path, Remote) and not isinstance(error, _DAMAGE):
-            raise OSError(f"{path} could not be read ({reason}); try again") from error
         if not isinstance(error, (OSError, *_DAMAGE)):
             raise
         raise Refused(f"{path} is damaged ({reason}); {AGAIN}") from error
 
 
 def store_of(folder: Path) -> Path:
-    """The store of a run's folder: in it, or at the URL that the folder names."""
-    return store_in(folder, STORE)
+    """The store of a run's folder."""
+    return folder / STORE
 
 
 def partial_path(path: Path) -> Path:
-    """Where a store is kept while it is being written: at a URL in its final place, not sealed."""
-    if isinstance(path, RemoteStore):
-        return RemoteStore(path.url, begun=True)  # pyright: ignore[reportReturnType]
+    """Where a store is kept while it is being written."""
     return path.with_name(path.name + ".partial")
 
 
@@ -131,14 +118,6 @@ def store_mark(attrs: Mapping[Any, Any]) -> str:
     """A sha256 of a store's attributes, its time among them, but for seal and fingerprints: it identifies the store."""
     compared = {key: attrs[key] for key in sorted(attrs) if key not in (SEAL, *FINGERPRINTS)}
     return hashlib.sha256(json.dumps(compared, default=str).encode()).hexdigest()
-
-
-def is_half(store: Path) -> bool:
-    """Whether a store at a URL has no region yet: its template may have been cut short, so it is written anew.
-
-    In a folder a template appears whole.
-    """
-    return isinstance(store, Remote) and not any(name.count("/") > _LABEL_SLASHES for name in store.sizes())
 
 
 def _object_labels(dataset: xr.Dataset) -> xr.Dataset:

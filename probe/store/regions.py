@@ -11,7 +11,6 @@ import numpy as np
 import zarr
 
 from mesa.errors import Refused
-from probe.store.location import Remote, zarr_store
 
 DIMS = ("method", "prompt", "layer", "position", "dim")
 WHOLE = 64 * 2**20
@@ -80,12 +79,9 @@ def whole_passes(store: Path) -> set[tuple[str, str]]:
 def region_sums(store: Path) -> Iterator[bytes]:
     """The check sum at the end of every region's file, which changes with its values.
 
-    A sharded file ends with the sum of its index alone: in a folder its time of writing follows.
+    A sharded file ends with the sum of its index alone: its time of writing follows.
     """
     names = [name for *_, name, _ in _regions(store)]
-    if isinstance(store, Remote):
-        yield from store.tails(names, _SUM)
-        return
     for path in map(store.joinpath, names):
         with path.open("rb") as file:
             file.seek(-_SUM, io.SEEK_END)
@@ -96,8 +92,7 @@ def region_sums(store: Path) -> Iterator[bytes]:
 
 def _regions(store: Path) -> Iterator[tuple[str, str, str, int, str, bool]]:
     """Hook, method, prompt, layer, file name of every region, and whether the file has the right size."""
-    group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
-    sizes = store.sizes() if isinstance(store, Remote) else None  # one request in place of thousands
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
     for hook, array in sorted(group.arrays()):
         if hook in DIMS:
             continue
@@ -105,6 +100,6 @@ def _regions(store: Path) -> Iterator[tuple[str, str, str, int, str, bool]]:
         for index in np.ndindex(*array.shape[:3]):
             name = "/".join([hook, "c", *map(str, index), "0", "0"])
             path = store / name
-            stored = sizes.get(name) if sizes is not None else path.stat().st_size if path.exists() else None
+            stored = path.stat().st_size if path.exists() else None
             method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
             yield hook, method, prompt, layer, name, stored == size

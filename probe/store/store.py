@@ -32,9 +32,8 @@ from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
 from probe.files import difference
-from probe.store.integrity import seal_of
-from probe.store.location import SEAL, Remote, as_store, zarr_store
-from probe.store.reader import FINGERPRINTS, is_half, open_run, partial_path
+from probe.store.integrity import SEAL, seal_of
+from probe.store.reader import FINGERPRINTS, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
 
 _CODECS = (Crc32cCodec(),)
@@ -94,19 +93,14 @@ def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template:
     dropped, once there is room for the new one. A whole store stays until `finish` and is an error without `overwrite`.
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
-    path, wanted = as_store(path), Template(**template)
+    path, wanted = Path(path), Template(**template)
     partial, existing = partial_path(path), None if overwrite else _matching(path, wanted)
     if existing == path:
         raise Occupied(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
-        if not isinstance(partial, Remote):
-            for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
-                cut_short.unlink()
+        for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
+            cut_short.unlink()
         _check_disk(path, len(missing_regions(partial)) * wanted.region_bytes)
-        return
-    if isinstance(path, Remote):
-        path.remove()  # whole or not, it lies where the new one is written
-        _write_template(partial, wanted)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     freed = sum(file.stat().st_size for begun in _begun(path) for file in begun.rglob("*") if file.is_file())
@@ -122,7 +116,7 @@ def _write_template(path: Path, wanted: Template) -> None:
     with _disk_full(path, removed=True):
         labels = xr.Dataset(coords={name: _plain(values) for name, values in wanted.labels.items()})
         _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), path)
-        group = zarr.open_group(zarr_store(path), mode="r+", use_consolidated=False)
+        group = zarr.open_group(path, mode="r+", use_consolidated=False)
         for hook in wanted.hooks:
             group.create_array(
                 hook,
@@ -143,22 +137,20 @@ def find_store(path: str | os.PathLike[str], **template: Any) -> Path | None:
     A partial one has these library versions and fingerprints too; a whole one is compared by the fingerprints it has.
     Raises FileExistsError, naming what differs, where there is only another.
     """
-    return _matching(as_store(path), Template(**template))
+    return _matching(Path(path), Template(**template))
 
 
 def _matching(path: Path, wanted: Template) -> Path | None:
     refusal = None
     for store, kind in ((partial_path(path), "an unfinished run"), (path, "a run")):
         is_partial = store != path
-        if not store.exists() or (is_partial and is_half(store)):
+        if not store.exists():
             continue
         try:
             if not is_partial:
                 open_run(path)
             differing = _differing(store, wanted, is_partial)
         except (OSError, ValueError, KeyError) as error:
-            if isinstance(store, Remote) and isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise  # the object store failed: nothing is known of this one
             refusal = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
         if differing is None:
@@ -171,7 +163,7 @@ def _matching(path: Path, wanted: Template) -> Path | None:
 
 def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     """The first key, label or array in which a store differs from the template, in words."""
-    group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
     stored, attrs = dict(group.attrs), wanted.attrs
     if key := differing_key(stored, attrs):
         return difference(key, stored.get(key), attrs.get(key))
@@ -205,8 +197,8 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
 
     Raises Refused for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
     """
-    partial = partial_path(as_store(path))
-    group = zarr.open_group(zarr_store(partial), mode="r+", use_consolidated=False)
+    partial = partial_path(Path(path))
+    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
     array, index = stored_array(group, hook), []
     for name, label in zip(DIMS, (method, prompt, layer), strict=False):
         labels = stored_labels(group, name)
@@ -240,31 +232,28 @@ def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset) ->
     Into the partial store, else into the finished one. The group appears under its name only when all of it is written;
     a former one is replaced.
     """
-    path = as_store(path)
+    path = Path(path)
     store = partial_path(path) if partial_path(path).exists() else path
     target = store / name
-    unfinished = target if isinstance(target, Remote) else path.with_name(f"{path.name}.{name}")
+    unfinished = path.with_name(f"{path.name}.{name}")
     _remove(unfinished)
     texts = {label: _plain(coord.values) for label, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     with _disk_full(unfinished, removed=True):
         _to_zarr(dataset.assign_coords(texts), unfinished)
         _seal(unfinished)
-        if not isinstance(unfinished, Remote):
-            _remove(target)
-            unfinished.rename(target)
+        _remove(target)
+        unfinished.rename(target)
     if store == path:
         _consolidate(path)
 
 
 def finish(path: str | os.PathLike[str]) -> None:
     """Marks the store complete and gives it its name; Refused, and nothing renamed, if a region is missing."""
-    path = as_store(path)
+    path = Path(path)
     partial, former = partial_path(path), path.parent / f"{path.name}.former"
     if missing := missing_regions(partial):
         raise Refused(f"{path} cannot be finished: {list_missing(missing)}")
     _seal(partial)
-    if isinstance(partial, Remote):
-        return
     _remove(former)
     if path.exists():
         path.rename(former)
@@ -274,7 +263,7 @@ def finish(path: str | os.PathLike[str]) -> None:
 
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
-    for begun in _begun(as_store(path)):
+    for begun in _begun(Path(path)):
         if begun.exists():
             _remove(begun)
 
@@ -282,36 +271,32 @@ def discard(path: str | os.PathLike[str]) -> None:
 def remove(path: str | os.PathLike[str]) -> None:
     """Removes a store, begun or whole."""
     discard(path)
-    _remove(as_store(path))
+    _remove(Path(path))
 
 
 def _begun(path: Path) -> tuple[Path, ...]:
-    """The partial store and, in a folder, its template as it is written."""
-    partial = partial_path(path)
-    return (partial,) if isinstance(path, Remote) else (partial, path.with_name(path.name + ".begun"))
+    """The partial store, and its template as it is written."""
+    return partial_path(path), path.with_name(path.name + ".begun")
 
 
 def _remove(path: Path) -> None:
-    if isinstance(path, Remote):
-        path.remove()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _to_zarr(dataset: xr.Dataset, path: Path) -> None:
     encoding: Any = {name: {"compressors": _CODECS} for name in dataset.variables}
-    dataset.to_zarr(zarr_store(path), zarr_format=3, consolidated=False, encoding=encoding, write_empty_chunks=True)
+    dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding=encoding, write_empty_chunks=True)
 
 
 def _seal(path: Path) -> None:
-    zarr.open_group(zarr_store(path), mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(path)
+    zarr.open_group(path, mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(path)
     _consolidate(path)
 
 
 def _consolidate(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
-        zarr.consolidate_metadata(zarr_store(path))
+        zarr.consolidate_metadata(path)
 
 
 def _plain(values: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -321,8 +306,6 @@ def _plain(values: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def _check_disk(path: Path, needed: int) -> None:
-    if isinstance(path, Remote):
-        return
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         need, have = (f"{size / 2**20:.1f} MiB" for size in (needed, free))

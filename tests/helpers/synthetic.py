@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from probe.store import store
-from probe.store.integrity import seal_of
-from probe.store.location import SEAL
+from probe.store.integrity import SEAL, seal_of
 from probe.store.reader import EVALUATION, TOKENS
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -17,7 +18,6 @@ from probe.evaluation.summary import Table, difference_tables, longppl_table, me
 from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
-from probe.store.location import as_path
 from probe.store.results import VERDICT
 from probe.verdict.verdict import html
 
@@ -26,7 +26,7 @@ _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
 
 def page(context: Context) -> None:
     """The chosen result, by default the newest; or the commands that make one."""
-    root = as_path(context.root)
+    root = Path(context.root)
     known = {result.label: result for result in results(root)}
     if running := unfinished(root):
         with st.expander(f"Not finished: {len(running)}"):
