@@ -1,5 +1,8 @@
-"""The dashboard's entry: `streamlit run app.py`, or `mesa-lens app`. Pages are in mesa_lens/dashboard."""
+"""The dashboard for `streamlit run app.py`; `mesa-lens app` is the same. Pages are in mesa_lens/dashboard."""
 
-from mesa_lens.dashboard.main import main
+import streamlit as st
 
-main()
+from mesa_lens.dashboard.guard import GUARDED
+from mesa_lens.dashboard.server import SCRIPT, in_browser
+
+app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser)

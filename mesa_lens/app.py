@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mesa.errors import Refused, install_command
-from probe.options import InputPath, Text, Whole, option
+from probe.options import InputPath, Names, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
@@ -26,6 +26,7 @@ class AppOptions:
 
     store: InputPath = option(Path("runs"), "folder of runs, or one run")
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
+    allow_host: Names = option((), "further names by which browsers may reach it, e.g. that of a proxy")
     port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
     no_browser: bool = option(False, "do not open a browser")
 
@@ -36,16 +37,18 @@ EXAMPLE = "mesa-lens app --store runs"
 
 def run(options: AppOptions) -> int:
     """Starts Streamlit and waits for it."""
-    from mesa_lens.dashboard.runs import ROOT_VARIABLE
-
     if importlib.util.find_spec("streamlit") is None:
         raise Refused(f"the dashboard needs Streamlit; {install_command('app')}")
+    from mesa_lens.dashboard.guard import HOSTS_VARIABLE, host_name
+    from mesa_lens.dashboard.runs import ROOT_VARIABLE
+
     store = _store(options)
     try:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
         raise Refused(f"--host {options.host!r} is no address of this machine ({error})") from error
-    script = Path(__file__).parent / "dashboard" / "main.py"
+    given = [host_name(name) for name in options.allow_host]
+    script = Path(__file__).parent / "dashboard" / "server.py"
     settings = {
         "server.address": options.host,
         "server.port": options.port,
@@ -61,7 +64,8 @@ def run(options: AppOptions) -> int:
         "theme.dark.primaryColor": "#56B4E9",
     }
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve())}
+    flags += [f"--server.corsAllowedOrigins={scheme}://{name}" for name in given for scheme in ("http", "https")]
+    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve()), HOSTS_VARIABLE: ",".join(given)}
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mesa.errors import Refused
 from mesa_lens.dashboard.elements import plain, suggest
-from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
+from mesa_lens.dashboard.runs import Context, Entry, check_inside, entries, root_folder
 from mesa_lens.dashboard.state import can_open
 from mesa_lens.dashboard.views import (
     anatomy,
@@ -107,6 +107,8 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
         if needs_run and context.entry is None:
             suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
+            if needs_run:
+                check_inside(context.run.path)
             draw(context)
     except (Refused, OSError) as error:
         st.error(plain(error))

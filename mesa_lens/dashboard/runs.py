@@ -62,6 +62,7 @@ class Result:
 
     def read(self) -> Mapping[str, Any]:
         """Its file; Refused, naming the command that writes it, for one that is damaged."""
+        check_inside(self.path)
         command, _, keys = _KINDS[self.kind]
         summary = find_summary(self.path, Path(self.file.name), keys.split(), command)
         if summary is None:
@@ -91,13 +92,35 @@ class Context:
         return self.entry
 
 
+def check_inside(place: Path) -> None:
+    """Raises Refused unless the place, and all that it holds, lies in the root folder: no link of it leads out."""
+    root, waiting, met = os.path.realpath(root_folder()), [str(place)], set[str]()
+    while waiting:
+        path = waiting.pop()
+        real = os.path.realpath(path)
+        if not _is_below(real, root):
+            raise Refused(f"{path} is a link that leads out of {root}, so it is not read; copy what it names into that")
+        if real not in met and os.path.isdir(real):
+            met.add(real)
+            with os.scandir(real) as held:
+                for item in held:
+                    if item.is_symlink() or item.is_dir():
+                        waiting.append(item.path)
+                    elif not item.is_file():
+                        raise Refused(f"{item.path} is neither a file nor a folder; remove it")
+
+
+def _is_below(real: str, root: str) -> bool:
+    return real == root or real.startswith(os.path.join(root, ""))
+
+
 def root_folder() -> Path:
     """The folder in `MESA_LENS_RUNS`; default: runs/."""
     return Path(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
 def entries(root: Path) -> list[Entry]:
-    """The runs at most three folders below `root`, finished or not, newest first."""
+    """The runs at most three folders below `root`, finished or not, newest first; none through links that lead out."""
     runs = [Entry(name_of(folder, root), folder) for folder in folders(root) if holds_run(folder)]
     return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
@@ -127,14 +150,15 @@ def unfinished(root: Path) -> list[Status]:
 def find_status(folder: Path) -> Status | None:
     """The status of the run in a folder; None where there is none, or it is damaged."""
     try:
+        check_inside(folder)
         return status_of(folder)
     except (Refused, OSError):
         return None
 
 
 def folders(root: Path) -> list[Path]:
-    """`root` and its folders down to depth 3, except those inside a run's folder."""
-    return list(_folders(root, DEPTH))
+    """`root` and its folders down to depth 3, except those inside a run's folder, and links that lead out of it."""
+    return list(_folders(root, DEPTH, os.path.realpath(root)))
 
 
 def holds_run(folder: Path) -> bool:
@@ -156,7 +180,9 @@ def changed(path: Path) -> float:
         return 0.0
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def _folders(folder: Path, depth: int, root: str) -> Iterator[Path]:
+    if not _is_below(os.path.realpath(folder), root):
+        return
     yield folder
     if depth and not holds_run(folder):
         try:
@@ -164,4 +190,4 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         except OSError:  # missing or not readable
             return
         for path in inner:
-            yield from _folders(path, depth - 1)
+            yield from _folders(path, depth - 1, root)

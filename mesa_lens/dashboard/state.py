@@ -9,7 +9,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.runs import Entry, check_inside
 from probe.report import whole_summary
 from probe.store.cache import cached, load
 from probe.store.reader import Run, open_run, partial_path, store_of
@@ -27,6 +27,7 @@ _ANALYSING = "Analysing hidden states, at about a minute per GiB; the result is 
 
 def opened(entry: Entry) -> Run:
     """The run; raises what `open_run` raises, and Refused for one that is not finished."""
+    check_inside(entry.path)
     whole, partial_store = entry.stamp
     if partial_store and not whole:
         missing = list_missing(missing_regions(partial_path(store_of(entry.path)))) or "it is not finished"

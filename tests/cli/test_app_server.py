@@ -1,10 +1,27 @@
-"""`mesa-lens app`: what it refuses before it starts."""
+"""`mesa-lens app`: what it refuses before it starts, whom the server answers, and which files it reads."""
 
+import http.client
+import os
+import shutil
+import socket
 import subprocess
+import sys
+import threading
+import time
 
 import pytest
+import uvicorn
+from pages import drawn, shown_texts
+from results import write_evaluation
+from starlette.responses import PlainTextResponse
+from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
+from mesa_lens.dashboard.guard import Guard, host_name, refusal
+from probe.report import write_report
+
+SOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+SOCKET["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("nowhere", "is not there"), ("a-file", "is not a folder")])
@@ -13,3 +30,174 @@ def test_a_store_that_is_no_folder_is_refused(monkeypatch, tmp_path, capsys, nam
     monkeypatch.setattr(subprocess, "call", lambda *_, **__: pytest.fail("a server was started"))
     assert main(["app", "--no-browser", "--store", str(tmp_path / name)]) == 2
     assert f"{name} {wrong}" in capsys.readouterr().err
+
+
+def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(subprocess, "call", lambda *_, **__: pytest.fail("a server was started"))
+    for name in ("http://lab", "a b", "user@lab", "lab/", "lab:x", "*"):
+        assert main(["app", "--no-browser", "--store", str(tmp_path), "--allow-host", name]) == 2
+        assert f"{name!r} is not a host" in capsys.readouterr().err
+    assert [host_name(name) for name in ("Lab.Example.org.:80", "[::1]:8501")] == ["lab.example.org", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "listening", "is_answered"),
+    [
+        ("localhost:8501", None, "127.0.0.1", True),
+        ("127.0.0.1:8501", "http://127.0.0.1:8501", "127.0.0.1", True),
+        ("[::1]:8501", "http://[::1]:8501", "127.0.0.1", True),
+        ("evil.example", None, "127.0.0.1", False),
+        ("evil.example:8501", "http://evil.example:8501", "127.0.0.1", False),  # DNS rebinding
+        ("localhost.evil.example", None, "127.0.0.1", False),
+        ("192.168.0.7", None, "127.0.0.1", False),
+        ("localhost@evil.example", None, "127.0.0.1", False),
+        ("", None, "127.0.0.1", False),
+        (None, None, "127.0.0.1", False),
+        ("localhost:8501", "http://evil.example", "127.0.0.1", False),
+        ("localhost:8501", "http://localhost:9000", "127.0.0.1", False),  # another program of this machine
+        ("localhost:8501", "null", "127.0.0.1", False),
+        ("lab:8501", "http://lab:8501", "lab", True),  # --host lab
+        ("given.example", "https://given.example", "127.0.0.1", True),  # --allow-host, behind a proxy
+        ("127.0.0.1:8501", "https://given.example", "127.0.0.1", True),  # which writes its own Host
+        ("192.168.0.7:8501", "http://192.168.0.7:8501", "0.0.0.0", True),  # no name, so nobody rebound it
+        ("evil.example:8501", "http://evil.example:8501", "0.0.0.0", False),
+    ],
+)
+def test_own_hosts_and_origins_are_answered(host, origin, listening, is_answered):
+    wrong = refusal([host] * (host is not None), [origin] * (origin is not None), listening, ["given.example"])
+    assert (wrong is None) == is_answered
+
+
+def status(port, path="/", **headers):
+    """Status and headers of a request; 101 for a socket that opens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={"Host": f"127.0.0.1:{port}", **headers})
+    answer = connection.getresponse()
+    connection.close()
+    return answer.status, answer.headers
+
+
+def foreign_requests_are_refused(port, page, stream):
+    """Of a started server: HTTP and socket, by Host and by Origin; no page of others may frame it."""
+    for path, upgrade, fine in ((page, {}, 200), (stream, SOCKET, 101)):
+        own, headers = status(port, path, Origin=f"http://127.0.0.1:{port}", **upgrade)
+        assert own == fine
+        for wrong in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            assert status(port, path, **wrong, **upgrade)[0] == 403
+        assert (
+            status(port, path, Host=f"evil.example:{port}", Origin=f"http://evil.example:{port}", **upgrade)[0] == 403
+        )
+        if fine == 200:
+            assert headers["X-Frame-Options"] == "DENY"
+            assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+async def small(scope, receive, send):
+    """An application with a page and a socket."""
+    if scope["type"] == "http":
+        await PlainTextResponse("a page")(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+
+
+def test_foreign_requests_are_refused_by_a_server_behind_the_guard():
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(Guard(small), port=port, lifespan="off", log_level="error", ws="websockets-sansio")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        foreign_requests_are_refused(port, "/", "/")
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.slow
+def test_foreign_requests_are_refused_by_the_dashboard(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(tmp_path), "--port", str(port)]
+    with subprocess.Popen(command, start_new_session=True) as server:
+        try:
+            for _ in range(240):
+                try:
+                    status(port)
+                    break
+                except OSError:
+                    time.sleep(0.25)
+            foreign_requests_are_refused(port, "/", "/_stcore/stream")
+        finally:
+            os.killpg(server.pid, 15)
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    root = tmp_path / "runs"
+    root.mkdir()
+    monkeypatch.setenv("MESA_LENS_RUNS", str(root))
+    return lambda page, **query: drawn(page, **query)
+
+
+def a_run(folder):
+    return write_run(folder, hidden_states(layers=2, dims=4), evaluation())
+
+
+def test_links_that_lead_out_of_the_store_are_not_followed(opened, tmp_path):
+    root, outside = tmp_path / "runs", tmp_path / "outside"
+    a_run(outside / "secret")
+    write_evaluation(outside / "scores")
+    (root / "linked").symlink_to(outside / "secret")
+    (root / "scores").symlink_to(outside / "scores")
+    (root / "below").mkdir()
+    (root / "below" / "linked").symlink_to(outside)
+    for query in ({}, {"run": "linked"}, {"run": "below/linked/secret"}, {"run": "../outside/secret"}):
+        app = opened("overview", **query)
+        assert "There is no run under" in shown_texts(app)
+        assert not app.get("plotly_chart")
+    for query in ({}, {"result": "scores (eval)"}, {"result": "../outside/scores (eval)"}):
+        assert "There is no evaluation" in shown_texts(opened("results", **query))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "report.html", "locate", "store.zarr/resid_post"])
+def test_a_run_that_holds_a_link_out_of_the_store_is_not_read(opened, tmp_path, name):
+    run, outside = a_run(tmp_path / "runs" / "mine"), tmp_path / "outside"
+    place = run / name
+    outside.mkdir()
+    if place.exists():
+        shutil.move(place, outside / "moved")
+    else:
+        (outside / "moved").write_text("secret")
+    place.symlink_to(outside / "moved")
+    for page in ("overview", "mechanism", "thresholds"):
+        app = opened(page)
+        assert "leads out of" in app.error[0].value.replace("\\", "")
+        assert not app.get("plotly_chart")
+
+
+def test_links_inside_the_store_are_followed(opened, tmp_path):
+    a_run(tmp_path / "runs" / ".kept" / "run")
+    (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / ".kept" / "run")
+    (tmp_path / "runs" / ".kept" / "run" / "loop").symlink_to(tmp_path / "runs" / ".kept")
+    app = opened("thresholds", run="linked")
+    assert not app.error
+    assert not app.warning
+
+
+def test_what_a_files_numbers_say_stays_text(opened, tmp_path, undrawn):
+    run = a_run(tmp_path / "runs" / "mine")
+    write_report(run)
+    path, hostile = run / "summary.json", "<img src=x onerror=alert(1)>"
+    path.write_text(path.read_text().replace('"captured_length": 320', f'"captured_length": "{hostile}"'))
+    assert hostile in path.read_text()
+    html = "".join(part.proto.body for part in opened("overview").get("html"))
+    assert "&lt;img src=x" in html
+    assert "<img" not in html

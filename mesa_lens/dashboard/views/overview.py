@@ -35,7 +35,8 @@ def page(context: Context) -> None:
     if status is not None and status.state != "finished":
         st.code(status.text(), language=None)
     run, summary = opened(context.run), summary_of(context.run)
-    st.html(f"<p>{explained(about(summary))} It is read up to {summary['captured_length']} tokens here.</p>")
+    read = f"It is read up to {summary['captured_length']} tokens here."
+    st.html(f"<p>{explained(f'{about(summary)} {read}')}</p>")
     _curves(context.run, run, summary)
     st.html(html(summary[VERDICT]))
     _scores(summary)

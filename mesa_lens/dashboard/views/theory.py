@@ -12,7 +12,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context
+from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
 from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
@@ -109,6 +109,7 @@ def _claims(root: Path) -> None:
         text = f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"
         ui.suggest(text, f"mesa-lens verify --html {path.with_suffix('')}")
         return
+    check_inside(path)
     claims = json.loads(path.read_text(encoding="utf-8"))
     st.markdown(ui.plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))
     columns = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")

@@ -41,8 +41,9 @@ def page(context: Context) -> None:
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
     st.markdown(
-        f"**{int(crossings['qualified'])}** of {crossings.attrs['searched']} (layer, dim) pairs show a threshold at "
-        f"position {trained} under {ui.plain(reference_of(run))}; the smoothed value at that position is the threshold."
+        f"**{int(crossings['qualified'])}** of {int(crossings.attrs['searched'])} (layer, dim) pairs show a threshold "
+        f"at position {trained} under {ui.plain(reference_of(run))}; "
+        "the smoothed value at that position is the threshold."
     )
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
     pairs = _pairs(crossings)
