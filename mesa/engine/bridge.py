@@ -21,6 +21,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
     AttentionBridge,
+    JointGateUpMLPBridge,
     JointQKVAttentionBridge,
     LinearBridge,
 )
@@ -30,7 +31,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
-from mesa.errors import Failed
+from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable
+from mesa.errors import Failed, Refused
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
 _UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
@@ -43,22 +45,6 @@ _NORMED_BY_POSITION = ("qwen3", "qwen3_moe")
 """Model types that norm queries and keys by (batch, position, head, dim); stock: by (batch, head, position, dim)."""
 
 
-class JointProjection(LinearBridge):
-    """One projection for q, k and v, computed by the three that TransformerLens takes it apart into."""
-
-    _parts: tuple[LinearBridge, LinearBridge, LinearBridge]
-    _heads: int | None
-    """How many heads the projection gives q, k and v for one by one; None: all of q come first."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The projection, with what the hooks made of its parts."""
-        input = self.hook_in(input)
-        parts = [part(input) for part in self._parts]
-        if self._heads is None:
-            return self.hook_out(torch.cat(parts, -1))
-        return self.hook_out(torch.stack([part.unflatten(-1, (self._heads, -1)) for part in parts], -2).flatten(-3))
-
-
 class MethodAttention(AttentionBridge):
     """Comes before an attention class of TransformerLens: chooses between its attention and the module's own."""
 
@@ -67,10 +53,12 @@ class MethodAttention(AttentionBridge):
 
     def set_original_component(self, original_component: nn.Module) -> None:
         """As the class below has it; what that class computes from parts is computed from them by the module, too."""
-        super().set_original_component(original_component)
         joint: Any = self.submodules.get("qkv")
         if joint is not None:
-            joint._parts = (self.q, self.k, self.v)
+            check_readable(getattr(original_component, joint.name), joint.name)
+        super().set_original_component(original_component)
+        if joint is not None:
+            joint.follow(self.q, self.k, self.v)
             if self.o.original_component is not None:
                 setattr(original_component, str(self.o.name), self.o)
 
@@ -83,6 +71,11 @@ class MethodAttention(AttentionBridge):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The attention module's output; RuntimeError where stock's is needed that cannot stand for it."""
+        config: Any = self.config
+        if config.use_split_qkv_input or config.use_attn_in:
+            check_plain([self.q, self.k, self.v], "an input for each head (use_split_qkv_input, use_attn_in)")
+        if config.use_attn_result and self.supports_attn_result:
+            check_plain([self.o], "a result for each head (use_attn_result)")
         running = kwargs.get("attention_mask")
         attached = isinstance(running, Pass)
         if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
@@ -254,6 +247,11 @@ class MethodBridge(TransformerBridge):
         attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
         yield from steps if attachment is None else attachment.generating.steps(current_tokens, steps)
 
+    def process_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As TransformerLens has it; Refused where a projection is more than its weight and bias."""
+        check_plain([part for part in self.modules() if isinstance(part, LinearBridge)], "processing weights")
+        super().process_weights(*args, **kwargs)
+
     def run_with_cache(self, input: Any, *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it; under the fused executor without gradients, unless a loss is asked for."""
         attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
@@ -284,6 +282,8 @@ def choosing_adapter(base: type[Any], by_head: bool, unnormed: bool) -> type[Any
             joint = attention.submodules.get("qkv")
             if joint is not None:
                 joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
+            if isinstance(mlp := self.component_mapping["blocks"].submodules["mlp"], JointGateUpMLPBridge):
+                mlp.__class__ = SharedGateUp
             if unnormed:
                 norms = self.component_mapping["blocks"].submodules
                 for norm in (norms["ln1"], norms["ln2"], self.component_mapping["ln_final"]):
@@ -292,15 +292,33 @@ def choosing_adapter(base: type[Any], by_head: bool, unnormed: bool) -> type[Any
     return ChoosingAdapter
 
 
+def without_peft(model: Any) -> PreTrainedModel:
+    """The model with adapters in it that a PeftModel holds; Refused for one that adds tokens to prompts."""
+    if isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
+        return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        kind = type(model.active_peft_config).__name__
+        raise Refused(
+            f"a PeftModel with {kind} adds tokens to every prompt, which a bridge does not; take LoRA or the like"
+        )
+    return model.get_base_model()
+
+
 @contextmanager
 def _registered(model: PreTrainedModel) -> Iterator[None]:
     """Registers the model's choosing adapter while a bridge is built, and puts the former one back.
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
-    constructed = _UNNORMED.get(model.config.model_type)
-    architecture = constructed or type(model).__name__
-    named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
+    constructed, known = _UNNORMED.get(model.config.model_type), ArchitectureAdapterFactory._adapters
+    bases = (base.__name__ for base in type(model).__mro__)
+    architecture = constructed or next((base for base in bases if base in known), None)
+    if architecture is None:
+        raise Refused(
+            f"TransformerLens has no adapter for a {type(model).__name__} nor for a class that it is derived from; "
+            "give a causal language model of transformers, or a subclass of one"
+        )
+    named, former = model.config.architectures, known[architecture]
     component = choosing_adapter(former, model.config.model_type in _BY_HEAD, constructed is not None)
     ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
@@ -316,21 +334,22 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
 
     `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
     like show what the method does. Without a method its hooks are those of TransformerLens' bridge; a model whose
-    attention is neither 'eager' nor 'sdpa' is set to 'sdpa', and Gemma-4 to 'eager', as stock sets it. Raises
-    Refused for an unsupported model.
+    attention is neither 'eager' nor 'sdpa' is set to 'sdpa', and Gemma-4 to 'eager', as stock sets it. A subclass of a
+    supported class is taken as that class. A PeftModel is taken as the model in it, whose adapters take part, as do
+    other modules and hooks in place of a projection. Raises Refused for an unsupported model.
 
     >>> bridge = mesa.bridge(model, tokenizer)
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
     ...     logits, cache = bridge.run_with_cache("a text", names_filter="blocks.0.hook_resid_post")
     """
+    model = without_peft(model)
     check_config(model.config)
     check_free(model)
     if model.config._attn_implementation not in ("eager", "sdpa"):  # whose masks stock's attention cannot read
         model.set_attn_implementation("sdpa")
-    architecture = type(model).__name__
     with _registered(model):
         built: Any = TransformerBridge.boot_transformers(
-            model.config._name_or_path or architecture,
+            model.config._name_or_path or type(model).__name__,
             hf_model=model,
             tokenizer=tokenizer,
             dtype=model.dtype,

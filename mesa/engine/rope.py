@@ -31,6 +31,7 @@ class CachedRotary(nn.Module):
     def __init__(self, cos_sin: Callable[..., tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.cos_sin = cos_sin
+        self.eval()  # tools of TransformerLens refuse a model of which a module is in training mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         """cos and sin at the running pass's positions."""

@@ -1,0 +1,123 @@
+"""Projections on a bridge: one for several parts, computed once by its own module where it is more than its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from transformer_lens.model_bridge.generalized_components import JointGateUpMLPBridge, LinearBridge
+from transformer_lens.utilities.quantization import unreadable_weight_reason
+
+from mesa.errors import Refused
+
+
+def is_plain(module: Any) -> bool:
+    """Whether a module computes what its weight and bias say, and nothing else: no adapter, quantization, hook."""
+    own = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's moves tensors only
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return isinstance(module, nn.Linear) and type(module).forward in _FORWARDS and not (
+        own or hooked or is_parametrized(module)
+    )  # fmt: skip
+
+
+def check_readable(module: Any, name: str) -> None:
+    """Refused where the module of a joint projection has no weight that can be taken apart."""
+    why = unreadable_weight_reason(getattr(module, "weight", None))
+    if why:
+        raise Refused(
+            f"TransformerLens takes the weight of {name!r} apart, which cannot be read: {why}; load the model without "
+            "quantization, or use it with mesa.applied alone"
+        )
+
+
+def check_plain(parts: Sequence[Any], what: str) -> None:
+    """Refused, naming the first module, where one of the bridge's `parts` is more than its weight and bias."""
+    for part in parts:
+        module = getattr(part.original_component, "joint", part.original_component)
+        if module is not None and not is_plain(module):
+            raise Refused(
+                f"{what} reads the weights of {part.name!r} themselves, and the {type(module).__name__} there computes "
+                "more than those (an adapter, quantization or a hook); merge it into the weights first "
+                "(PEFT: model.merge_and_unload()), or remove it"
+            )
+
+
+class Part(nn.Linear):
+    """A part of a joint projection: its rows of the weight; of what the joint module gives where that is not plain."""
+
+    whole: LinearBridge
+    take: Callable[[Tensor], Tensor]
+    kept: list[tuple[Tensor, Tensor] | None]
+    """The input that the joint module was last given, and its output: one place for all parts."""
+    last: bool
+
+    @property
+    def joint(self) -> Any:
+        """The module of the whole projection."""
+        return self.whole.original_component
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The part's output (..., rows)."""
+        if is_plain(self.joint):
+            return super().forward(input)
+        known = self.kept[0]
+        if known is None or known[0] is not input:
+            known = self.kept[0] = (input, self.joint(input))
+        if self.last:
+            self.kept[0] = None
+        return self.take(known[1])
+
+
+_FORWARDS = (nn.Linear.forward, Part.forward)
+
+
+def share(joint: LinearBridge, parts: Sequence[LinearBridge], heads: int | None) -> None:
+    """Has `parts` of a joint projection follow its module. heads: how many it gives them for one by one, or None."""
+    linears: list[Any] = [part.original_component for part in parts]
+    rows, kept = [linear.out_features for linear in linears], [None]
+    for number, linear in enumerate(linears):
+        linear.__class__ = Part
+        object.__setattr__(linear, "whole", joint)  # no child: its weights are the joint's
+        linear.take, linear.kept, linear.last = _taking(number, rows, heads), kept, number == len(parts) - 1
+
+
+def _taking(number: int, rows: Sequence[int], heads: int | None) -> Callable[[Tensor], Tensor]:
+    if heads is None:
+        return lambda whole: whole.split(list(rows), -1)[number]
+    return lambda whole: whole.unflatten(-1, (heads, len(rows), -1))[..., number, :].flatten(-2)
+
+
+class SharedGateUp(JointGateUpMLPBridge):
+    """TransformerLens' MLP with one projection for gate and up, which its own module computes where it is not plain."""
+
+    def set_original_component(self, original_component: nn.Module) -> None:
+        """As the class below has it."""
+        check_readable(getattr(original_component, self.fused_attr), self.fused_attr)
+        super().set_original_component(original_component)
+        joint: Any = LinearBridge(name=self.fused_attr)
+        joint.set_original_component(getattr(original_component, self.fused_attr))
+        share(joint, (self.gate, getattr(self, "in")), None)
+
+
+class JointProjection(LinearBridge):
+    """One projection for q, k and v, computed by the parts that TransformerLens takes it apart into."""
+
+    _parts: tuple[LinearBridge, ...]
+    _heads: int | None
+    """How many heads the projection gives q, k and v for one by one; None: all of q come first."""
+
+    def follow(self, *parts: LinearBridge) -> None:
+        """Has q, k and v compute it."""
+        self._parts = parts
+        share(self, parts, self._heads)
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The projection, with what the hooks made of its parts."""
+        input = self.hook_in(input)
+        parts = [part(input) for part in self._parts]
+        if self._heads is None:
+            return self.hook_out(torch.cat(parts, -1))
+        return self.hook_out(torch.stack([part.unflatten(-1, (self._heads, -1)) for part in parts], -2).flatten(-3))
