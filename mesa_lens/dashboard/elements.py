@@ -6,6 +6,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import streamlit as st
 from mesa_lens.dashboard.runs import Context
 from probe.evaluation.summary import Table
 from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Drawable
+from probe.figures.figure_data import Chart, Drawable, Panel
 from probe.figures.render import least_width, untitled
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of
@@ -30,6 +31,8 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 _EMPTY = "–"
+_PANEL = 330  # pixels that a panel of a figure needs
+_LEGEND, _LINES = 24, 5  # pixels of a legend's line, and how many a figure has room for
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
@@ -94,12 +97,36 @@ def show(figure: Drawable | go.Figure, key: str, alt: str = "") -> None:
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
-    name, width = f"wide-{safe_name(key)}", least_width(figure)
-    with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
-        st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-        _plot(untitled(figure), alt or f"{figure.title}. {figure.seen}", key)
+    name, alt = f"wide-{safe_name(key)}", alt or f"{figure.title}. {figure.seen}"
+    if isinstance(figure, Chart) and len(figure.panels) > 1:
+        _panels(figure, name, key, alt)
+    else:
+        width = least_width(figure)
+        with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
+            st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
+            _plot(untitled(figure), alt, key)
     if figure.seen:
         st.caption(plain(figure.seen))
+
+
+def _panels(chart: Chart, name: str, key: str, alt: str) -> None:
+    """A figure a panel, its title above it as text: side by side, below each other where the page is narrow."""
+    style = f".st-key-{name} > div {{flex: 1 1 {_PANEL}px; min-width: min({_PANEL}px, 100%)}}"
+    with st.container(key=name, horizontal=True):
+        st.html(f"<style>{style}</style>")
+        for number, panel in enumerate(chart.panels):
+            with st.container(key=f"panel-{number}-{name}"):
+                st.markdown(plain(panel.title))
+                _plot(_alone(panel), f"{panel.title}. {alt}", f"{key}-{number}")
+
+
+def _alone(panel: Panel) -> go.Figure:
+    """A panel as a figure, with room for its legend where that is one text a line."""
+    drawn = untitled(Chart("", (replace(panel, title=""),)))
+    layout: Any = drawn.layout
+    more = _LEGEND * max(0, len({line.label for line in panel.lines}) - _LINES)
+    layout.height, layout.margin.b = layout.height + more, layout.margin.b + more
+    return drawn
 
 
 def _plot(figure: go.Figure, alt: str, key: str) -> None:

@@ -176,6 +176,15 @@ def test_a_size_on_one_page_is_not_taken_on_another(visit):
         page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
 
 
+@pytest.mark.parametrize(("width", "beside"), [(390, False), (1440, True)])
+def test_panels_stand_beside_each_other_where_there_is_room(visit, width, beside):
+    for path in ("thresholds?run=demo&pairs=3:7", "compare?run=demo&with=second"):
+        charts = visit(path, width).get_by_test_id("stPlotlyChart")
+        first, second = (charts.nth(number).bounding_box() for number in range(2))
+        assert (first["y"] == pytest.approx(second["y"], abs=30)) == beside
+        assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in (first, second))
+
+
 def test_a_ticked_row_of_the_ranking_is_drawn(visit):
     page = visit("thresholds?run=demo")
     assert "pairs=" not in page.url
@@ -185,7 +194,7 @@ def test_a_ticked_row_of_the_ranking_is_drawn(visit):
         ranking.click(position={"x": 15, "y": 35 * row + 17})
     until(page, "pairs=")
     settle(page)
-    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 4")
 
 
 def test_the_chosen_run_outlives_pages_that_need_none(visit):

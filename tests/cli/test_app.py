@@ -154,6 +154,30 @@ def test_anatomy_follows_its_selectors(opened):
     assert not app.exception
 
 
+def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    path = tmp_path / "run" / "anatomy" / "summary.json"
+    summary = json.loads(path.read_text()) | {"retrieval": []}
+    for heads, text in ((summary["heads"], "Attention to keys"), ([], None)):
+        path.write_text(json.dumps(summary | {"heads": heads}))
+        app = run(tmp_path, monkeypatch, "anatomy")
+        assert "not measured" not in shown_texts(app)
+        assert not app.error
+        assert (text in titles(app)[0]) if text else len(app.dataframe) == 1
+    path.write_text(json.dumps(summary | {"heads": [], "all_heads": []}))
+    assert "Nothing was measured of its heads." in shown_texts(run(tmp_path, monkeypatch, "anatomy"))
+    inside = [row for row in summary["heads"] if row["length"] <= 256]  # no key is beyond M
+    path.write_text(json.dumps(summary | {"heads": inside}))
+    assert "Attention to keys from N to M" in titles(run(tmp_path, monkeypatch, "anatomy"))[0]
+
+
+def test_panels_are_figures_of_their_own_under_their_titles(opened):
+    app = opened("thresholds", run="first", pairs="1:3")
+    assert [len(figures(app)), len(titles(app))] == [2, 1]
+    texts = [element.value for element in app.markdown]
+    assert texts.index("layer 0, dim 3") < texts.index("layer 1, dim 3")
+
+
 def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
     assert "mesa-lens anatomy --out" in shown_texts(opened("anatomy", run="nested/second"))
     shutil.copytree(root / "first", tmp_path / "run")
@@ -180,6 +204,9 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     app.text_input(key="pairs").set_value("").run()
     app.number_input(key="minimum_score").set_value(1000.0).run()
     assert app.markdown[0].value.startswith("**0** of 96")
+    assert "No dim shows a threshold under this rule. " in shown_texts(app)  # the best one is drawn all the same
+    assert "no threshold dim" in titles(app)[0]
+    assert len(app.dataframe[0].value) == 20
     assert "Least score (spreads) is 1000 (6)" in app.warning[0].value.replace("\\", "")
     app.number_input(key="minimum_score").set_value(6.0)
     app.number_input(key="M").set_value(130).run()  # Origin has left long ago: nothing crosses there
@@ -268,8 +295,7 @@ def test_runs_are_compared(root, monkeypatch, tmp_path):
     edit(tmp_path / "b", lambda attrs: attrs.update(changed))
     app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
     assert not app.error
-    (curves,) = figures(app)
-    drawn = [trace for trace in curves["data"] if trace["mode"] == "lines+markers"]
+    drawn = [trace for panel in figures(app) for trace in panel["data"] if trace["mode"] == "lines+markers"]
     assert {trace["name"] for trace in drawn} >= {f"origin, {name}" for name in ("a", "b", "c")}
     assert len(drawn) == 3 * 2 * 4  # runs, measures, methods
     failures, settings = (table.value for table in app.dataframe)

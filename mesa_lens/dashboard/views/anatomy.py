@@ -25,10 +25,10 @@ _STATISTICS = {
     "token 0": "sink",
 }
 _TABLE = "all heads"
-_KINDS = {  # of figures, and what each is chosen by
-    "retrieval": ("method", "length"),
-    "attention": ("method", "length", "statistic"),
-    _TABLE: ("length",),
+_KINDS = {  # of figures: what each is drawn of, and chosen by
+    "retrieval": ("retrieval", ("method", "length")),
+    "attention": ("heads", ("method", "length", "statistic")),
+    _TABLE: ("all_heads", ("length",)),
 }
 
 
@@ -39,7 +39,11 @@ def page(context: Context) -> None:
         return
     for paragraph in anatomy_findings(anatomy):
         st.markdown(ui.plain(paragraph))
-    kind = ui.choose_one("Figures", list(_KINDS), "anatomy_figures")
+    kinds = [kind for kind, (table, _) in _KINDS.items() if anatomy[table]]
+    if not kinds:
+        st.info("Nothing was measured of its heads.")
+        return
+    kind = ui.choose_one("Figures", kinds, "anatomy_figures")
     chosen = _choose(anatomy, kind)
     if kind == _TABLE:
         rows = [
@@ -51,7 +55,7 @@ def page(context: Context) -> None:
     name = "retrieval" if kind == "retrieval" else _STATISTICS[chosen["statistic"]]
     figure = head_map(anatomy, name, chosen["method"], chosen["length"])
     if figure is None:
-        st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
+        st.info("It was not measured here; choose another method, length or statistic.")
         return
     ui.show(figure, f"anatomy-{name}")
     labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(anatomy)}
@@ -67,8 +71,15 @@ def overview(context: Context) -> None:
 
 
 def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:
-    """The labels of a figure. Defaults: last method, longest length, the first statistic."""
-    known = anatomy_labels(anatomy)
-    first = {**{name: values[-1] for name, values in known.items()}, "statistic": next(iter(_STATISTICS))}
-    known = {**known, "statistic": list(_STATISTICS)}
-    return ui.choose_labels({name: known[name] for name in _KINDS[kind]}, first, "anatomy")
+    """The labels of a figure, of those measured. Defaults: last method, longest length, the first statistic there."""
+    table, names = _KINDS[kind]
+    known = {
+        name: [value for value in values if having(anatomy[table], **{name: value})]
+        for name, values in anatomy_labels(anatomy).items()
+    }
+    first = {name: values[-1] for name, values in known.items()}
+    if "statistic" in names:
+        known["statistic"] = list(_STATISTICS)
+        there = (name for name, column in _STATISTICS.items() if head_map(anatomy, column, **first) is not None)
+        first["statistic"] = next(there, known["statistic"][0])
+    return ui.choose_labels({name: known[name] for name in names}, first, "anatomy")

@@ -59,10 +59,13 @@ def page(context: Context) -> None:
         st.info("Choose a method.")
         return
     choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
+    figure, files = st.container(), st.empty()  # no file is offered while the figure is computed
     panel, limits = _panel(entry, choice)
-    ui.show(heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits), "heatmap")
-    _scale(panel, limits)
-    _downloads(entry, run, choice)
+    with figure:
+        ui.show(heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits), "heatmap")
+        _scale(panel, limits)
+    with files.container():
+        _downloads(entry, run, choice)
 
 
 def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> dict[str, Any]:

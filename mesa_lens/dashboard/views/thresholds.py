@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import choose_states, opened, reference_of, searched, states
+from mesa_lens.dashboard.state import choose_states, opened, searched, states
 from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.store.reader import Run
+from probe.store.select import reference_method
 from probe.thresholds.predict import best, crossing_texts
 from probe.thresholds.search import CrossingRule
 
 _MOST = 6  # figures drawn at once
-_ROWS = 1000  # dims in the table
+_ROWS, _FEW = 1000, 20  # dims in the table; where none qualifies
 _EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained window (tokens)",
@@ -38,22 +40,33 @@ def page(context: Context) -> None:
     run = opened(entry)
     hook, prompt = choose_states(run)
     trained, rule = _rule(run, entry.name)
+    above, files, below = st.container(), st.empty(), st.container()  # no file is offered while others are computed
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
+    with above:
+        pairs = _drawn(hidden, crossings)
+    if pairs:
+        several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
+        stem = ui.file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
+        with files.container():
+            ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
+    with below:
+        _ranking(crossings)
+
+
+def _drawn(hidden: xr.DataArray, crossings: xr.Dataset) -> list[tuple[int, int]]:
+    """How many thresholds there are, and a figure of each chosen (layer, dim), which are returned."""
+    trained, reference = crossings.attrs["trained_length"], reference_method(hidden["method"].values.tolist())
     st.markdown(
         f"**{int(crossings['qualified'])}** of {int(crossings.attrs['searched'])} (layer, dim) pairs show a threshold "
-        f"at position {trained} under {ui.plain(reference_of(run))}; "
+        f"at position {int(trained)} under {ui.plain(reference)}; "
         "the smoothed value at that position is the threshold."
     )
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
     pairs = _pairs(crossings)
     for layer, dim in pairs:
         ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
-    if pairs:
-        several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
-        stem = ui.file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
-        ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
-    _ranking(crossings)
+    return pairs
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -91,9 +104,15 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
 
 
 def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
-    """The (layer, dim) pairs to draw: those typed, else the clearest."""
-    clearest = best(crossings, 1)
-    default = f"the clearest ({clearest[0][0]}:{clearest[0][1]})" if clearest else "there is none; write e.g. 1:17"
+    """The (layer, dim) pairs to draw: those typed, else the clearest, else the dim of the highest score."""
+    qualified = best(crossings, 1)
+    clearest = qualified or _highest(crossings)
+    text = "".join(f"{layer}:{dim}" for layer, dim in clearest)
+    if clearest and not qualified:
+        score = float(crossings["score"].sel(layer=clearest[0][0], dim=clearest[0][1]))
+        meaning = f"No dim shows a threshold under this rule. {text} has the highest score, {score:.1f}"
+        st.info(ui.plain(f"{meaning} (at least {crossings.attrs['minimum_score']:g} is asked for), and is drawn."))
+    default = f"the {'clearest' if qualified else 'highest score'} ({text})" if clearest else "no dim has a score"
     typed = st.text_input(
         "Layer and dim to draw, as layer:dim, several with commas",
         key="pairs",
@@ -106,6 +125,15 @@ def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
     if len(pairs) > _MOST:
         st.warning(ui.plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are displayed"))
     return pairs[:_MOST]
+
+
+def _highest(crossings: xr.Dataset) -> list[tuple[int, int]]:
+    """The (layer, dim) of the highest score, whether it qualifies or not; none where no dim has a score."""
+    score = crossings["score"].transpose("layer", "dim")
+    if not score.notnull().any():
+        return []
+    layer, dim = np.unravel_index(np.nanargmax(score.values), score.shape)
+    return [(int(score["layer"][layer]), int(score["dim"][dim]))]
 
 
 def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
@@ -122,7 +150,11 @@ def _ranking(crossings: xr.Dataset) -> None:
     """The threshold dims, sortable and searchable; a ticked row is drawn above."""
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = crossings[[*names, "threshold_dim"]].to_dataframe().reset_index()
-    table = table.query("threshold_dim").sort_values("rank").head(_ROWS)
+    if int(crossings["qualified"]):
+        table = table.query("threshold_dim").sort_values("rank").head(_ROWS)
+    else:
+        st.caption("No dim qualifies; these have the highest scores.")
+        table = table.sort_values("score", ascending=False).head(_FEW)
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
     texts = crossing_texts(crossings.sel(at))
