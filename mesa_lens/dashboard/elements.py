@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import plotly.graph_objects as go
@@ -64,7 +65,7 @@ def written(context: Context, find: Callable[[Path], Mapping[str, Any] | None], 
     summary = find(context.run.path)
     if summary is None:
         text = "This run has nothing to show here yet. Run the command, then reload this page:"
-        suggest(text, f"mesa-lens {command} --out {context.run.path}")
+        suggest(text, f"mesa-lens {command} --out {quote(str(context.run.path))}")
     return summary
 
 

@@ -154,6 +154,13 @@ def test_anatomy_follows_its_selectors(opened):
     assert not app.exception
 
 
+def test_commands_to_copy_are_quoted(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "nested" / "second", tmp_path / "a; rm -rf $HOME")
+    assert (
+        f"mesa-lens anatomy --out '{tmp_path}/a; rm -rf $HOME'" in run(tmp_path, monkeypatch, "anatomy").code[0].value
+    )
+
+
 def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     path = tmp_path / "run" / "anatomy" / "summary.json"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import streamlit as st
@@ -32,7 +33,7 @@ def page(context: Context) -> None:
         with st.expander(f"Not finished: {len(running)}"):
             st.code("\n".join(status.text() for status in running), language=None)
     if not known:
-        ui.suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(root))
+        ui.suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(quote(str(root))))
         return
     name = st.query_params.get("result")
     if name is not None and name not in known:

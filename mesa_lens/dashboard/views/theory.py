@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import streamlit as st
@@ -107,7 +108,7 @@ def _claims(root: Path) -> None:
     path = root / REPORT
     if not path.is_file():
         text = f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"
-        ui.suggest(text, f"mesa-lens verify --html {path.with_suffix('')}")
+        ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
     check_inside(path)
     claims = json.loads(path.read_text(encoding="utf-8"))
