@@ -15,7 +15,9 @@ from pydantic import AfterValidator, Field
 
 from mesa.errors import Refused
 from probe.experiment.lock import how_to_resume
+from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
+from probe.request import EvalRequest, MethodsRequest, ProbeRequest
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -138,7 +140,12 @@ def add_command(
         option_classes = [cls for name, cls in get_type_hints(run).items() if name != "return"]
     command = commands.add_parser(name, epilog=f"example: {example}", help=help, description=description)
     add_options(command, *option_classes, **defaults)
-    command.set_defaults(run=lambda args: run(*(read_options(args, cls) for cls in option_classes)))
+
+    def begin(args: argparse.Namespace) -> int:
+        take_from_run(args, option_classes)
+        return run(*(read_options(args, cls) for cls in option_classes))
+
+    command.set_defaults(run=begin)
     return command
 
 
@@ -164,6 +171,21 @@ def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any
         elif new.is_required:
             del how["default"]
         group.add_argument(new.flag, help=new.help_text.replace("%", "%%"), **how)
+
+
+def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
+    """Options of the model that were not given become those of the run in --out, where there is one."""
+    request = next((cls for cls in classes if issubclass(cls, MethodsRequest)), None)
+    if request is None or "out" not in args:
+        return
+    but: Sequence[str] = ()
+    if args.overwrite:  # nothing is taken from what is written anew
+        if request is ProbeRequest:
+            return
+        name = request.__name__.removesuffix("Request").lower()
+        but = ("journal.jsonl", "harness.jsonl") if request is EvalRequest else (name,)
+    for key, value in taken(args.out, vars(args), vars(args).get("given", ()), request.default_methods, but).items():
+        setattr(args, key, value)
 
 
 def reader(hint: Any) -> Callable[[str], Any]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.models import tokenizer_of
+from mesa.models import chosen_dtype, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.capture.memory import check_memory
 from probe.evaluation import by_length
@@ -28,7 +28,8 @@ from probe.experiment.pool import Pool
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
-from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
+from probe.identity import check_of_run
+from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
 from probe.plan import plan as make_plan
 from probe.report import remove_report, write_report
 from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
@@ -58,6 +59,9 @@ def run_probe(
     plan = make_plan(request)
     runner.check(request.load)
     with owned(out):
+        if not overwrite:
+            known = {**provenance(plan), **identity(request.model, plan.config)}
+            check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
         summary = _finished_summary(plan, out, overwrite, by, runner)
     heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
     return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"

@@ -26,9 +26,10 @@ LAYERS = """
     probe.request         <- mesa probe.options probe.capture
     probe.tasks           <- mesa
     probe.files           <-
-    probe.experiment      <- mesa probe.files probe.capture
+    probe.identity        <- mesa probe.files
+    probe.experiment      <- mesa probe.files probe.identity probe.capture
     probe.evaluation      <- mesa probe.statistics probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
-    probe.store           <- probe.files probe.options
+    probe.store           <- probe.files probe.options probe.identity
     probe.thresholds      <- mesa probe.statistics probe.tasks probe.capture probe.evaluation probe.store
     probe.law.formula     <- mesa probe.thresholds
     probe.figures         <- mesa probe.statistics probe.files probe.capture probe.store probe.thresholds probe.law.formula

@@ -15,6 +15,7 @@ from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.task import Key
 from probe.files import difference
+from probe.identity import same_model
 
 Row = Mapping[str, Any]
 Rows = Mapping[Key, dict[str, Any]]
@@ -75,6 +76,7 @@ def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str,
     """Raises FileExistsError, naming what differs, for a file of a run with other settings than the stored ones."""
     now = json.loads(json.dumps(settings))
     keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
+    keys = [key for key in keys if key != "model" or not same_model(stored, now)]  # its folder may be moved
     if keys:
         differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
         raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")

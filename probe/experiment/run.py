@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.methods import Method
+from mesa.models import chosen_dtype
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.lock import owned, tell_finished
 from probe.experiment.model_spec import PlanWorker
@@ -17,6 +18,7 @@ from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
+from probe.identity import check_of_run
 
 
 class Experiment:
@@ -54,6 +56,11 @@ class Experiment:
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
         raise NotImplementedError
+
+    def check_of_run(self, out: Path, *, overwrite: bool = False) -> None:
+        """Raises Refused where the run in the folder `out` is of another model, M, revision, dtype or seed."""
+        own = (self.folder if self.folder != "." else self.journal,) if overwrite else ()
+        check_of_run(out, self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config), own)
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The journal of the folder `out`; overwrite: removes what a former run wrote, and nothing else.
@@ -116,6 +123,7 @@ def opened(
         def pool() -> Pool:
             return stack.enter_context(runner.pool(experiment.worker, experiment.all_tasks(rows)))
 
+        experiment.check_of_run(out, overwrite=overwrite)
         if overwrite:
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)

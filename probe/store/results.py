@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.errors import NotFound, Refused
+from probe.identity import left_out, tell_left_out
 from probe.store.reader import Run, open_run, store_mark
 
 REPORTED = ("report.html", "summary.json")
@@ -49,7 +50,7 @@ def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
 def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) -> Mapping[str, Any] | None:
     """The JSON file `name` in the folder, None where there is none; Refused where it lacks one of `keys`."""
     path = folder / name
-    if not path.is_file():
+    if not path.is_file() or tell_left_out(folder, command):
         return None
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -76,6 +77,8 @@ find_located, find_prediction, find_anatomy, find_tokens = (
 def _read(name: Path, folder: Path) -> Mapping[str, Any]:
     """What a command wrote into the folder; FileNotFoundError where there is none."""
     command = name.parent.name
+    if reason := left_out(folder, command):
+        raise Refused(reason)
     if (summary := find_summary(folder, name, _KEYS[name].split(), command)) is None:
         raise NotFound(f"{folder / name} is not there; write it: `mesa-lens {command} --out {folder}`")
     return summary

@@ -32,6 +32,7 @@ from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
 from probe.files import difference
+from probe.identity import same_model
 from probe.store.integrity import SEAL, seal_of
 from probe.store.reader import FINGERPRINTS, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
@@ -165,6 +166,8 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     """The first key, label or array in which a store differs from the template, in words."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
     stored, attrs = dict(group.attrs), wanted.attrs
+    if same_model(stored, attrs):  # its folder may be moved
+        attrs = {**attrs, "model": stored["model"]}
     if key := differing_key(stored, attrs):
         return difference(key, stored.get(key), attrs.get(key))
     if is_partial:

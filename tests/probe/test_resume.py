@@ -73,7 +73,9 @@ def same(out, other):
 
 def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, monkeypatch):
     interrupt_at(monkeypatch, stages, "capture", 1)
-    assert main(command_line(model, tmp_path / "out", "--samples", "0")) == 1
+    words = [word for word in command_line(model, tmp_path / "out", "--samples", "0") if ":80" not in word]
+    words.remove("--lengths")
+    assert main(words) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     assert not (tmp_path / "out").exists()
 
@@ -137,7 +139,7 @@ def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(
     weights = folder / "model.safetensors"
     weights.write_bytes((before := weights.read_bytes())[:-4] + b"\0\0\0\1")
     assert main(command_line(*arguments)) == 2
-    assert "with another config: weights differs; use --overwrite" in capsys.readouterr().err
+    assert "with other weights (" in capsys.readouterr().err
     weights.write_bytes(before)
     assert main(command_line(*arguments)) == 0
 

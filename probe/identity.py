@@ -1,0 +1,159 @@
+"""Which model the run in a folder is of: later commands take it from there, refuse another and show no other's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mesa.errors import NotFound, Refused
+from mesa.methods import make
+from mesa.settings import wanted_names
+from probe.files import difference
+
+MODEL = ("weights", "config", "tokenizer")
+"""Fingerprints of a model, in a store's attributes and in a journal's settings."""
+_STORES = ("store.zarr", "store.zarr.partial")
+_JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
+_COMMANDS = ("locate", "anatomy", "predict")
+_TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
+_REMEDY = "leave the option out, measure the run anew with --overwrite, or choose another --out"
+
+
+def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
+    """What the folder's run records of model, M, revision, dtype and seed; empty where there is no run.
+
+    That is what its store says, else its first journal. but: files and folders that are about to be written anew.
+    """
+    files = [*(folder / name / "zarr.json" for name in _STORES), *(folder / name for name in _JOURNALS)]
+    files += [folder / name / "journal.jsonl" for name in _COMMANDS]
+    for file in files:
+        if file.relative_to(folder).parts[0] not in but and (settings := _settings(file)):
+            return settings
+    return {}
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What a store's attributes or a journal's first line say; empty for a file that is not there or is damaged."""
+    try:
+        if file.suffix == ".json":
+            content = json.loads(file.read_text(encoding="utf-8"))["attributes"]
+        else:
+            with file.open(encoding="utf-8") as lines:
+                content = json.loads(lines.readline())["settings"]
+        return content if isinstance(content["model"], str) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def taken(
+    folder: Path, values: Mapping[str, Any], given: Sequence[str], default_methods: str, but: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The options that the run in the folder has and that are not given, by key; `trust_remote_code` is never taken.
+
+    values: all options by key. given: keys of those that were typed. Raises Refused for a run whose model needs its
+    own code, unless that is allowed anew, and NotFound for one whose model's folder has gone.
+    """
+    there = run_settings(folder, but)
+    if not there:
+        return {}
+    options = {key: there[key] for key in _TAKEN if key not in given and there.get(key) is not None}
+    if there.get("dtype") is None and there.get("device", "cpu") != "cpu" and "source_dtype" in there:
+        options |= {} if "dtype" in given else {"dtype": there["source_dtype"]}
+    if "model" in options and there.get("trust_remote_code") is True and not values.get("trust_remote_code"):
+        raise Refused(
+            f"{folder} is a run of {there['model']}, which runs its own code; this is never taken from a run: give "
+            "--trust-remote-code again"
+        )
+    if "model" in options and options["model"].startswith((".", "/", "~")) and not Path(options["model"]).exists():
+        raise NotFound(f"{folder} is a run of model {there['model']}, which is not there; give its place by --model")
+    if not values.get("set"):
+        names = wanted_names(values.get("methods") or default_methods)
+        options["set"] = [text for name in names for text in _changed(name, there)]
+    return options
+
+
+def _changed(name: str, there: Mapping[str, Any]) -> Iterator[str]:
+    """The parameters of a method that a run changed, as texts of --set."""
+    config = _methods(there).get(name, {})
+    try:
+        default = make(name, int(there["trained_length"])).describe()
+    except (ValueError, TypeError, KeyError):
+        return
+    for key, value in config.items():
+        if key in default and value != default[key] and isinstance(value, int | float | str):
+            yield f"{name}.{key}={value}"
+
+
+def _methods(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The configs of a store's methods, by name."""
+    try:
+        return dict(json.loads(settings.get("method_configs", "{}")))
+    except (ValueError, TypeError):
+        return {}
+
+
+def check_of_run(
+    folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Any], dtypes: Any, but: Sequence[str] = ()
+) -> None:
+    """Raises Refused, naming both values, where the run in the folder is of another model, M, revision, dtype or seed.
+
+    settings: of the new plan. methods: its methods; those that the run has too must have the same parameters. dtypes:
+    gives the dtype of a model with such options.
+    """
+    there = run_settings(folder, but)
+    if not there:
+        return
+    if problem := differing(there, settings):
+        raise Refused(f"{folder} is a run of {problem}; {_REMEDY}")
+    then, now = there.get("source_dtype") or dtypes(there), dtypes(settings)
+    if then != now:
+        raise Refused(f"{folder} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
+    for name, config in _methods(there).items():
+        mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
+        for key in sorted(config.keys() & mine.keys()):
+            if config[key] != mine[key]:
+                raise Refused(f"{folder} holds {name} of another {difference(key, config[key], mine[key])}; {_REMEDY}")
+
+
+def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In which of model, M, revision and seed the settings differ, in words; empty for none.
+
+    A model is known by its fingerprints, so that a folder may be moved; where there are none, by its name.
+    """
+    known = [key for key in MODEL if key in there and key in now]
+    for key in known:
+        if there[key] != now[key]:
+            marks = " and ".join(str(value).removeprefix("sha256 ")[:12] for value in (there[key], now[key]))
+            if there["model"] == now["model"]:
+                return f"model {there['model']} with other {key} ({marks}): it changed since"
+            return f"model {there['model']}, not {now['model']} ({key} {marks})"
+    if not same_model(there, now) and there["model"] != now["model"]:
+        return f"model {there['model']}, not {now['model']}"
+    for key in ("trained_length", "revision", "seed"):
+        if there.get(key) != now.get(key):
+            return f"another {difference(key, there.get(key), now.get(key))}"
+    return ""
+
+
+def same_model(there: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether both settings have the sums of the same files of a model, wherever these lie."""
+    return all(str(there.get(key)).startswith("sha256 ") and there.get(key) == now.get(key) for key in MODEL)
+
+
+def left_out(folder: Path, command: str) -> str:
+    """Why the results of a command in the folder of a probe's run are not the run's; empty where they are."""
+    run, there = _settings(folder / _STORES[0] / "zarr.json"), _settings(folder / command / "journal.jsonl")
+    problem = differing(there, run) if run and there else ""
+    remedy = f"`mesa-lens {command} --out {folder} --overwrite` measures it anew"
+    return f"{folder / command} is left out: it is of {problem}; {remedy}" if problem else ""
+
+
+def tell_left_out(folder: Path, command: str) -> bool:
+    """Whether results are left out, which is said on stderr."""
+    reason = left_out(folder, command)
+    if reason:
+        sys.stderr.write(f"{reason}\n")
+    return bool(reason)

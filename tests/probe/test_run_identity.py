@@ -1,0 +1,117 @@
+"""A run's folder is of one model, M, revision, dtype and seed: every later command takes them, and refuses others."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+from commands import main
+
+from probe.identity import run_settings, taken
+
+PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
+COMMANDS = {
+    "locate": "--methods rerope --lengths 400 --samples 1 --layers 0 --heads none --try weave --ways only".split(),
+    "anatomy": "--methods origin --lengths 200 --samples 1 --layers 0 --parts heads".split(),
+    "predict": "--methods origin,rerope --lengths 200,320 --samples 2".split(),
+    "eval": "--task nll --methods origin --lengths 200 --samples 1".split(),
+    "probe": PROBE[1:-2],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, undrawn):  # noqa: ARG001
+    """A folder with a model and a run of it, with a window of its own, M stated and a seed."""
+    folder = tmp_path_factory.mktemp("identity")
+    tiny.folder(folder / "tiny")
+    words = ["--set", "rerope.window=40", "--trained-length", "120", "--dtype", "float64"]
+    assert main([*PROBE, *words, "--model", folder / "tiny", "--out", folder / "run"]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_later_command_takes_the_model_from_the_folder(command, run, place, capsys):
+    assert main([command, *COMMANDS[command], "--out", run]) == 0, capsys.readouterr().err
+    journals = list(run.rglob("*.jsonl"))
+    assert journals or command == "probe"
+    for journal in journals:
+        settings = json.loads(journal.read_text().partition("\n")[0])["settings"]
+        taken = [settings[key] for key in ("model", "trained_length", "dtype", "seed")]
+        assert taken == [str(place / "tiny"), 120, "float64", 3]
+        assert '"window": 40' in journal.read_text() or command in ("anatomy", "eval")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "default"], "run is a run of model"),
+        (["--trained-length", "130"], "trained_length (120 there, 130 now)"),
+        (["--seed", "4"], "seed (3 there, 4 now)"),
+        (["--dtype", "float32"], "dtype (float64 there, float32 now)"),
+        (["--revision", "main"], "revision (None there, main now)"),
+    ],
+)
+def test_another_model_is_refused_in_one_line_and_changes_nothing(command, words, says, run, capsys):
+    before = files(run)
+    assert main([command, *COMMANDS[command], *words, "--out", run]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert says in line or "--revision" in line
+    assert files(run) == before
+
+
+def test_a_moved_model_is_the_same_a_changed_or_missing_one_is_not(run, place, tmp_path, capsys):
+    shutil.copytree(place / "tiny", tmp_path / "moved")
+    words = ["predict", *COMMANDS["predict"], "--out", run]
+    assert main([*words, "--model", tmp_path / "moved"]) == 0
+    assert main(words) == 0  # by the name that the run has
+    weights = tmp_path / "moved" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert main([*words, "--model", tmp_path / "moved"]) == 2
+    assert "(weights " in capsys.readouterr().err
+    shutil.rmtree(run / "predict")
+    attributes = json.loads((run / "store.zarr" / "zarr.json").read_text())
+    attributes["attributes"]["model"] = str(tmp_path / "gone")
+    (run / "store.zarr" / "zarr.json").write_text(json.dumps(attributes))
+    assert main(words) == 2
+    assert f"{tmp_path / 'gone'}, which is not there; give its place by --model" in capsys.readouterr().err
+
+
+def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
+    assert main(["predict", *COMMANDS["predict"], "--out", run]) == 0
+    journal = run / "predict" / "journal.jsonl"
+    head, _, rest = journal.read_text().partition("\n")
+    header = json.loads(head)
+    header["settings"] |= {"weights": "sha256 0123", "model": "another"}
+    journal.write_text(json.dumps(header) + "\n" + rest)
+    capsys.readouterr()
+    assert main(["report", run]) == 0
+    said = capsys.readouterr().err
+    assert f"{run / 'predict'} is left out: it is of model another, not" in said
+
+
+def test_code_of_a_model_is_never_allowed_by_a_file(run):
+    path = run / "store.zarr" / "zarr.json"
+    content = json.loads(path.read_text())
+    content["attributes"]["trust_remote_code"] = True
+    path.write_text(json.dumps(content))
+    assert "trust_remote_code" not in taken(run, {"trust_remote_code": True}, (), "origin")
+    with pytest.raises(ValueError, match="give --trust-remote-code again"):
+        taken(run, {"trust_remote_code": False}, (), "origin")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 200_000, '{"attributes": 5}', '{"attributes": {"model": 5}}'])
+def test_a_damaged_store_names_no_model(content, tmp_path):
+    (tmp_path / "store.zarr").mkdir()
+    (tmp_path / "store.zarr" / "zarr.json").write_text(content)
+    assert run_settings(tmp_path) == {}
