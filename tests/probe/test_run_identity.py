@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, undrawn):  # noqa: ARG001
+def place(tmp_path_factory, undrawn):
     """A folder with a model and a run of it, with a window of its own, M stated and a seed."""
     folder = tmp_path_factory.mktemp("identity")
     tiny.folder(folder / "tiny")
