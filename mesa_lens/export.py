@@ -203,10 +203,10 @@ class ThresholdOptions(StateOptions):
 
 @dataclass(frozen=True)
 class CurveOptions(StoreOptions):
-    """Tail NLL and passkey accuracy by length, with predicted failures."""
+    """Tail NLL and passkey accuracy by length, with measured and predicted failures."""
 
     def export(self) -> Export:
-        """The scores, with failures predicted from the states of the first prompt."""
+        """The scores, with drift onsets of the first prompt."""
         return self.run.curves(self.chosen).export
 
 

@@ -12,10 +12,10 @@ from probe.options import REQUIRED, InputPath, option
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """What failures are predicted by."""
+    """What onsets are read by."""
 
     rule: Literal["drift", "paper"] = option(
-        "drift", "predict failure from drift of whole layers, or from thresholds of single dims as in the paper"
+        "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
     )
 
 

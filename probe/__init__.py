@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from probe.run import run_probe
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
-    from probe.thresholds.calls import drift_calls
     from probe.thresholds.drift import DriftRule, find_drift
+    from probe.thresholds.drift_onset import drift_onsets
     from probe.thresholds.failure import measured_failure
-    from probe.thresholds.predict import negative_control, predict
     from probe.thresholds.search import CrossingRule, search
+    from probe.thresholds.threshold_onset import negative_control, threshold_onsets
 
 _MODULES = {
     "probe.capture.capture": "capture_states",
@@ -40,10 +40,10 @@ _MODULES = {
     "probe.run": "run_probe",
     "probe.store.select": "hook_values",
     "probe.thresholds.analysis": "analyse summarize",
-    "probe.thresholds.calls": "drift_calls",
+    "probe.thresholds.drift_onset": "drift_onsets",
     "probe.thresholds.drift": "DriftRule find_drift",
     "probe.thresholds.failure": "measured_failure",
-    "probe.thresholds.predict": "negative_control predict",
+    "probe.thresholds.threshold_onset": "negative_control threshold_onsets",
     "probe.thresholds.search": "CrossingRule search",
 }
 """The public names by module."""
@@ -56,10 +56,34 @@ _LAZY = {
 
 # fmt: off
 __all__ = [
-    "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "ProbeRequest", "Run", "analyse", "bridge_to",
-    "capture_states", "curves_export", "default_regions", "drift_calls", "drift_export", "find_drift",
-    "heatmap_export", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation", "predict",
-    "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export", "write_report",
+    "CaptureSpec",
+    "CrossingRule",
+    "DriftRule",
+    "EvalRequest",
+    "ProbeRequest",
+    "Run",
+    "analyse",
+    "bridge_to",
+    "capture_states",
+    "curves_export",
+    "default_regions",
+    "drift_export",
+    "drift_onsets",
+    "find_drift",
+    "heatmap_export",
+    "hook_values",
+    "measured_failure",
+    "negative_control",
+    "open_run",
+    "plan_evaluation",
+    "regions",
+    "run_evaluation",
+    "run_probe",
+    "search",
+    "summarize",
+    "threshold_export",
+    "threshold_onsets",
+    "write_report",
 ]
 # fmt: on
 

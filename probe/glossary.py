@@ -28,8 +28,10 @@ TERMS = {
     "passkey": "A number hidden in a long text, which the model is asked to give back. Higher accuracy is better.",
     "measured failure": "The length from which on the loss is 0.5 nats/token above its level at M, or fewer than half "
     "of the passkeys are found. (a, b]: after a and at most at b tokens.",
-    "predicted failure": "The length at which a method fails as it is computed; the notes say from what.",
-    "drifts from": "The position from which on hidden states leave the range that they have inside the trained window.",
+    "predicted failure": "The length from which on `mesa-lens predict` computes a loss 0.5 nats/token "
+    "above lm-infinite's.",
+    "drift onset": "Where hidden states first leave the range that they have inside the trained window.",
+    "threshold onset": "Where most of the best threshold dims have crossed their thresholds.",
     "drift": "Hidden states leave the range that they have inside the trained window.",
     "hidden state": "The numbers that a layer hands to the next one, for one token.",
     "dim": DIM,

@@ -49,10 +49,10 @@ from probe.store.results import (
 )
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
-from probe.thresholds.calls import drift_calls
-from probe.thresholds.predict import best, crossing_texts
+from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.threshold_onset import best, crossing_texts
 from probe.verdict.rows import predicted_failures
-from probe.verdict.tables import drift_table
+from probe.verdict.tables import drift_table, onset_title
 from probe.verdict.verdict import Verdict, verdict
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -164,9 +164,9 @@ class Run(reader.Run):
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
             raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
-        calls = [asdict(call) | {"text": str(call)} for call in drift_calls(drifts[name])]
+        onsets = [asdict(onset) | {"text": str(onset)} for onset in drift_onsets(drifts[name])]
         return Result(
-            drifts[name], plain_table(drift_table(calls, name)), drift_export(drifts[name], name, layers, methods)
+            drifts[name], plain_table(drift_table(onsets, name)), drift_export(drifts[name], name, layers, methods)
         )
 
     def thresholds(
@@ -192,8 +192,8 @@ class Run(reader.Run):
         names = search["method"].values.tolist() if methods is None else list(methods)
         check_labels(hidden, "method", names)
         export = threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
-        predicted = "; ".join(f"{prediction.method} {prediction}" for prediction in analysis.predictions[name])
-        return Result(search, f"{_pair_table(search, pairs)}\npredicted failure: {predicted}", export)
+        onsets = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
+        return Result(search, f"{_pair_table(search, pairs)}\nthreshold onset: {onsets}", export)
 
     def heatmap(
         self,
@@ -238,23 +238,23 @@ class Run(reader.Run):
         return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn))
 
     def curves(self, methods: Sequence[str] | None = None) -> Result:
-        """Scores by length, with measured and predicted failures; Refused for a run that measured none.
+        """Scores by length, measured and predicted failures, drift onsets; Refused for a run that measured none.
 
         methods: those in the figure and files; default: all.
         """
         analysis = self.analysis()
         if self.evaluation is None or analysis.measured is None:
             raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
-        predicted = {prediction.method: str(prediction) for prediction in analysis.headline}
+        onsets = {onset.method: str(onset) for onset in analysis.onsets}
         failures = analysis.measured.failures
-        rows = tuple((failure.method, str(failure), predicted[failure.method]) for failure in failures)
+        rows = tuple((failure.method, str(failure), onsets[failure.method]) for failure in failures)
         scores = self.evaluation
         if methods is not None:
             check_labels(scores, "method", methods)
             scores = scores.sel({"method": list(methods)})
-        predictions = predicted_failures(self.verdict())
-        export = curves_export(scores, analysis.measured, self.trained_length, analysis.headline, predictions)
-        table = Table("", ("method", "measured failure", "predicted"), rows)
+        predicted = predicted_failures(self.verdict())
+        export = curves_export(scores, analysis.measured, self.trained_length, analysis.onsets, predicted)
+        table = Table("", ("method", "measured failure", onset_title(analysis.rule)), rows)
         return Result(self.evaluation, plain_table(table), export)
 
     def located(self) -> Result:

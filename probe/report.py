@@ -30,9 +30,9 @@ from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction, find_tokens
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.predict import LEAST, TOP
-from probe.verdict.rows import predicted_failures
-from probe.verdict.tables import difference_table, drift_table, score_text, threshold_doubt
+from probe.thresholds.threshold_onset import LEAST, TOP
+from probe.verdict.rows import onset_of, predicted_failures
+from probe.verdict.tables import difference_table, drift_table, onset_title, score_text, threshold_doubt
 from probe.verdict.verdict import html, verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
@@ -69,7 +69,7 @@ class Maps:
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str, Any]:
     """Analyses the run in the folder `run_dir` and writes report.html, summary.json, figures/ and derived/ there.
 
-    by: the rule that failures are predicted by, as for `analyse`. Returns the summary. Raises what `open_run` and
+    by: the rule that onsets are read by, as for `analyse`. Returns the summary. Raises what `open_run` and
     `analyse` raise.
     """
     run, derived = open_run(run_dir), {}
@@ -125,6 +125,8 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         terms=glossary.TERMS,
         drift_table=drift_table,
         threshold_doubt=threshold_doubt(summary),
+        onset_of=onset_of,
+        onset_title=onset_title(summary["onset_by"]),
         differences=difference_table(summary),
         score_text=score_text,
         median=median,

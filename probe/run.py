@@ -49,7 +49,7 @@ def run_probe(
 ) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
-    by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
+    by: the rule that onsets are read by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
     it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
@@ -82,7 +82,7 @@ def remove_run(out: Path) -> None:
 def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
     whole = not overwrite and _store_of_run(plan, out) == store_of(out)
     summary = run_summary(out) if whole else None
-    if summary and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
+    if summary and (summary["onset_by"] == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
         tell_finished(out)
         return summary
     if not whole:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, grouped, trained_rule
 from probe.figures.styles import RED, style
-from probe.thresholds.calls import Call, drift_calls
+from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 
 TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}
 """Colours of a drift map are doublings of a layer's limit."""
@@ -24,7 +24,7 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
     """The first captured layer, and the one in which the reference's drift begins, or is strongest."""
     at = drift.sel({"method": drift.attrs["reference"]})
     layers = drift["layer"].values.tolist()
-    call = next(call for call in drift_calls(drift) if call.method == drift.attrs["reference"])
+    call = next(call for call in drift_onsets(drift) if call.method == drift.attrs["reference"])
     beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"], 0)
     strongest = int(beyond.max("run").fillna(0).values.argmax())
     return sorted({layers[0], layers[strongest] if call.layer is None else call.layer})
@@ -41,7 +41,7 @@ def drift_chart(
     layers = drift_layers(drift) if layers is None else layers
     reference, trained = drift.attrs["reference"], drift.attrs["trained_length"]
     displayed = drift if methods is None else drift.sel({"method": list(methods)})
-    calls = drift_calls(displayed)
+    calls = drift_onsets(displayed)
     top = np.sqrt(displayed["level"].sel(layer=layers).where(~displayed["warm_up"]).max().fillna(0).item())
     panels = []
     for layer in layers:
@@ -74,7 +74,7 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     block = -(-(int(columns[-1]) + 1) // COLUMNS)
     edges = begin[0] + run * block * np.arange(int(columns[-1]) // block + 2)
     where = f", prompt {prompt}" if prompt else ""
-    maps = (_map(drift.sel({"method": call.method}), call, columns // block, edges) for call in drift_calls(drift))
+    maps = (_map(drift.sel({"method": call.method}), call, columns // block, edges) for call in drift_onsets(drift))
     return Heatmaps(
         f"Where hidden states ({drift.attrs['hook']}) leave their in-window range{where}; red: beyond the limit",
         "rms distance from in-window range",
@@ -85,21 +85,21 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
         height=int(np.clip(16 * len(layers), 70, 260)),
         columns=(1.0,),
         note=NOTE,
-        seen=_seen(drift_calls(drift)),
+        seen=_seen(drift_onsets(drift)),
     )
 
 
-def _seen(calls: Sequence[Call]) -> str:
+def _seen(calls: Sequence[DriftOnset]) -> str:
     return f"States leave it, in tokens: {grouped((call.method, _text(call)) for call in calls)}"
 
 
-def _text(call: Call) -> str:
+def _text(call: DriftOnset) -> str:
     if call.length is None or call.layer is None:
         return str(call)
     return f"first at {call.length}, in layer {call.layer}"
 
 
-def _line(at: xr.Dataset, call: Call) -> Line:
+def _line(at: xr.Dataset, call: DriftOnset) -> Line:
     """A method's distance; faint, with the reason, where it is not judged."""
     drift = at.sel({"method": call.method})
     label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
@@ -108,13 +108,13 @@ def _line(at: xr.Dataset, call: Call) -> Line:
     return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(call.reason))
 
 
-def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
+def _point(at: xr.Dataset, call: DriftOnset, layer: int) -> Point:
     first = call.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
     return Point(f"layer {layer}, {call.method}: first at {first}", first, y, style(call.method)[0])
 
 
-def _map(at: xr.Dataset, call: Call, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
+def _map(at: xr.Dataset, call: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
     judged = at["trusted"].values[:, None] & ~at["warm_up"].values
     distance = np.full((len(judged), len(edges) - 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):

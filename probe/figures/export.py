@@ -24,11 +24,12 @@ from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import write
+from probe.store.results import predicted_text
 from probe.store.select import check_labels, check_pairs
-from probe.thresholds.calls import Call
+from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Measured
-from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
+from probe.thresholds.threshold_onset import ThresholdOnset
 
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
@@ -161,12 +162,12 @@ def curves_export(
     evaluation: xr.Dataset,
     measured: Measured,
     trained_length: int,
-    predictions: Sequence[Call | Prediction] = (),
+    onsets: Sequence[DriftOnset | ThresholdOnset] = (),
     predicted: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Export:
-    """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured.
+    """The chart of scores by length, a table of every sample of each score, and `failures` with onsets.
 
-    predictions: from hidden states, for the table; predicted: as for `curves_chart`.
+    onsets: from hidden states, of one rule, for the table; predicted: as for `curves_chart`.
     """
     names = [name for name in ("tail_nll", "passkey") if name in evaluation]
     for name in names:
@@ -175,7 +176,7 @@ def curves_export(
     chart = curves_chart(evaluation, measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}
-    failures = _failures(evaluation["method"].values.tolist(), measured, predictions)
+    failures = _failures(evaluation["method"].values.tolist(), measured, onsets, predicted or {})
     return Export({"curves": chart}, {**scores, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
 
 
@@ -186,17 +187,28 @@ def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> li
     return [heatmap_grid(group, trained_length, limits) for group in groups]
 
 
-def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:
-    """Predicted and measured failure lengths by method, with the interval of the measured; NaN for none."""
+def _failures(
+    methods: list[str],
+    measured: Measured,
+    onsets: Sequence[DriftOnset | ThresholdOnset],
+    predicted: Mapping[str, Mapping[str, Any]],
+) -> xr.Dataset:
+    """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     rows = {failure.method: failure for failure in measured.failures}
-    calls = {prediction.method: prediction for prediction in predictions}
+    by_method = {onset.method: onset for onset in onsets}
+    kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
     fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
-    columns = {"predicted": [getattr(calls.get(method), "length", None) for method in methods]}
+    columns = {
+        kind: [getattr(by_method.get(method), "length", None) for method in methods],
+        "predicted_failure": [predicted.get(method, {}).get("length") for method in methods],
+    }
     columns |= {f"measured{name}": [getattr(rows[method], at) for method in methods] for name, at in fields.items()}
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
-    predicted_text = ("method", [str(calls.get(method, "not predicted")) for method in methods])
-    measured_text = ("method", [str(rows[method]) for method in methods])
-    texts = {"predicted_text": predicted_text, "measured_text": measured_text}
+    texts = {
+        f"{kind}_text": ("method", [str(by_method.get(method, "not judged")) for method in methods]),
+        "predicted_failure_text": ("method", [predicted_text(predicted.get(method)) for method in methods]),
+        "measured_text": ("method", [str(rows[method]) for method in methods]),
+    }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
 
 

@@ -17,8 +17,8 @@ from probe.figures.figure_data import (
     value_title,
 )
 from probe.figures.styles import RED, style
-from probe.thresholds.predict import excluded
 from probe.thresholds.search import smooth
+from probe.thresholds.threshold_onset import excluded
 
 _EXCLUDED = "excluded"
 

@@ -35,7 +35,7 @@ Anatomy = Mapping[str, Any]
 def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
     """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
 
-    A summary without a verdict counts as none. run: that store, where it is open already.
+    One without a verdict, or of an earlier version, counts as none. run: that store, where it is open already.
     """
     if not all((folder / name).exists() for name in REPORTED):
         return None
@@ -44,7 +44,7 @@ def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
         matches = summary.get(MARK) == store_mark((run or open_run(folder)).hidden.attrs)
     except (OSError, ValueError, AttributeError):  # not whole, or there is no store
         return None
-    return summary if matches and VERDICT in summary else None
+    return summary if matches and {VERDICT, "onset_by"} <= summary.keys() else None
 
 
 def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) -> Mapping[str, Any] | None:
@@ -114,6 +114,15 @@ def headline(summary: Located) -> dict[str, Any] | None:
         return None
     clearest = max(judged, key=lambda gap: (gap["measure"] == "nll", number(gap["low"])))
     return {name: clearest[name] for name in ("method", "length", "measure")}
+
+
+def predicted_text(predicted: Mapping[str, Any] | None) -> str:
+    """A failure length that `mesa-lens predict` computed, with its interval; a dash where there is none."""
+    if predicted is None:
+        return "–"
+    none = f"none up to {predicted['longest']}"
+    low, high = (end or none for end in predicted["ends"])
+    return f"{predicted['length']} [{low}, {high}]" if predicted["length"] else none
 
 
 def percent(value: float | None, low: float | None, high: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Everything read from a run, worked out once: thresholds, predictions, control, measured failures; and its summary."""
+"""Everything read from a run, worked out once: thresholds, onsets, control, measured failures; and its summary."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ from probe.evaluation.summary import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
-from probe.thresholds.calls import Call, drift_calls, top_dims
 from probe.thresholds.drift import DriftRule, find_drift, resolution
+from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Failure, Measured, measured_failure
-from probe.thresholds.predict import TOP, Prediction, as_many, best, false_predictions, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.stated_window import NOT_JUDGED, record
+from probe.thresholds.threshold_onset import (
+    TOP,
+    ThresholdOnset,
+    as_many,
+    best,
+    false_onsets,
+    negative_control,
+    threshold_onsets,
+)
 
 _MULTIPLES = (2, 4)
 
 RULES = ("drift", "paper")
-"""What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
+"""What an onset is read from: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
 
 CROSSINGS, CONTROL = "thresholds", "control"
 """What searches are known by."""
@@ -41,7 +49,7 @@ MEAN = "text-mean"
 class Analysis:
     """A run and what was read from it.
 
-    prompt: the first one, of which the headline predictions are made. predictions: by prompt, by thresholds.
+    prompt: the first one, whose onsets are shown first. threshold_onsets: by prompt.
     drifts: by prompt or `MEAN` of those of text, or why drift could not be judged. rule: of `RULES`.
     control: the negative control, or why it could not be made. measured: None if nothing was measured by length; where
         it shows that M is stated wrongly, neither drift nor control is made.
@@ -52,7 +60,7 @@ class Analysis:
     reference: str
     prompt: str
     crossings: xr.Dataset
-    predictions: dict[str, list[Prediction]]
+    threshold_onsets: dict[str, list[ThresholdOnset]]
     drifts: dict[str, xr.Dataset] | str
     rule: str
     control: xr.Dataset | str
@@ -64,15 +72,15 @@ class Analysis:
         return self.run.trained_length
 
     @property
-    def headline(self) -> Sequence[Call | Prediction]:
-        """One prediction a method, by the rule asked for."""
+    def onsets(self) -> Sequence[DriftOnset | ThresholdOnset]:
+        """One onset a method, by the rule asked for."""
         if self.rule == "drift" and not isinstance(self.drifts, str):
-            return drift_calls(self.drifts[self.prompt])
-        return self.predictions[self.prompt]
+            return drift_onsets(self.drifts[self.prompt])
+        return self.threshold_onsets[self.prompt]
 
     @property
     def best(self) -> list[tuple[int, int]]:
-        """The (layer, dim) pairs of the headline predictions, best first."""
+        """The (layer, dim) pairs that threshold onsets rest on, best first."""
         return best(self.crossings.sel(prompt=self.prompt), TOP)
 
 
@@ -83,9 +91,9 @@ def analyse(
     by: str = "drift",
     work: Cache = uncached,
 ) -> Analysis:
-    """Reads thresholds, drift, predictions and measured failures from a run, for `hook` (default: its first).
+    """Reads thresholds, drift, their onsets and measured failures from a run, for `hook` (default: its first).
 
-    `by`: which of `RULES` makes the headline predictions. `work`: gives what is known of searches under the default
+    `by`: which of `RULES` gives the onsets shown first. `work`: gives what is known of searches under the default
     rule, or has it made (`probe.store.cache`). The reference is Origin, or the run's first method. Raises
     Refused for an unknown hook or rule, and where `search` does.
     """
@@ -98,7 +106,7 @@ def analyse(
     name = str(hidden.name)
     crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: search(hidden, trained, rule, reference)})[CROSSINGS]
     prompts = hidden["prompt"].values.tolist()
-    predictions = {prompt: predict(crossings.sel(prompt=prompt)) for prompt in prompts}
+    onsets = {prompt: threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     unfit = "" if measured is None else measured.stated.unfit
     control = unfit or work(
@@ -108,7 +116,7 @@ def analyse(
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
-    return Analysis(run, hidden, reference, prompts[0], crossings, predictions, drifted, by, control, measured)
+    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured)
 
 
 def judged_drifts(
@@ -184,12 +192,12 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "word": attrs.get("word"),
         "reference": analysis.reference,
         "rule": {name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__},
-        "predicted_by": analysis.rule,
+        "onset_by": analysis.rule,
         "pass_length": _length(analysis.run, analysis.hidden),
         "follows_length": _following(analysis),
         "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
         "searched": crossings.attrs["searched"],
-        "qualified": {prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
+        "qualified": {prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.threshold_onsets},
         "best": [
             {
                 "layer": layer,
@@ -248,30 +256,38 @@ def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, 
             {"layer": layer, "dim": dim} | {name: float(at[name].sel(layer=layer, dim=dim)) for name in names}
             for layer, dim in top_dims(drift, TOP)
         ]
-        prompts[prompt] = {"methods": [_in_words(call) for call in drift_calls(drift)], "dims": dims}
+        prompts[prompt] = {"methods": [_in_words(call) for call in drift_onsets(drift)], "dims": dims}
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
     return {"rule": rule, "prompts": prompts}
 
 
-def _in_words(of_method: Call | Prediction | Failure) -> dict[str, Any]:
-    """A prediction or failure with its words, as JSON gives it back."""
+def _in_words(of_method: DriftOnset | ThresholdOnset | Failure) -> dict[str, Any]:
+    """An onset or failure with its words, as JSON gives it back."""
     return json.loads(json.dumps({**asdict(of_method), "text": str(of_method)}))
 
 
-def _predicted(prediction: Call | Prediction, unfit: bool) -> dict[str, Any]:
-    """A prediction with its words; `unfit`: M is stated wrongly, and nothing is predicted from it."""
-    return _in_words(prediction) | ({"length": None, "text": NOT_JUDGED} if unfit else {})
+def _onset(onset: DriftOnset | ThresholdOnset, unfit: bool) -> dict[str, Any]:
+    """An onset with its words; `unfit`: M is stated wrongly, and nothing is judged against it."""
+    return _in_words(onset) | ({"length": None, "text": NOT_JUDGED} if unfit else {})
+
+
+def _drift_onset(analysis: Analysis, method: str) -> dict[str, Any]:
+    """Of the first prompt; without more than a text where drift could not be judged."""
+    if isinstance(analysis.drifts, str):
+        unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
+        return {"length": None, "text": NOT_JUDGED if unfit else f"not judged: {analysis.drifts}"}
+    return _in_words(_of(drift_onsets(analysis.drifts[analysis.prompt]), method))
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
-    """A method's predicted and measured failure lengths, its scores at the lengths of the table and the longest."""
+    """A method's onsets, its measured failure, its scores at the lengths of the table and the longest."""
     unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
-    by_prompt = {prompt: _predicted(_of(rows, method), unfit) for prompt, rows in analysis.predictions.items()}
+    by_prompt = {prompt: _onset(_of(rows, method), unfit) for prompt, rows in analysis.threshold_onsets.items()}
     row: dict[str, Any] = {
         "method": method,
-        "predicted": _predicted(_of(analysis.headline, method), unfit),
-        "predicted_by_thresholds": by_prompt[analysis.prompt],
-        "predicted_by_prompt": {prompt: prediction["text"] for prompt, prediction in by_prompt.items()},
+        "drift_onset": _drift_onset(analysis, method),
+        "threshold_onset": by_prompt[analysis.prompt],
+        "threshold_onset_by_prompt": {prompt: onset["text"] for prompt, onset in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {},
         "longest": None,
@@ -325,7 +341,7 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, dict[str, float | Non
 
 
 def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
-    """The settings and places, and by prompt what was found and falsely predicted there."""
+    """The settings and places, and by prompt what was found there, onsets included, which are false."""
     if isinstance(control, str):
         return control
     prompts = {}
@@ -336,7 +352,7 @@ def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
             **{name: at[name].values.tolist() for name in ("qualified", "matched")},
             "as_many": float(as_many(at)),
             "called": {name: [None if np.isnan(at) else int(at) for at in of] for name, of in called.items()},
-            "false_predictions": dict(zip(called, false_predictions(at).values.tolist(), strict=True)),
+            "false_onsets": dict(zip(called, false_onsets(at).values.tolist(), strict=True)),
         }
     return {
         **{name: control.attrs[name] for name in ("searched", "top", "least")},
@@ -346,5 +362,5 @@ def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
 
 
 def _of(of_methods: Any, method: str) -> Any:
-    """The prediction or failure of `method`."""
+    """The onset or failure of `method`."""
     return next(row for row in of_methods if row.method == method)

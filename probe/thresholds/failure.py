@@ -137,9 +137,9 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     for row, method in enumerate(methods):
         known = measured[row]
         by_rule, of_lengths = [rule[row, known] for rule in fails], lengths[known]
-        by_nll, by_passkey = [*(onset(rule, of_lengths) for rule in by_rule), None][:2]  # None: not measured
+        by_nll, by_passkey = [*(lasting(rule, of_lengths) for rule in by_rule), None][:2]  # None: not measured
         length, low, high = (
-            onset(rule, of_lengths) for rule in (np.any(by_rule, 0), may[row, known], clearly[row, known])
+            lasting(rule, of_lengths) for rule in (np.any(by_rule, 0), may[row, known], clearly[row, known])
         )
         failures.append(
             Failure(
@@ -202,7 +202,7 @@ def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str,
     return fails[0], fails[1]
 
 
-def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
+def lasting(fails: np.ndarray, lengths: np.ndarray) -> int | None:
     """The first of `lengths` from which on all fail; None if it holds at the last."""
     holds = np.flatnonzero(~fails)
     first = holds[-1] + 1 if holds.size else 0
@@ -211,4 +211,4 @@ def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
 
 def dipping(fails: np.ndarray, lengths: np.ndarray) -> tuple[int, ...]:
     """Those of `lengths` that fail before one that does not."""
-    return tuple(lengths[fails & (lengths < (onset(fails, lengths) or np.inf))].tolist())
+    return tuple(lengths[fails & (lengths < (lasting(fails, lengths) or np.inf))].tolist())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from probe.statistics import shown, student
-from probe.thresholds.failure import onset
+from probe.thresholds.failure import lasting
 
 SHORTEST = 64
 """Tokens of the first context tried."""
@@ -156,6 +156,6 @@ def _compared(scores: dict[int, np.ndarray]) -> list[Compared]:
 
 def _ends(compared: list[Compared]) -> tuple[int | None, int | None]:
     """The longest length with none but clearly no worse ones below it, and the shortest from which on all are worse."""
-    fails = onset(np.array([at.is_worse for at in compared]), np.array([at.length for at in compared]))
+    fails = lasting(np.array([at.is_worse for at in compared]), np.array([at.length for at in compared]))
     fine = takewhile(lambda at: at.is_no_worse and at.length != fails, compared)
     return max((at.length for at in fine), default=None), fails

@@ -35,6 +35,11 @@ def ranked(
     return rows
 
 
+def onset_of(summary: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The onset of a method's row in a summary, by the rule that its report was made with."""
+    return row["threshold_onset" if summary["onset_by"] == "paper" else "drift_onset"]
+
+
 def predicted_failures(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """By method what `mesa-lens predict` computed for it, where it did, of a verdict."""
     return {row["method"]: row["predicted"] for row in verdict["rows"] if row["predicted"]}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.store.results import is_clear, percent
-from probe.thresholds.calls import ranges
+from probe.thresholds.drift_onset import ranges
 from probe.thresholds.failure import NLL, PASSKEY
 from probe.thresholds.stated_window import times_of_m
 from probe.verdict.rows import Rows, beats, is_worse, reference_of, to_crop

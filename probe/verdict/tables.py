@@ -7,10 +7,10 @@ from typing import Any
 
 from probe.evaluation.summary import Table
 from probe.statistics import shown
-from probe.store.results import percent
-from probe.thresholds.calls import ranges
-from probe.thresholds.predict import ALPHA
-from probe.verdict.rows import to_crop
+from probe.store.results import percent, predicted_text
+from probe.thresholds.drift_onset import ranges
+from probe.thresholds.threshold_onset import ALPHA
+from probe.verdict.rows import onset_of, to_crop
 
 _HEADS = 4  # of a set, that are named
 _NONE = "–"
@@ -21,14 +21,15 @@ def method_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     """A line a row, as `ranked` orders them."""
     reference = summary["reference"]
     longest = summary["measured_lengths"][-1] if summary["measured_lengths"] else None
+    is_predicted = any(row["predicted"] for row in rows)
     columns = {
         "rank": [str(row["rank"] or _NONE) for row in rows],
         "method": [row["method"] for row in rows],
         "measured failure": [row["measured"]["text"] for row in rows],
-        **({"predicted failure": [_predicted(row) for row in rows]} if any(row["predicted"] for row in rows) else {}),
+        **({"predicted failure": [predicted_text(row["predicted"]) for row in rows]} if is_predicted else {}),
         f"NLL at {longest} (less {reference}'s); lower is better" if longest else "NLL": [_nll(row) for row in rows],
         **({"NLL less crop's": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
-        "drifts from": [_drifts_from(row["drift"]) for row in rows],
+        "drift onset": [_drift_onset(row["drift"]) for row in rows],
     }
     if any(row["heads"] for row in rows):
         columns["smallest set of heads"] = [_heads(row["heads"]) for row in rows]
@@ -36,12 +37,21 @@ def method_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 
 def score_table(summary: Mapping[str, Any]) -> Table:
-    """Each method's predicted failure and its scores by length."""
+    """Each method's drift onset, or threshold onset by the rule `paper`, and its scores by length."""
     rows = [
-        (row["method"], row["predicted"]["text"], *(_number(row["scores"][at][name]) for name, at in _places(summary)))
+        (
+            row["method"],
+            onset_of(summary, row)["text"],
+            *(_number(row["scores"][at][name]) for name, at in _places(summary)),
+        )
         for row in summary["methods"]
     ]
-    return Table("", ("method", "predicted", *_columns(summary)), tuple(rows))
+    return Table("", ("method", onset_title(summary["onset_by"]), *_columns(summary)), tuple(rows))
+
+
+def onset_title(rule: str) -> str:
+    """What the onset by a rule is called."""
+    return "threshold onset" if rule == "paper" else "drift onset"
 
 
 def difference_table(summary: Mapping[str, Any]) -> Table | None:
@@ -59,7 +69,7 @@ def drift_table(calls: Sequence[Mapping[str, Any]], prompt: str) -> Table:
     """The call of every method on a prompt, with the layers called and the share of false alarms."""
     head = (
         "method",
-        "drifts from",
+        "drift onset",
         "in layers",
         "layers not judged",
         "begins before M",
@@ -116,17 +126,6 @@ def score_text(scores: Mapping[str, Any], name: str) -> str:
     return _NONE if scores[name] is None else shown(scores[name], low, high, "z.2f")
 
 
-def _predicted(row: Mapping[str, Any]) -> str:
-    """The predicted failure length with its interval; a dash where there is none."""
-    predicted = row["predicted"]
-    if predicted is None:
-        return _NONE
-    if predicted["length"] is None:
-        return f"none up to {predicted['longest']}"
-    low, high = (end or f"none up to {predicted['longest']}" for end in predicted["ends"])
-    return f"{predicted['length']} [{low}, {high}]"
-
-
 def _heads(smallest: Mapping[str, Any] | None) -> str:
     """How many heads restore how much, such as '2 (1.3, 1.5): 92% [80, 104]'; a dash where none were searched."""
     if smallest is None:
@@ -146,7 +145,7 @@ def _nll(row: Mapping[str, Any]) -> str:
     return f"{nll['mean']:z.2f}{less}"
 
 
-def _drifts_from(call: Mapping[str, Any] | None) -> str:
+def _drift_onset(call: Mapping[str, Any] | None) -> str:
     if call is None:
         return "not judged"
     return call["text"] if call["layer"] is None else f"{position(call)}, layer {call['layer']}"

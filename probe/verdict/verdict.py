@@ -82,14 +82,14 @@ def checked(sentences: dict[str, str], stated: Mapping[str, Any] | None, prompts
 
 
 def _following(summary: Mapping[str, Any]) -> list[str]:
-    """Where positions or frequencies follow the prompt's length, that drift and prediction are of one length alone."""
+    """Where positions or frequencies follow the prompt's length, that states and onsets are of one length alone."""
     names = summary["follows_length"]
     if not names:
         return []
     return [
-        f"The positions or frequencies of {listed(names)} follow the prompt's length: states, drift and "
-        f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
-        f"length has those of each length, and docs/findings.md predicts by prompt length."
+        f"The positions or frequencies of {listed(names)} follow the prompt's length: states and drift "
+        f"onsets here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
+        f"length has those of each length, and docs/findings.md reads onsets by prompt length."
     ]
 
 

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.methods import make
 from probe.evaluation.effective import effective_lengths
-from probe.thresholds.calls import drift_calls
 from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.stated_window import TOO_LARGE, stated_window
@@ -162,7 +162,7 @@ def random_weights() -> Rows:
                 with torch.inference_mode(), mesa.applied(model, method):
                     states.append(torch.cat(model.model(ids, output_hidden_states=True).hidden_states[1:-1]).numpy())
             values = hidden(np.stack(states), METHODS)
-            calls = drift_calls(find_drift(values, M, DriftRule.scaled(M), plans=plans))
+            calls = drift_onsets(find_drift(values, M, DriftRule.scaled(M), plans=plans))
             yield {
                 "sharpened": sharpened,
                 "seed": seed,

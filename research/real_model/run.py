@@ -156,10 +156,10 @@ def by_first_drift(text: int, word: str) -> tuple[float | None, float | None, fl
     """Rank correlation of layers' shares with where Origin's states leave their range on a word; beyond 12k: tied."""
     if word == "hello":
         summary = json.loads((RESULTS / "drift-16k" / "summary.json").read_text(encoding="utf-8"))
-        first = next(row["predicted"]["layers"] for row in summary["methods"] if row["method"] == "origin")
+        first = next(row["drift_onset"]["layers"] for row in summary["methods"] if row["method"] == "origin")
     else:
         journal = HERE.parent / "thresholds_predict_failure" / "results" / "smollm2" / "journal.jsonl"
-        cell = ["predicted", "repeated", "origin", 0]
+        cell = ["onset", "repeated", "origin", 0]
         rows = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
         first = next(row for row in rows if row.get("cell") == cell)["lengths"]["repeated"]["drift"]["call"]["layers"]
     shares = located(text)

@@ -21,7 +21,7 @@ from research.thresholds_predict_failure.tables import (
     arithmetic,
     headline,
     measured_lengths,
-    predicted_lengths,
+    onset_lengths,
     scores_by_top,
     settings,
     tables,
@@ -41,35 +41,35 @@ def write_study(results: xr.Dataset, out: Path) -> str:
 
 
 def lengths_figure(results: xr.Dataset) -> Figure:
-    """Predicted over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds."""
+    """Onset over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds."""
     panels = _length_panels(results)
     figure = Figure(figsize=(2.1 + 3 * len(panels), 3.8), dpi=160, layout="constrained")
-    for axes, (title, predicted) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
-        _lengths_panel(axes, results, predicted, title)
-    figure.axes[0].set_ylabel("predicted failure (tokens)")
+    for axes, (title, onsets) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        _lengths_panel(axes, results, onsets, title)
+    figure.axes[0].set_ylabel("onset (tokens)")
     _legend(figure)
     return figure
 
 
 def length_numbers(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """A row a config and panel: median, least and most over the seeds; inf: none up to the longest."""
-    for title, predicted in _length_panels(results).items():
-        for config, y, x in zip(results["config"].values, predicted, measured_lengths(results), strict=True):
+    for title, onsets in _length_panels(results).items():
+        for config, y, x in zip(results["config"].values, onsets, measured_lengths(results), strict=True):
             row = {"panel": title, "config": config}
-            for name, values in (("measured", x), ("predicted", y)):
+            for name, values in (("measured", x), ("onset", y)):
                 values = np.where(values > settings(results)["length"], np.inf, values)[~np.isnan(values)]
                 if values.size:
                     row |= {name: np.median(values), f"{name}_least": values.min(), f"{name}_most": values.max()}
-            if {"measured", "predicted"} <= row.keys():
+            if {"measured", "onset"} <= row.keys():
                 yield row
 
 
 def _length_panels(results: xr.Dataset) -> dict[str, np.ndarray]:
-    """Predicted lengths (config, seed) by the panel's title."""
+    """Onsets (config, seed) by the panel's title."""
     prompt = "repeated word" if headline(results) == "repeated" else headline(results)
     return {
-        f"thresholds ({prompt})": predicted_lengths(results, rule=RULE),
-        f"drift ({prompt})": predicted_lengths(results, rule=DRIFT),
+        f"thresholds ({prompt})": onset_lengths(results, rule=RULE),
+        f"drift ({prompt})": onset_lengths(results, rule=DRIFT),
         "arithmetic: largest distance reaches M": arithmetic(results),
     }
 
@@ -97,7 +97,7 @@ def dims_figure(results: xr.Dataset) -> Figure:
         look |= {"mfc": colour, "ls": "-"} if rule == RULE else {"mfc": "none", "ls": "--"}
         axes.errorbar(x, value, np.abs(ends - value), capsize=2, label=f"{prompt}, {rule}", **look)
     axes.axhline(0, color="0.6", lw=0.8)
-    axes.set(xscale="log", xlabel="dims that a prediction is the median of", ylabel="Spearman, 95% interval")
+    axes.set(xscale="log", xlabel="dims that an onset is the median of", ylabel="Spearman, 95% interval")
     tops = results["top"].values
     axes.set_xticks(tops, [str(top) for top in tops], minor=False)
     axes.minorticks_off()
@@ -111,13 +111,13 @@ def _legend(figure: Figure) -> None:
         figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside right center")
 
 
-def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title: str) -> None:
+def _lengths_panel(axes: Axes, results: xr.Dataset, onsets: np.ndarray, title: str) -> None:
     trained, length = (settings(results)[name] for name in ("trained_length", "length"))
     none, ends = 1.6 * length, (0.9 * trained, 1.9 * length)
     asides = none * np.geomspace(0.87, 1.15, results.sizes["config"])  # so that configs that never fail stay apart
     methods = [config.split()[0] for config in results["config"].values.tolist()]
     labelled: set[str] = set()
-    for method, x, y, aside in zip(methods, measured_lengths(results), predicted, asides, strict=True):
+    for method, x, y, aside in zip(methods, measured_lengths(results), onsets, asides, strict=True):
         y, x = np.where(y > length, none, y)[~np.isnan(y)], x[~np.isnan(x)]
         if not y.size or not x.size:
             continue

@@ -1,4 +1,4 @@
-"""A study's results: lengths predicted and measured, labelled; as JSON on disk."""
+"""A study's results: onsets and measured failure lengths, labelled; as JSON on disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, onset
-from probe.thresholds.predict import PLACES
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, lasting
+from probe.thresholds.threshold_onset import PLACES
 
 REFERENCE = "origin"
 TASKS = ("nll", "passkey")
 """What failure can be measured by."""
 BOUNDS = ("M or more", "more than M", "slowest rotation of M or more", "a rotary phase not met")
-"""Relative positions that the arithmetic prediction takes for a failure.
+"""Relative positions that arithmetic takes for a failure.
 
 The third counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies;
 the last asks each rotary pair whether it met that phase inside the window. Both need rotary embeddings.
@@ -28,7 +28,7 @@ the last asks each rotary pair whether it met that phase inside the window. Both
 DRIFT = "drift"
 """The rule that judges layers and needs no number of dims."""
 Rows = Mapping[tuple[Any, ...], Mapping[str, Any]]
-"""A journal's rows: ('predicted', prompt, config, seed) and (task, config, seed, length)."""
+"""A journal's rows: ('onset', prompt, config, seed) and (task, config, seed, length)."""
 
 
 def seeds_of(settings: Mapping[str, Any]) -> range:
@@ -58,16 +58,16 @@ def failing(rows: Rows, settings: Mapping[str, Any], task: str, config: str, see
 def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
-    `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
+    `onset` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
     `drift`; `measured` (criterion, config, seed), 'either' and the tasks, NaN where these are at chance inside M, and
     `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance.
     Of the negative control `inside` and `matched` (prompt, rule, seed, place): shares of dims that are threshold dims
     inside the window, and at M with as many positions; `false` (prompt, rule, config, seed): share of the places with
-    a false prediction, of drift's pretended windows with a false alarm. NaN: not tried.
+    a false onset, of drift's pretended windows with a false alarm. NaN: not tried.
     """
     configs, seeds = list(arithmetic), list(seeds_of(settings))
     rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
-    cells = {key[1:]: row["lengths"] for key, row in rows.items() if key[0] == "predicted"}
+    cells = {key[1:]: row["lengths"] for key, row in rows.items() if key[0] == "onset"}
     kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], seeds[0]]]
 
     def read(names: Sequence[str], value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
@@ -82,12 +82,12 @@ def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Map
         return read(configs[:1], value)[:, :, 0]
 
     criteria, measured, dips = _measured(rows, settings, configs)
-    predicted = np.moveaxis(read(configs, lambda row: row["lengths"]), -1, 2)
+    onsets = np.moveaxis(read(configs, lambda row: row["lengths"]), -1, 2)
     positions = np.array([[first[bound] for bound in bounds] for first in arithmetic.values()], dtype=float)
     by_seed, by_config = ("prompt", "rule", "seed"), ("criterion", "config", "seed")
     return xr.Dataset(
         {
-            "predicted": (("prompt", "rule", "top", "config", "seed"), predicted, {"units": "tokens"}),
+            "onset": (("prompt", "rule", "top", "config", "seed"), onsets, {"units": "tokens"}),
             "qualified": (by_seed, of_reference(lambda row: row["qualified"]), {"units": "dims"}),
             "measured": (by_config, measured, {"units": "tokens"}),
             "dips": (by_config, dips, {"units": "lengths"}),
@@ -117,7 +117,7 @@ def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
 
 
 def _false(row: Mapping[str, Any]) -> float | None:
-    """The share of false predictions inside the window; None where it was not tried."""
+    """The share of false onsets inside the window; None where it was not tried."""
     if "call" in row:
         return row["call"]["any_false_alarm"]
     return row["control"]["false"] if row["control"] else None
@@ -134,7 +134,7 @@ def _measured(
     none, seeds, lengths = settings["length"] + 1, seeds_of(settings), np.array(settings["lengths"])
     by_task = np.array([[[failing(rows, settings, t, c, s) for s in seeds] for c in configs] for t in tasks])
     fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
-    measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails).astype(float)
+    measured = np.apply_along_axis(lambda row: lasting(row, lengths) or none, -1, fails).astype(float)
     judged = np.array([[judges(rows, settings, task, seed) for seed in seeds] for task in tasks])
     judged = np.concatenate([judged.any(axis=0, keepdims=True), judged])
     measured[~np.broadcast_to(judged[:, None], measured.shape)] = np.nan

@@ -17,13 +17,13 @@ def parser() -> argparse.ArgumentParser:
     top = make_parser(__doc__, "runs/study", Path(__file__).parent.name)
     top.add_argument("--methods", help="by commas, each with several parameters (None: all that the model can have)")
     top.add_argument("--configs", help="in place of --methods, e.g. 'rerope,leaky-rerope k=1.25 window=512'")
-    top.add_argument("--prompts", type=names, default="repeated,text,passkey", help="prompts that predict")
+    top.add_argument("--prompts", type=names, default="repeated,text,passkey", help="prompts that onsets are read on")
     top.add_argument("--seeds", type=int, default=5, help="each has words, passkeys and texts of its own")
     top.add_argument("--first-seed", type=int, default=0, help="none of the prompts of seeds below it are used")
     top.add_argument("--length", help="the longest length L in tokens (None: the last of --lengths, else 8 M)")
     top.add_argument("--lengths", help="measured, e.g. 256,1k (None: 1 to 8 M in 12 steps, up to L)")
     top.add_argument("--measure", type=names, default="nll,passkey", help="what failure is measured by")
-    top.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
+    top.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that an onset is the median of")
     top.add_argument("--windows", type=int, default=8, help="texts or passkey prompts in an average")
     top.add_argument("--samples", type=int, default=5, help="prompts that measure, by length and seed")
     top.add_argument("--estimate", action="store_true", help="print the number of passes and tokens, and stop")
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> None:
     """Runs the study, or what is left of it; writes results, tables and figures once nothing is left."""
-    from research.thresholds_predict_failure import measure, predict
+    from research.thresholds_predict_failure import measure, onsets
     from research.thresholds_predict_failure.figures import write_study
     from research.thresholds_predict_failure.inputs import read_inputs
     from research.thresholds_predict_failure.results import gather
@@ -61,13 +61,13 @@ def main(args: argparse.Namespace) -> None:
     inputs = read_inputs(study)
     settings = study.settings(inputs.fingerprints)
     journal = Journal(args.out / "journal.jsonl", settings, overwrite=args.overwrite)
-    if predict.predictions_left(study, journal):
-        predict.predict(study, inputs, journal, over)
+    if onsets.onsets_left(study, journal):
+        onsets.find_onsets(study, inputs, journal, over)
     if measure.measurements_left(study, journal) and not over():
         measure.measure(study, inputs, journal, over)
-    predictions, scores = predict.predictions_left(study, journal), measure.measurements_left(study, journal)
-    if predictions or scores:
-        print(f"{len(predictions)} predictions and {len(scores)} scores are left; the same command continues")
+    unread, scores = onsets.onsets_left(study, journal), measure.measurements_left(study, journal)
+    if unread or scores:
+        print(f"{len(unread)} onsets and {len(scores)} scores are left; the same command continues")
         return
     bounds = {name: arithmetic(study, name) for name in study.methods}
     print(write_study(gather(journal.rows, {**settings, **measure.judging(study)}, bounds), args.out))

@@ -1,4 +1,4 @@
-"""How well predicted failure lengths agree with measured ones: rank correlation and threshold calls, with intervals.
+"""How well onsets agree with measured failure lengths: rank correlation and threshold calls, with intervals.
 
 Seeds of one method config are no independent witnesses, so every interval resamples configs, each with all its seeds.
 A length that is none up to L stands as L + 1; NaN is no call, or a failure that cannot be judged since the model is at
@@ -32,10 +32,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Score:
-    """Agreement of predicted with measured failure lengths, over the pairs that were called.
+    """Agreement of onsets with measured failure lengths, over the pairs that were called.
 
     called: share of the pairs that are judged. correlation: Spearman's. right: by threshold (tokens), the share of
-    pairs for which 'fails by that length' is the same predicted and measured; yes: what always-yes gets right, gain:
+    pairs for which 'fails by that length' is the same by onset and measured; yes: what always-yes gets right, gain:
     what `right` has over the better of always-yes and always-no (found anew in every resample).
     """
 
@@ -62,13 +62,13 @@ def resamples(configs: int, count: int = 2000, seed: int = 0) -> np.ndarray:
 
 
 def score(
-    predicted: np.ndarray, measured: np.ndarray, thresholds: tuple[int, ...], drawn: np.ndarray | None = None
+    onset: np.ndarray, measured: np.ndarray, thresholds: tuple[int, ...], drawn: np.ndarray | None = None
 ) -> Score:
-    """The agreement of `predicted` with `measured`, both (config, seed), in tokens; `drawn` as from `resamples`.
+    """The agreement of `onset` with `measured`, both (config, seed), in tokens; `drawn` as from `resamples`.
 
     Raises ValueError where shapes differ.
     """
-    x, y, weight = _pairs(predicted, measured, drawn)
+    x, y, weight = _pairs(onset, measured, drawn)
     right, yes, gain = {}, {}, {}
     for threshold in thresholds:
         fails = y <= threshold
@@ -81,35 +81,35 @@ def score(
 
 
 def advantage(
-    predicted: np.ndarray, rival: np.ndarray, measured: np.ndarray, drawn: np.ndarray | None = None
+    onset: np.ndarray, rival: np.ndarray, measured: np.ndarray, drawn: np.ndarray | None = None
 ) -> tuple[Estimate, Estimate]:
-    """The rival's rank correlation, and by how much that of `predicted` is higher, on pairs both call."""
-    both = np.where(np.isnan(rival), np.nan, predicted)
+    """The rival's rank correlation, and by how much that of `onset` is higher, on pairs both call."""
+    both = np.where(np.isnan(rival), np.nan, onset)
     x, y, weight = _pairs(both, measured, drawn)
     other = correlations(rival[_called(both, measured)], y, weight)
     return _estimate(other), _estimate(correlations(x, y, weight) - other)
 
 
-def share(predicted: np.ndarray, measured: np.ndarray, holds: np.ndarray) -> Estimate:
+def share(onset: np.ndarray, measured: np.ndarray, holds: np.ndarray) -> Estimate:
     """The share of the called pairs for which it `holds` (config, seed)."""
-    _, _, weight = _pairs(predicted, measured, None)
-    return _estimate(_mean(weight, holds[_called(predicted, measured)]))
+    _, _, weight = _pairs(onset, measured, None)
+    return _estimate(_mean(weight, holds[_called(onset, measured)]))
 
 
 def _pairs(
-    predicted: np.ndarray, measured: np.ndarray, drawn: np.ndarray | None
+    onset: np.ndarray, measured: np.ndarray, drawn: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The called pairs (predicted, measured), and how often each is in every resample (row, pair)."""
-    if predicted.shape != measured.shape or predicted.ndim != 2:
-        raise ValueError(f"predicted {predicted.shape} and measured {measured.shape} are not both (config, seed)")
-    drawn = resamples(len(predicted)) if drawn is None else drawn
-    called = _called(predicted, measured)
+    """The called pairs (onset, measured), and how often each is in every resample (row, pair)."""
+    if onset.shape != measured.shape or onset.ndim != 2:
+        raise ValueError(f"onset {onset.shape} and measured {measured.shape} are not both (config, seed)")
+    drawn = resamples(len(onset)) if drawn is None else drawn
+    called = _called(onset, measured)
     config = np.nonzero(called)[0]
-    return predicted[called], measured[called], drawn[:, config]
+    return onset[called], measured[called], drawn[:, config]
 
 
-def _called(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    return ~np.isnan(predicted) & ~np.isnan(measured)
+def _called(onset: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    return ~np.isnan(onset) & ~np.isnan(measured)
 
 
 def _mean(weight: np.ndarray, holds: np.ndarray) -> np.ndarray:

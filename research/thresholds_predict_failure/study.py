@@ -1,4 +1,4 @@
-"""What is studied: methods with their parameters, lengths, rules; and the arithmetic prediction."""
+"""What is studied: methods with their parameters, lengths, rules; and lengths by arithmetic."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ VARIED: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Parameters beside the defaults; those of slowed distances put their reach of M between 1.4 and 7 M."""
 MEASURED_SEEDS = 1000
-"""Added to a seed for the passkey prompts that measure, so that none of them is one that predicts."""
+"""Added to a seed for the passkey prompts that measure, so that none of them is one that onsets are read on."""
 CELLS = 2
 """Raised when what a cell holds changes: 2 has the control, and Dynamic-NTK by prompt length."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is studied. Lengths in tokens; `length` is L, up to which failure is predicted."""
+    """What is studied. Lengths in tokens; `length` is L, up to which onsets are read."""
 
     model: str
     load: Mapping[str, Any]
@@ -77,7 +77,7 @@ class Study:
         return DriftRule.scaled(self.trained_length, resolution(chosen_dtype(self.config, self.load), "float32"))
 
     def passes(self, name: str) -> tuple[int, ...]:
-        """The lengths of the passes that a config's failure is predicted from: L alone, for most.
+        """The lengths of the passes that a config's onsets are read in: L alone, for most.
 
         Where positions or frequencies follow the prompt's length (Dynamic-NTK, LaMPE), no pass stands for a shorter
         prompt: then each measured length that both rules can judge, and L.
@@ -142,7 +142,7 @@ def plan(
     lengths = tuple(sorted(lengths or (int(trained * many) for many in MULTIPLES if trained * many <= length)))
     check_lengths(lengths, trained)
     if lengths[-1] > length:
-        raise ValueError(f"--lengths {lengths[-1]} is beyond --length {length}, up to which failure is predicted")
+        raise ValueError(f"--lengths {lengths[-1]} is beyond --length {length}, up to which onsets are read")
     if configs is None:
         fitting, _ = fitting_methods(methods or "all", trained, (), config, by_default=methods is None)
         chosen = variants(fitting, trained)
@@ -204,7 +204,7 @@ def estimate(study: Study) -> str:
     measured = len(study.methods) * len(study.seeds) * study.samples * len(study.measure)
     return (
         f"{len(study.methods)} configs x {len(study.seeds)} seeds: {', '.join(study.methods)}\n"
-        f"predicted: {prompts * len(passes)} passes, {prompts * sum(passes):,} tokens\n"
+        f"onsets: {prompts * len(passes)} passes, {prompts * sum(passes):,} tokens\n"
         f"measured: {measured * len(study.lengths)} prompts, {measured * sum(study.lengths):,} tokens"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.predict import LEAST, TOP
+from probe.thresholds.threshold_onset import LEAST, TOP
 from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE
 from research.thresholds_predict_failure.score import Estimate, Score, advantage, resamples, score, share
 
@@ -30,13 +30,13 @@ def tables(results: xr.Dataset) -> str:
 
 
 def all_rows(results: xr.Dataset) -> list[tuple[str, list[Row]]]:
-    """Every table: its title, and its rows as texts, the head first. Origin's own prediction is not scored."""
+    """Every table: its title, and its rows as texts, the head first. Origin's own onset is not scored."""
     others = without_reference(results)
-    ratios = "Measured over predicted length, where both fail: median (10% to 90% of pairs); calls too late"
+    ratios = "Measured length over onset, where both are: median (10% to 90% of pairs); calls too late"
     by_config = "Failure lengths by method config, median over seeds (least to most)"
     return [
         ("The comparison chosen beforehand, and the highest of all", _leading_rows(others)),
-        ("Rank correlation of predicted with measured failure length", _correlation_rows(others)),
+        ("Rank correlation of onset with measured failure length", _correlation_rows(others)),
         ("Share of right calls of 'fails by that length'", _call_rows(others)),
         ("Rank correlation by number of dims, and the share of pairs called", _top_rows(others)),
         ("Rank correlation by measured criterion", _criterion_rows(others)),
@@ -47,19 +47,19 @@ def all_rows(results: xr.Dataset) -> list[tuple[str, list[Row]]]:
 
 
 def without_reference(results: xr.Dataset) -> xr.Dataset:
-    """What is scored: Origin's own prediction follows the stated M by construction, and is a description."""
+    """What is scored: Origin's own onset follows the stated M by construction, and is a description."""
     return results.sel(config=[name for name in results["config"].values.tolist() if name != REFERENCE])
 
 
 def arithmetic(results: xr.Dataset, bound: str = BOUNDS[0]) -> np.ndarray:
-    """The arithmetic prediction (config, seed), the same for every seed."""
+    """The lengths by arithmetic (config, seed), the same for every seed."""
     return np.repeat(results["arithmetic"].sel(bound=bound).values[:, None], results.sizes["seed"], axis=1)
 
 
-def predicted_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
-    """Predicted lengths (config, seed), NaN for no call: the headline's kind, but for what `which` names."""
+def onset_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
+    """Onsets (config, seed), NaN for no call: the headline's kind, but for what `which` names."""
     chosen = {"top": _top(results), "prompt": headline(results), "rule": RULE, **which}
-    return results["predicted"].sel(chosen).transpose("config", "seed").values
+    return results["onset"].sel(chosen).transpose("config", "seed").values
 
 
 def measured_lengths(results: xr.Dataset, criterion: str = "either") -> np.ndarray:
@@ -68,13 +68,13 @@ def measured_lengths(results: xr.Dataset, criterion: str = "either") -> np.ndarr
 
 
 def scored(results: xr.Dataset, criterion: str = "either", **which: Any) -> Score:
-    """The score of one kind of prediction, `which` naming prompt, rule and perhaps top, against a criterion."""
+    """The score of one kind of onset, `which` naming prompt, rule and perhaps top, against a criterion."""
     results = without_reference(results)
-    return score(predicted_lengths(results, **which), measured_lengths(results, criterion), _thresholds(results))
+    return score(onset_lengths(results, **which), measured_lengths(results, criterion), _thresholds(results))
 
 
 def headline(results: xr.Dataset) -> str:
-    """The prompt of the headline's predictions: the repeated word, or what else there is."""
+    """The prompt of the headline's onsets: the repeated word, or what else there is."""
     prompts = results["prompt"].values.tolist()
     return "repeated" if "repeated" in prompts else prompts[0]
 
@@ -87,9 +87,9 @@ def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]
     return {kind: scores for kind, scores in result.items() if any(one.called for one in scores.values())}
 
 
-def late(predicted: np.ndarray, measured: np.ndarray) -> Estimate:
-    """The share of the called pairs that fail before the predicted length, or though none is predicted."""
-    return share(predicted, measured, predicted > measured)
+def late(onset: np.ndarray, measured: np.ndarray) -> Estimate:
+    """The share of the called pairs that fail before their onset, or though there is none."""
+    return share(onset, measured, onset > measured)
 
 
 def _top(results: xr.Dataset) -> int:
@@ -122,7 +122,7 @@ def _leading_rows(results: xr.Dataset) -> list[Row]:
     tops, once = results["top"].values.tolist(), np.ones((1, results.sizes["config"]))
 
     def lengths(criterion: str, **which: Any) -> tuple[np.ndarray, np.ndarray]:
-        return predicted_lengths(results, **which), measured_lengths(results, criterion)
+        return onset_lengths(results, **which), measured_lengths(results, criterion)
 
     first = {"prompt": headline(results), "rule": RULE, "top": _top(results), "criterion": "either"}
     every = [
@@ -139,9 +139,9 @@ def _leading_rows(results: xr.Dataset) -> list[Row]:
     head = "kind, prompt, rule, dims asked, measured by, called, Spearman, arithmetic there, difference"
     rows: list[Row] = [head.split(", ")]
     for label, case in cases:
-        predicted, measured = lengths(**case)
-        result = score(predicted, measured, ())
-        estimates = (result.correlation, *advantage(predicted, arithmetic(results), measured))
+        onset, measured = lengths(**case)
+        result = score(onset, measured, ())
+        estimates = (result.correlation, *advantage(onset, arithmetic(results), measured))
         top = "" if case["rule"] == DRIFT else str(case["top"])
         named = (label, case["prompt"], case["rule"], top, case["criterion"], f"{result.called:z.2f}")
         rows.append((*named, *map(str, estimates)))
@@ -152,11 +152,11 @@ def _correlation_rows(results: xr.Dataset) -> list[Row]:
     head = "prompt, rule, dims, too few dims, inside, called, Spearman, arithmetic there, difference"
     rows: list[Row] = [head.split(", ")]
     for kind in _kinds(results):
-        predicted, qualified = predicted_lengths(results, **kind), results["qualified"].sel(kind).values
-        too_few = np.broadcast_to(qualified < LEAST, predicted.shape)
-        inside = np.isnan(predicted) & ~too_few
+        onset, qualified = onset_lengths(results, **kind), results["qualified"].sel(kind).values
+        too_few = np.broadcast_to(qualified < LEAST, onset.shape)
+        inside = np.isnan(onset) & ~too_few
         result = scored(results, **kind)
-        estimates = (result.correlation, *advantage(predicted, arithmetic(results), measured_lengths(results)))
+        estimates = (result.correlation, *advantage(onset, arithmetic(results), measured_lengths(results)))
         dims = (f"{np.median(qualified):.0f}", f"{too_few.mean():z.2f}", f"{inside.mean():z.2f}")
         dims = ("", "", "") if kind["rule"] == DRIFT else dims
         rows.append((*kind.values(), *dims, f"{result.called:z.2f}", *map(str, estimates)))
@@ -195,12 +195,12 @@ def _criterion_rows(results: xr.Dataset) -> list[Row]:
     cases = [(name, lengths, lengths > 0) for name, lengths in measured.items()]
     cases += [(f"{name}, where it fails", lengths, lengths <= length) for name, lengths in measured.items()]
     for name, lengths, where in cases:
-        predicted = np.where(where, predicted_lengths(results), np.nan)
-        by_drift = np.where(where, predicted_lengths(results, rule=DRIFT), np.nan)
-        result = [score(predicted, lengths, (), drawn).correlation for drawn in (None, _method_resamples(results))]
+        onset = np.where(where, onset_lengths(results), np.nan)
+        by_drift = np.where(where, onset_lengths(results, rule=DRIFT), np.nan)
+        result = [score(onset, lengths, (), drawn).correlation for drawn in (None, _method_resamples(results))]
         result.append(score(by_drift, lengths, ()).correlation)
         for bound in _bounds(results):
-            result.extend(advantage(predicted, arithmetic(results, bound), lengths))
+            result.extend(advantage(onset, arithmetic(results, bound), lengths))
         rows.append((name, *map(str, result)))
     return rows
 
@@ -213,24 +213,22 @@ def _method_resamples(results: xr.Dataset) -> np.ndarray | None:
 
 
 def _ratio_rows(results: xr.Dataset) -> list[Row]:
-    rows: list[Row] = [("prompt", "rule", "pairs", "measured / predicted", "late, of all called")]
+    rows: list[Row] = [("prompt", "rule", "pairs", "measured / onset", "late, of all called")]
     measured, length = measured_lengths(results), settings(results)["length"]
-    cases = [((kind["prompt"], kind["rule"]), predicted_lengths(results, **kind)) for kind in _kinds(results)]
-    for names, predicted in (*cases, ((f"arithmetic, {BOUNDS[0]}", ""), arithmetic(results))):
-        both = (predicted <= length) & (measured <= length)
+    cases = [((kind["prompt"], kind["rule"]), onset_lengths(results, **kind)) for kind in _kinds(results)]
+    for names, onset in (*cases, ((f"arithmetic, {BOUNDS[0]}", ""), arithmetic(results))):
+        both = (onset <= length) & (measured <= length)
         if both.any():
-            low, middle, high = np.quantile(measured[both] / predicted[both], [0.1, 0.5, 0.9])
+            low, middle, high = np.quantile(measured[both] / onset[both], [0.1, 0.5, 0.9])
             ratio = f"{middle:z.2f} ({low:z.2f} to {high:z.2f})"
-            rows.append((*names, str(both.sum()), ratio, str(late(predicted, measured))))
+            rows.append((*names, str(both.sum()), ratio, str(late(onset, measured))))
     return rows
 
 
 def _control_rows(results: xr.Dataset) -> list[Row]:
-    """Dims found inside the window and at M, the share of places with false predictions, and of calls at M."""
+    """Dims found inside the window and at M, the share of places with false onsets, and of calls at M."""
     head = "prompt, rule, threshold dims inside (least to most), at M with as many positions"
-    head += (
-        ", places with no fewer than at M; false predictions, Origin; others: mean (most); predicted to fail beyond M"
-    )
+    head += ", places with no fewer than at M; false onsets, Origin; others: mean (most); onset beyond M"
     inside, *others = head.split("; ")
     rows: list[Row] = [[*inside.split(", "), *others]]
     length = settings(results)["length"]
@@ -240,7 +238,7 @@ def _control_rows(results: xr.Dataset) -> list[Row]:
         rest = without_reference(false.to_dataset())["false"]
         tried = np.isfinite(at["inside"].values)
         many = ((at["inside"] > 0) & (at["inside"] >= at["matched"])).values[tried]
-        called = predicted_lengths(without_reference(results), **kind) <= length
+        called = onset_lengths(without_reference(results), **kind) <= length
         rows.append(
             (
                 *kind.values(),
@@ -271,9 +269,7 @@ def _config_rows(results: xr.Dataset) -> list[Row]:
     length, prompt = settings(results)["length"], headline(results)
     titles = {"nll": "measured by NLL", "passkey": "by passkey"}
     columns = {titles[name]: (measured_lengths(results, name), _AT_CHANCE) for name in _criteria(results)[1:]}
-    columns |= {
-        f"predicted ({prompt}, {rule})": (predicted_lengths(results, rule=rule), "no call") for rule in (RULE, DRIFT)
-    }
+    columns |= {f"onset ({prompt}, {rule})": (onset_lengths(results, rule=rule), "no call") for rule in (RULE, DRIFT)}
     columns["arithmetic"] = (arithmetic(results), "no call")
     dips = results["dips"].sel(criterion="either").transpose("config", "seed").values
     rows: list[Row] = [("config", *columns, "dips before")]

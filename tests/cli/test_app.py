@@ -81,7 +81,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     table = app.dataframe[0].value.set_index("method")
     html = "".join(part.proto.body for part in app.get("html"))
     assert "</abbr> fails in (64, 128] tokens" in html.partition('class="verdict"')[2]
-    assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
+    assert 64 <= int(table.loc["origin", "drift onset"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
     scores, passkeys, drift, located = titles(app)  # in this order
@@ -306,7 +306,7 @@ def test_runs_are_compared(root, monkeypatch, tmp_path):
     assert {trace["name"] for trace in drawn} >= {f"origin, {name}" for name in ("a", "b", "c")}
     assert len(drawn) == 3 * 2 * 4  # runs, measures, methods
     failures, settings = (table.value for table in app.dataframe)
-    kinds = [f"{kind}, {name}" for kind in ("predicted", "measured") for name in ("a", "b", "c")]
+    kinds = [f"{kind}, {name}" for kind in ("measured failure", "drift onset") for name in ("a", "b", "c")]
     assert list(failures.columns) == ["method", *kinds]
     assert settings.set_index("setting").T.to_dict("list") == {"mesa: window": ["8", "9", "8"]}  # no dates
 

@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states, write_run
 import probe
 from probe.opened import PLOTLY
 from probe.report import write_report
-from probe.thresholds.calls import drift_calls
+from probe.thresholds.drift_onset import drift_onsets
 from probe.verdict.verdict import html, text
 
 
@@ -46,7 +46,7 @@ def test_the_verdict_is_that_of_the_summary(run, folder):
 def test_drift_is_that_of_the_analysis(run):
     view = run.drift()
     assert view.data.identical(run.analysis().drifts["repeated"])
-    call = drift_calls(view.data)[0]
+    call = drift_onsets(view.data)[0]
     lines = {line.split()[0]: line for line in repr(view).splitlines() if line}
     assert lines["origin"].split()[1] == str(call.length)
     assert lines["mesa"].split()[1:5] == ["none", "up", "to", "320"]
@@ -87,6 +87,6 @@ def test_where_nothing_breaks_no_break_is_reported(still):
     assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
     with pytest.raises(ValueError, match="there is no figure"):
         still.thresholds().figure()
-    assert {call.length for call in drift_calls(still.drift().data)} == {None}
+    assert {call.length for call in drift_onsets(still.drift().data)} == {None}
     with pytest.raises(ValueError, match="holds no scores by length; probe with --samples above 0"):
         still.curves()

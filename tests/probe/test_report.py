@@ -26,7 +26,7 @@ def summary(folder):
 
 
 def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch):
-    """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
+    """Dynamic-NTK's states are those of prompts as long as the pass, wherever an onset of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
     attrs = {"method_configs": json.dumps(configs), "length": 5 * M}
     run = write_run(tmp_path, hidden_states(), evaluation(), **attrs)
@@ -41,19 +41,19 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
 def test_summary(summary, folder):
     assert json.loads((folder / "summary.json").read_text()) == summary
     rows = {row["method"]: row for row in summary["methods"]}
-    assert 71 <= rows["origin"]["predicted_by_thresholds"]["length"] <= 80
-    assert summary["predicted_by"] == "drift"
-    assert 70 <= rows["origin"]["predicted"]["length"] <= 80
-    assert rows["origin"]["predicted"]["layer"] in (1, 2)
-    assert [row["predicted"]["text"].endswith("(descriptive)") for row in rows.values()] == [True, *[False] * 3]
-    assert rows["rerope"]["predicted"]["text"] == "none up to 320"
-    assert 192 <= rows["dynamic-ntk"]["predicted"]["length"] <= 202
+    assert 71 <= rows["origin"]["threshold_onset"]["length"] <= 80
+    assert summary["onset_by"] == "drift"
+    assert 70 <= rows["origin"]["drift_onset"]["length"] <= 80
+    assert rows["origin"]["drift_onset"]["layer"] in (1, 2)
+    assert [row["drift_onset"]["text"].endswith("(descriptive)") for row in rows.values()] == [True, *[False] * 3]
+    assert rows["rerope"]["drift_onset"]["text"] == "none up to 320"
+    assert 192 <= rows["dynamic-ntk"]["drift_onset"]["length"] <= 202
     drifts = summary["drift"]["prompts"]
     assert list(drifts) == ["repeated", "text-0"]
     assert {dim["dim"] for dim in drifts["repeated"]["dims"]} <= set(range(10))
     assert all(row["false_alarms"] == 0 for row in drifts["repeated"]["methods"])
     assert rows["origin"]["measured"]["length"] == 128
-    assert rows["mesa"]["predicted"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
+    assert rows["mesa"]["drift_onset"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
     assert rows["origin"]["scores"]["64"]["tail_nll"] == pytest.approx(3, abs=0.05)
     at = rows["origin"]["scores"]["128"]
     assert at["tail_nll"] == pytest.approx(3.8, abs=0.05)
@@ -68,7 +68,7 @@ def test_summary(summary, folder):
     control = summary["control"]
     assert len(control["place"]) == len(control["prompts"]["repeated"]["qualified"]) == 16
     assert max(control["prompts"]["repeated"]["qualified"]) <= 1 < min(control["prompts"]["repeated"]["matched"][:8])
-    assert set(control["prompts"]["repeated"]["false_predictions"].values()) == {0}
+    assert set(control["prompts"]["repeated"]["false_onsets"].values()) == {0}
     assert summary["rule"]["smoothing"] == 1
 
 
@@ -76,7 +76,7 @@ def test_tables(summary):
     scores, less = score_table(summary), difference_table(summary)
     lengths = ("64", "128", "256", "320")
     columns = tuple(f"{name} {length}" for name in ("NLL", "passkey") for length in lengths)
-    assert scores.head == ("method", "predicted", *columns)
+    assert scores.head == ("method", "drift onset", *columns)
     assert scores.rows[3][:2] == ("mesa", "none up to 320")
     assert scores.rows[3][6:] == ("1.00",) * 4
     assert less.title == "difference to origin on the same prompts [95% interval, paired]"
@@ -118,7 +118,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     analysis = analyse(run)
     summary = whole_summary(analysis)
     text = render(analysis, summary)
-    assert summary["methods"][0]["predicted"]["text"] == "no threshold dim"
+    assert summary["methods"][0]["threshold_onset"]["text"] == "no threshold dim"
     assert "no negative control (position 24" in threshold_doubt(summary)
     assert "Not measured in this run" in text
     assert score_table(summary).rows[0] == ("origin", "no threshold dim")

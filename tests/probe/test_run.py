@@ -105,7 +105,7 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
     monkeypatch.setattr("probe.report.html_embed", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
+    assert json.loads(capsys.readouterr().out)["onset_by"] == "paper"
 
 
 def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):

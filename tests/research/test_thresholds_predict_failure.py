@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from probe.tasks import sources
-from research.thresholds_predict_failure import predict
+from research.thresholds_predict_failure import onsets
 from research.thresholds_predict_failure.results import read_results
 from research.thresholds_predict_failure.run import main, parser
 from research.thresholds_predict_failure.tables import scored, settings, tables
@@ -25,7 +25,7 @@ def little():
     """The shortest of the held-out texts alone, few places for the control; random weights count as above chance."""
     text = min(sources.heldout(), key=len)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(predict, "negative_control", partial(predict.negative_control, count=3))
+        patch.setattr(onsets, "negative_control", partial(onsets.negative_control, count=3))
         patch.setattr(sources, "heldout", lambda: [text])
         patch.setattr("research.thresholds_predict_failure.results.is_chance", lambda *_: False)
         patch.setattr("research.thresholds_predict_failure.results.LEAST_ACCURACY", 0)
@@ -43,10 +43,10 @@ def test_results_are_labelled_and_whole(finished):
     results = read_results(finished / "study.json")
     assert results["config"].values.tolist() == ["origin", "rerope", "nope", "dynamic-ntk"]
     assert results["prompt"].values.tolist() == ["repeated", "text", "text-mean", "passkey", "passkey-mean"]
-    assert results["predicted"].dims == ("prompt", "rule", "top", "config", "seed")
-    assert results["predicted"].shape == (5, 3, 2, 4, 2)
+    assert results["onset"].dims == ("prompt", "rule", "top", "config", "seed")
+    assert results["onset"].shape == (5, 3, 2, 4, 2)
     assert results["arithmetic"].values[:2].tolist() == [[160, 161, 160, 160], [321] * 4]
-    called = results["predicted"].values[~np.isnan(results["predicted"].values)]
+    called = results["onset"].values[~np.isnan(results["onset"].values)]
     assert ((called >= 160) & (called <= 321)).all()
     either, nll, passkey = results["measured"].transpose("criterion", ...).values
     assert (either == np.minimum(nll, passkey)).all()

@@ -5,8 +5,8 @@ import pytest
 import xarray as xr
 
 import theory
-from probe.thresholds.predict import predict
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.threshold_onset import threshold_onsets
 from theory.parts import Shape
 
 M, N, LENGTH = 32, 2, 160
@@ -42,6 +42,6 @@ def test_only_the_third_dimension_is_a_threshold_dim(crossings):
 
 def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(crossings):
     assert float(crossings["threshold"].sel(layer=1, dim=2)) == pytest.approx(0.5, abs=1e-6)
-    origin, rerope = predict(crossings, least=1)
+    origin, rerope = threshold_onsets(crossings, least=1)
     assert M + 1 <= origin.length <= M + 1 + crossings.attrs["late"]
     assert rerope.length is None

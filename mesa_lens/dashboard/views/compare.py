@@ -17,6 +17,9 @@ from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
 from probe.store.reader import Run
+from probe.store.results import VERDICT, predicted_text
+from probe.verdict.rows import onset_of, predicted_failures
+from probe.verdict.tables import onset_title
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 _UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()
@@ -40,7 +43,7 @@ def page(context: Context) -> None:
             runs[name] = _read(others[name])
         except (Refused, OSError) as error:
             st.warning(ui.plain(f"{name} is left out: {error}"))
-    st.subheader("Predicted and measured failure length")
+    st.subheader("Failure lengths and onsets")
     ui.sheet(_failures(runs), "Failure lengths of the runs by method", height="content")
     st.subheader("Settings that differ")
     if differing := _differences(runs):
@@ -55,16 +58,22 @@ def _read(entry: Entry) -> tuple[Run, dict[str, Any]]:
 
 
 def _failures(runs: Runs) -> list[dict[str, Any]]:
-    """One row a method."""
-    tables = {name: {row["method"]: row for row in summary["methods"]} for name, (_, summary) in runs.items()}
-    methods = dict.fromkeys(method for table in tables.values() for method in table)
+    """One row a method: by run what was measured, what `mesa-lens predict` computed if it was run, and the onset."""
+    columns: dict[str, dict[str, str]] = {}
+    summaries = {name: summary for name, (_, summary) in runs.items()}
+    for name, summary in summaries.items():
+        columns[f"measured failure, {name}"] = {row["method"]: row["measured"]["text"] for row in summary["methods"]}
+    for name, summary in summaries.items():
+        if predicted := predicted_failures(summary[VERDICT]):
+            columns[f"predicted failure, {name}"] = {
+                row["method"]: predicted_text(predicted.get(row["method"])) for row in summary["methods"]
+            }
+    for name, summary in summaries.items():
+        title = onset_title(summary["onset_by"])
+        columns[f"{title}, {name}"] = {row["method"]: onset_of(summary, row)["text"] for row in summary["methods"]}
+    methods = dict.fromkeys(method for column in columns.values() for method in column)
     return [
-        {"method": method}
-        | {
-            f"{kind}, {name}": table[method][kind]["text"] if method in table else "not run"
-            for kind in ("predicted", "measured")
-            for name, table in tables.items()
-        }
+        {"method": method, **{title: column.get(method, "not run") for title, column in columns.items()}}
         for method in methods
     ]
 

@@ -21,11 +21,11 @@ from probe.glossary import explained
 from probe.report import provenance
 from probe.store.reader import Run
 from probe.store.results import VERDICT
-from probe.thresholds.calls import Call
+from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import Prediction
-from probe.verdict.rows import predicted_failures
-from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
+from probe.thresholds.threshold_onset import ThresholdOnset
+from probe.verdict.rows import onset_of, predicted_failures
+from probe.verdict.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
 from probe.verdict.verdict import about, html
 
 
@@ -52,7 +52,12 @@ def page(context: Context) -> None:
 def _scores(summary: dict[str, Any]) -> None:
     """Every method's scores by length, and their differences to the reference."""
     with st.expander("Scores by length"):
-        ui.table(replace(score_table(summary), title="failure predicted by hidden states alone, and scores"))
+        ui.table(
+            replace(
+                score_table(summary),
+                title=f"{onset_title(summary['onset_by'])}, read from hidden states alone, and scores",
+            )
+        )
         if compared := difference_table(summary):
             ui.table(compared)
 
@@ -61,12 +66,12 @@ def curves_of(run: Run, summary: dict[str, Any]) -> Export | None:
     """Scores over length, with measured and predicted failures; None for a run without measured scores."""
     if run.evaluation is None:
         return None
-    kind = Call if summary.get("predicted_by") == "drift" else Prediction
+    kind = DriftOnset if summary["onset_by"] == "drift" else ThresholdOnset
     names = [field.name for field in fields(kind)]
-    predictions = [kind(**{name: row["predicted"][name] for name in names}) for row in summary["methods"]]
+    onsets = [kind(**{name: onset_of(summary, row)[name] for name in names}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
     predicted = predicted_failures(summary[VERDICT])
-    return curves_export(run.evaluation, measured, run.trained_length, predictions, predicted)
+    return curves_export(run.evaluation, measured, run.trained_length, onsets, predicted)
 
 
 def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
@@ -83,7 +88,7 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
 
 
 def _drift(entry: Entry, summary: dict[str, Any]) -> None:
-    """The map of the first prompt's drift by layer and position, or why there is none; every prompt's calls."""
+    """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
     st.subheader("Where inside does it show?", anchor=False)
     drifts = drifted(entry)
     if isinstance(drifts, str):

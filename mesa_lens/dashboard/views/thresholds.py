@@ -16,8 +16,8 @@ from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.store.reader import Run
 from probe.store.select import reference_method
-from probe.thresholds.predict import best, crossing_texts
 from probe.thresholds.search import CrossingRule
+from probe.thresholds.threshold_onset import best, crossing_texts
 
 _MOST = 6  # figures drawn at once
 _ROWS, _FEW = 1000, 20  # dims in the table; where none qualifies

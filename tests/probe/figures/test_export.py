@@ -21,8 +21,8 @@ from probe.figures.heatmap import difference, regions
 from probe.figures.tables import npz_bytes
 from probe.files import json_text, write
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.threshold_onset import best
 
 M = 64
 MAGIC = {"html": b"<!doctype html>", "png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "npz": b"PK", "csv": b""}
@@ -193,9 +193,9 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     assert failures.loc["origin", ["measured_by_nll", "measured_by_passkey"]].tolist() == [128, 192]
     measured = failures.loc["origin", ["measured_after", "measured_high", "measured_text"]]
     assert measured.tolist() == [64, 128, "(64, 128]"]
-    assert 71 <= failures.loc["origin", "predicted"] <= 80
-    assert np.isnan(failures.loc["mesa", "predicted"])
-    assert failures.loc["mesa", "predicted_text"] == "none up to 192"
+    assert 71 <= failures.loc["origin", "drift_onset"] <= 80
+    assert np.isnan(failures.loc["mesa", "drift_onset"])
+    assert failures.loc["mesa", "drift_onset_text"] == "none up to 192"
 
 
 @pytest.mark.parametrize("kind", ["drift", "thresholds", "curves", "heatmap"])

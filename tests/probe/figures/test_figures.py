@@ -16,8 +16,8 @@ from probe.figures.styles import BLACK, style
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.threshold_onset import best
 
 M = 64
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.predict import ALPHA, as_many, false_predictions, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
 M, LENGTH = 128, 320
 RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, warm-up 32
@@ -47,28 +47,33 @@ def test_a_step_at_m_is_distinguished_from_steps_inside():
     at_m = negative_control(states(*[130] * 12, *[None] * 20, noise=0), M, RULE)
     assert at_m["matched"].values.tolist() == [12] * 16
     assert at_m["qualified"].values.tolist() == [0] * 16
-    assert (float(as_many(at_m)), false_predictions(at_m).item()) == (0, 0)
+    assert (float(as_many(at_m)), false_onsets(at_m).item()) == (0, 0)
     inside = negative_control(states(*[82] * 12, *[None] * 20, noise=0), M, RULE)
     before = inside["place"].values <= 82  # the step lies beyond these
     assert inside["qualified"].values.tolist() == (12 * before).tolist()
     assert set(inside["called"].sel({"method": "origin"}).values[before]) == {82, 83}
-    assert (float(as_many(inside)), false_predictions(inside).item()) == (9 / 16, 9 / 16)  # nothing qualifies at M
+    assert (float(as_many(inside)), false_onsets(inside).item()) == (9 / 16, 9 / 16)  # nothing qualifies at M
 
 
-def test_fewer_dims_than_the_least_predict_nothing():
+def test_fewer_dims_than_the_least_give_no_onset():
     four, five = (negative_control(states(*[82] * count, noise=0), M, RULE) for count in (4, 5))
     assert (four["qualified"].max(), five["qualified"].max()) == (4, 5)
-    assert (false_predictions(four).item(), false_predictions(five).item()) == (0, 9 / 16)
-    assert str(predict(search(states(*[140] * 4, noise=0), M, RULE))[0]) == "too few threshold dims: 4, 5 are needed"
-    assert predict(search(states(*[140] * 4, noise=0), M, RULE), least=4)[0].length == 140
-    assert predict(search(states(*[140] * 4, noise=0), M, RULE), top=3)[0].length == 140  # the three that are asked for
+    assert (false_onsets(four).item(), false_onsets(five).item()) == (0, 9 / 16)
+    assert (
+        str(threshold_onsets(search(states(*[140] * 4, noise=0), M, RULE))[0])
+        == "too few threshold dims: 4, 5 are needed"
+    )
+    assert threshold_onsets(search(states(*[140] * 4, noise=0), M, RULE), least=4)[0].length == 140
+    assert (
+        threshold_onsets(search(states(*[140] * 4, noise=0), M, RULE), top=3)[0].length == 140
+    )  # the three that are asked for
     assert (five.attrs["least"], negative_control(states(140), M, RULE, top=3).attrs["least"]) == (5, 3)
 
 
 def test_a_method_is_called_falsely_only_where_it_moves_too():
     steps = [(82, None, 82)] * 6 + [(140, 140, None)] * 6
     control = negative_control(states(*steps, methods=["origin", "still", "moves"], noise=0), M, RULE)
-    assert false_predictions(control).values.tolist() == [9 / 16, 0, 9 / 16]
+    assert false_onsets(control).values.tolist() == [9 / 16, 0, 9 / 16]
 
 
 def test_the_rate_on_noise_that_wanders_is_stated():
@@ -76,7 +81,7 @@ def test_the_rate_on_noise_that_wanders_is_stated():
     white = [negative_control(states(*[None] * 64, seed=seed), M, RULE) for seed in range(4)]
     assert sum(int(one["qualified"].sum()) for one in white) == 0
     wandering = [negative_control(noise(seed), M, RULE) for seed in range(8)]
-    assert 0.01 < np.mean([false_predictions(one).item() for one in wandering]) < 0.15
+    assert 0.01 < np.mean([false_onsets(one).item() for one in wandering]) < 0.15
     assert all(float(as_many(one)) > ALPHA for one in wandering)  # M is told from no other place
 
 

@@ -7,8 +7,8 @@ import xarray as xr
 import mesa
 from mesa.plan import restarts
 from probe.thresholds import drift
-from probe.thresholds.calls import drift_calls, top_dims
 from probe.thresholds.drift import DriftRule, find_drift, resolution
+from probe.thresholds.drift_onset import drift_onsets, top_dims
 
 M, LENGTH, LAYERS, DIMS = 512, 1536, 3, 40
 CARRIED = slice(5, 11)  # dims that break, of layer 1
@@ -37,7 +37,7 @@ def states(shape=None, at=700, size=0.05, seed=0, methods=("origin",), white=0.0
 @pytest.mark.parametrize(("shape", "latest"), [("step", 704), ("bursts", 776), ("slow", 1200)])
 def test_a_planted_break_is_called_in_its_layer_by_its_dims(shape, latest):
     result = find_drift(states(shape), M)
-    (call,) = drift_calls(result)
+    (call,) = drift_onsets(result)
     assert call.layer == 1
     assert list(call.layers) == [1]
     assert 700 - 4 < call.length <= latest
@@ -50,7 +50,7 @@ def test_a_planted_break_is_called_in_its_layer_by_its_dims(shape, latest):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_called_where_nothing_breaks(seed):
-    (call,) = drift_calls(find_drift(states(seed=seed), M))
+    (call,) = drift_onsets(find_drift(states(seed=seed), M))
     assert call.length is None
     assert call.layers == {}
     assert call.false_alarms == 0
@@ -75,18 +75,18 @@ def test_growth_that_goes_on_as_before_is_no_break_but_a_step_on_top_is(growth, 
     x = grown[:, None] * size + rng.normal(0, 4, 24) + rng.normal(0, 1, (length, 24)) * noise
     coords = {"method": ["origin"], "layer": [0], "position": range(length), "dim": range(24)}
     hidden = xr.DataArray(x[None, None].astype(np.float32), coords, list(coords), name="x")
-    call = drift_calls(find_drift(hidden, M))[0]
+    call = drift_onsets(find_drift(hidden, M))[0]
     assert (call.length, call.reason) == (None, "")
     broken = hidden.copy()
     broken[..., M + 40 :, :] -= (10 * size).astype(np.float32)
-    assert M + 36 < drift_calls(find_drift(broken, M))[0].length <= M + 40
+    assert M + 36 < drift_onsets(find_drift(broken, M))[0].length <= M + 40
 
 
 def test_positions_that_were_not_captured_are_no_break():
     gaps = np.r_[0:330, 352:401, 500:640, 655:1100, 1200:LENGTH]
-    assert drift_calls(find_drift(states().isel(position=gaps), M))[0].length is None
-    assert drift_calls(find_drift(states("step").isel(position=gaps), M))[0].length == 700
-    missed = drift_calls(find_drift(states("step").isel(position=np.r_[0:640, 901:LENGTH]), M))[0]
+    assert drift_onsets(find_drift(states().isel(position=gaps), M))[0].length is None
+    assert drift_onsets(find_drift(states("step").isel(position=gaps), M))[0].length == 700
+    missed = drift_onsets(find_drift(states("step").isel(position=np.r_[0:640, 901:LENGTH]), M))[0]
     assert (missed.low, missed.length) == (640, 901)  # it may have begun where nothing was captured
     assert missed.judged == LENGTH - M - (901 - 640)
 
@@ -94,11 +94,11 @@ def test_positions_that_were_not_captured_are_no_break():
 def test_float16_stores_are_judged_by_what_they_resolve():
     hidden = states(white=1e-6, seed=5)
     halved = hidden.astype(np.float16)
-    assert drift_calls(find_drift(halved, M))[0].length is None
+    assert drift_onsets(find_drift(halved, M))[0].length is None
     fine = DriftRule.scaled(M, resolution(None))
-    assert drift_calls(find_drift(halved, M, fine))[0].length is not None  # the last bit of a float16
+    assert drift_onsets(find_drift(halved, M, fine))[0].length is not None  # the last bit of a float16
     broken = states("step", size=0.5, white=1e-6).astype(np.float16)
-    assert drift_calls(find_drift(broken, M))[0].length == 700
+    assert drift_onsets(find_drift(broken, M))[0].length == 700
     assert resolution("bfloat16", "float32") > resolution("float16") > resolution("float32", None)
 
 
@@ -107,7 +107,7 @@ def test_another_methods_range_is_at_least_the_references():
     moved = origin.isel(position=400).drop_vars("position") + 1e-5 * np.sin(origin["position"] / 400)  # barely moves
     smooth = moved.transpose(*origin.dims).assign_coords(method=["smooth"])
     both = find_drift(xr.concat([origin, smooth], "method").rename("resid_post"), M)
-    assert [call.length for call in drift_calls(both)] == [None, None]
+    assert [call.length for call in drift_onsets(both)] == [None, None]
     alone = find_drift(smooth.rename("resid_post"), M)["range"]
     assert float(alone.median()) < 0.01 * float(both["range"].sel({"method": "smooth"}).median())
 
@@ -121,9 +121,9 @@ def test_what_settles_again_after_a_restart_is_not_judged():
     for begin in begins:
         end = min(LENGTH, begin + 80)
         hidden[0, :, begin:end] += np.exp(-np.arange(end - begin) / 20)[:, None]
-    unaware = drift_calls(find_drift(hidden, M))[0]
+    unaware = drift_onsets(find_drift(hidden, M))[0]
     assert unaware.length is not None
-    aware = drift_calls(find_drift(hidden, M, plans={"mesa": plan}))[0]
+    aware = drift_onsets(find_drift(hidden, M, plans={"mesa": plan}))[0]
     assert aware.length is None
     assert 0 < aware.judged < unaware.judged
 
@@ -133,23 +133,23 @@ def test_chunks_that_begin_within_a_word_are_not_judged():
     # words of 2 and 3 tokens begin with a chunk of 486
     assert restarts(plans["origin"]) == {498: 12, 984: 12, 1470: 93}
     for period in (1, 3, 9):
-        call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=period), plans=plans))[0]
+        call = drift_onsets(find_drift(states(), M, DriftRule.scaled(M, period=period), plans=plans))[0]
         assert call.length is None
         assert 0 < call.judged < call.beyond == LENGTH - M
         assert str(call) == f"none up to {call.until} ({call.judged / call.beyond:.0%} of positions judged)"
-    call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=5), plans=plans))[0]
+    call = drift_onsets(find_drift(states(), M, DriftRule.scaled(M, period=5), plans=plans))[0]
     assert (str(call), call.judged) == ("not judged: warm-up throughout", 0)
 
 
 def test_what_is_not_judged_is_said_beside_no_call():
     hidden = states()
-    whole = drift_calls(find_drift(hidden, M))[0]
+    whole = drift_onsets(find_drift(hidden, M))[0]
     assert (str(whole), whole.judged) == (f"none up to {LENGTH}", LENGTH - M)
     gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
-    call = drift_calls(find_drift(gap, M))[0]
+    call = drift_onsets(find_drift(gap, M))[0]
     assert str(call) == f"none up to {LENGTH} ({M / (LENGTH - M):.0%} of positions judged)"
     hidden[0, 1, 300:384, CARRIED] += 0.05  # false alarms
-    (call,) = drift_calls(find_drift(hidden, M))
+    (call,) = drift_onsets(find_drift(hidden, M))
     assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
     assert call.tried < whole.tried
 
@@ -157,7 +157,7 @@ def test_what_is_not_judged_is_said_beside_no_call():
 def test_a_break_among_what_settles_may_have_begun_there():
     plans = {"origin": mesa.make("mesa", M).plan(LENGTH)}
     for at, low, length in ((M + 8, M, 628), (1000, 872, 1112), (700, 700, 700)):
-        call = drift_calls(find_drift(states("step", at=at), M, plans=plans))[0]
+        call = drift_onsets(find_drift(states("step", at=at), M, plans=plans))[0]
         assert (call.low, call.length) == (low, length)
 
 
@@ -166,11 +166,11 @@ def test_a_layer_that_alarms_inside_the_window_is_not_called():
     hidden[0, 1, 300:384, CARRIED] += 0.05  # as large a step where the model works
     result = find_drift(hidden, M)
     assert result["false_alarms"].sel(layer=1).item() > 0.05
-    (call,) = drift_calls(result)
+    (call,) = drift_onsets(result)
     assert call.length is None
     assert call.untrusted == (1,)
     assert call.false_alarms == 0
-    alone = drift_calls(find_drift(hidden.isel(layer=[1]), M))[0]
+    alone = drift_onsets(find_drift(hidden.isel(layer=[1]), M))[0]
     assert str(alone) == "not judged: false alarms"
 
 
@@ -185,18 +185,18 @@ def test_the_mean_of_prompts_is_judged_where_each_alone_is_too_noisy():
     rng = np.random.default_rng(5)
     prompts = [states("step", size=3.0) + rng.normal(0, 1, (1, LAYERS, LENGTH, DIMS)) for _ in range(64)]
     many = xr.concat(prompts, "prompt").rename("resid_post").astype(np.float32)
-    assert drift_calls(find_drift(many.isel(prompt=0), M))[0].length is None
-    assert 680 < drift_calls(find_drift(many, M))[0].length < 720
+    assert drift_onsets(find_drift(many.isel(prompt=0), M))[0].length is None
+    assert 680 < drift_onsets(find_drift(many, M))[0].length < 720
 
 
 def test_what_differs_by_token_is_not_position():
     hidden = states("step")
     tokens = np.random.default_rng(7).normal(0, 5, (3, LAYERS, DIMS))[np.arange(LENGTH) % 3]
     spoken = (hidden + tokens.transpose(1, 0, 2)[None]).rename("resid_post").astype(np.float32)
-    assert drift_calls(find_drift(spoken, M))[0].length is None
-    assert drift_calls(find_drift(spoken, M, DriftRule.scaled(M, period=3)))[0].length == 700
+    assert drift_onsets(find_drift(spoken, M))[0].length is None
+    assert drift_onsets(find_drift(spoken, M, DriftRule.scaled(M, period=3)))[0].length == 700
     still = (states() + tokens.transpose(1, 0, 2)[None]).rename("resid_post").astype(np.float32)
-    assert drift_calls(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
+    assert drift_onsets(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 6, 12, 16])
@@ -211,33 +211,33 @@ def test_every_token_of_a_word_is_read(trained, period):
     result = find_drift(hidden, trained, rule)
     assert result["trusted"].all()
     assert result["limit"].item() == pytest.approx(4, rel=0.5)
-    assert drift_calls(result)[0].length is None
+    assert drift_onsets(result)[0].length is None
     for broken in {0, 1, period - 1}:
 
         def moved(at, broken=broken):
             step = np.where((phase == broken) & (np.arange(length) >= at), 1.0, 0.0)
             return find_drift((hidden + step[None, None, :, None]).rename("x"), trained, rule)
 
-        assert trained <= drift_calls(moved(trained))[0].length < trained + 2 * period + rule.run
+        assert trained <= drift_onsets(moved(trained))[0].length < trained + 2 * period + rule.run
         assert not moved(trained // 2)["trusted"].any()
 
 
 def test_phases_without_a_reference_are_not_trusted():
     rule = DriftRule.scaled(M, period=300)
-    assert str(drift_calls(find_drift(states(), M, rule))[0]) == "not judged: false alarms could not be tried"
+    assert str(drift_onsets(find_drift(states(), M, rule))[0]) == "not judged: false alarms could not be tried"
 
 
 def test_one_dim_of_many_is_enough_and_runs_begin_at_M():
     hidden = states()
     hidden[0, 2, M:, 17] += 3
-    call = drift_calls(find_drift(hidden, M))[0]
+    call = drift_onsets(find_drift(hidden, M))[0]
     assert (call.length, call.layer, call.before) == (M, 2, None)
-    odd = drift_calls(find_drift(hidden, M - 3))[0]
+    odd = drift_onsets(find_drift(hidden, M - 3))[0]
     assert M - 3 <= odd.length <= M
     assert odd.before is None
     early = states()
     early[0, 2, M - 40 :, 17] += 3
-    assert drift_calls(find_drift(early, M))[0].before == M - 40
+    assert drift_onsets(find_drift(early, M))[0].before == M - 40
 
 
 def test_the_first_layer_to_break_is_called_and_its_dims_alone_carry_it():
@@ -246,11 +246,11 @@ def test_the_first_layer_to_break_is_called_and_its_dims_alone_carry_it():
     hidden[0, 0, 440:, 3] += 3
     hidden[0, 0, 440:480, 4] += 3
     late = find_drift(hidden.isel(layer=[1, 2]), M)
-    call = drift_calls(late)[0]
+    call = drift_onsets(late)[0]
     assert (call.layer, call.layers) == (1, {1: 700, 2: 1000})
     assert {layer for layer, _ in top_dims(late, 40)} == {1}
     hidden[0, 1, 480:, 7] += 3
-    call = drift_calls(find_drift(hidden, M))[0]
+    call = drift_onsets(find_drift(hidden, M))[0]
     assert (call.layer, call.before) == (0, 440)  # layer 1 began at 480
 
 
@@ -282,7 +282,7 @@ def test_one_dim_of_a_very_wide_model_can_be_called():
     hidden = xr.concat([states()] * 80, "dim").isel(layer=[2]).transpose(*states().dims)
     hidden = hidden.assign_coords(dim=range(80 * DIMS)).copy()
     hidden[0, 0, 700:, 17] += 3
-    assert drift_calls(find_drift(hidden, M))[0].length == 700  # at a clip of 100 ranges its level were 3 of 4
+    assert drift_onsets(find_drift(hidden, M))[0].length == 700  # at a clip of 100 ranges its level were 3 of 4
 
 
 def test_layers_in_which_nothing_could_be_called_are_not_trusted(monkeypatch):
@@ -303,7 +303,7 @@ def test_the_interval_says_how_many_draws_call_nothing():
     """Of two dims in 40 one draw in eight holds neither: 95% of the draws do not all call."""
     hidden = states()
     hidden[0, 2, 700:, 17:19] += 3
-    call = drift_calls(find_drift(hidden, M))[0]
+    call = drift_onsets(find_drift(hidden, M))[0]
     assert (call.low, call.length, call.high) == (700, 700, None)
 
 

@@ -7,8 +7,8 @@ import pytest
 import xarray as xr
 from synthetic import DRIFTING, hidden_states
 
-from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, check_positions, search, smooth
+from probe.thresholds.threshold_onset import best, threshold_onsets
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -149,10 +149,10 @@ def test_known_breaks_are_detected_for_each_prompt():
     assert not calm["threshold_dim"].sel(dim=slice(DRIFTING, None)).any()
     assert set(crossings["qualified"].dims) == {"prompt"}
     assert int(crossings["qualified"].sel(prompt="text-0")) < int(calm["qualified"])
-    predictions = {one.method: one for one in predict(calm)}
-    assert 71 <= predictions["origin"].length <= 80  # leaves from 70.4 on, its limit a little later
-    assert 192 <= predictions["dynamic-ntk"].length <= 202
-    assert [str(predictions[name]) for name in ("rerope", "mesa")] == ["none up to 320"] * 2
+    onsets = {one.method: one for one in threshold_onsets(calm)}
+    assert 71 <= onsets["origin"].length <= 80  # leaves from 70.4 on, its limit a little later
+    assert 192 <= onsets["dynamic-ntk"].length <= 202
+    assert [str(onsets[name]) for name in ("rerope", "mesa")] == ["none up to 320"] * 2
 
 
 def test_best_takes_each_dim_once():
@@ -170,10 +170,10 @@ def test_best_takes_each_dim_once():
 def leaving(*starts):
     """Origin leaves at 50 in every dim, the other method at the given positions (None: never)."""
     columns = [[changed((50, LENGTH, 10)), wobble() if s is None else changed((s, LENGTH, 10))] for s in starts]
-    return predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE), least=1)[1]
+    return threshold_onsets(search(series(*columns, methods=["origin", "mesa"]), M, RULE), least=1)[1]
 
 
-def test_prediction_is_the_median_crossing():
+def test_onset_is_the_median_crossing():
     assert leaving(60, 80, 110).length == 80
     assert leaving(60, 80, 110, 120).length == 95
     three_of_five = leaving(60, 80, 110, None, None)
@@ -190,20 +190,20 @@ def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
     assert str(leaving(0, 0)) == "beyond the thresholds already inside the window"
 
 
-def test_too_few_judged_dims_predict_nothing():
+def test_too_few_judged_dims_give_no_onset():
     """Six dims qualify; the other method keeps inside the window to the safe side of four of them, then of five."""
     columns = [[changed((50, LENGTH, 10)), changed((s, LENGTH, 10))] for s in (0, 0, 70, 70, 70, 70)]
-    four = predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
+    four = threshold_onsets(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
     assert (four.length, four.judged, four.known) == (None, 4, False)
     assert str(four) == "cannot tell: 4 of 6 dims can be judged, 5 are needed"
-    five = predict(search(series(*columns[1:], columns[-1], methods=["origin", "mesa"]), M, RULE))[1]
+    five = threshold_onsets(search(series(*columns[1:], columns[-1], methods=["origin", "mesa"]), M, RULE))[1]
     assert (five.length, five.judged, five.known) == (70, 5, True)
 
 
-def test_prediction_in_words():
+def test_onset_in_words():
     gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
-    assert str(predict(search(gap, M, RULE), least=1)[0]) == "100 (descriptive)"
-    assert str(predict(search(series(wobble()), M, RULE))[0]) == "no threshold dim"
+    assert str(threshold_onsets(search(gap, M, RULE), least=1)[0]) == "100 (descriptive)"
+    assert str(threshold_onsets(search(series(wobble()), M, RULE))[0]) == "no threshold dim"
     assert str(leaving(60)) == "60"
 
 

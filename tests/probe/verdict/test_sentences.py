@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from probe.thresholds.analysis import _in_words, _level, _method_row
-from probe.thresholds.calls import Call
+from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
 from probe.thresholds.stated_window import record
 from probe.verdict.sentences import NAMED
@@ -40,7 +40,7 @@ def random_scores(rng):
 
 
 def call_without_drift(method):
-    return Call(
+    return DriftOnset(
         method, None, None, None, None, {}, before=None, untrusted=(), false_alarms=None, alarms=0,
         tried=0, any_false_alarm=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
     )  # fmt: skip
@@ -58,8 +58,9 @@ def random_summary(seed):
         measured=measured,
         reference="origin",
         prompt="repeated",
-        predictions={"repeated": calls},
-        headline=calls,
+        threshold_onsets={"repeated": calls},
+        onsets=calls,
+        drifts="none",
         trained_length=M,
     )
     summary = {

@@ -259,7 +259,7 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     assert "chance" not in text
     assert " hold" not in text
     assert {row["rank"] for row in summary["verdict"]["rows"]} == {None}
-    assert {row["predicted"]["text"] for row in summary["methods"]} == {"not judged: M"}
+    assert {row["drift_onset"]["text"] for row in summary["methods"]} == {"not judged: M"}
     assert {row["measured"]["text"] for row in summary["methods"]} == {"not judged: M"}
     assert "already broken inside" in summary["drift"]
     assert summary["control"] == summary["drift"]

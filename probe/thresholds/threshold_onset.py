@@ -1,6 +1,6 @@
-"""What thresholds say: a failure length for each method; and a control, what they say inside the window.
+"""Where each method crosses the thresholds, its threshold onset; and a control, what is found inside the window.
 
-The negative control of the rule `paper` is the same search and prediction at places inside the window, and at M.
+The negative control of the rule `paper` is the same search and onset at places inside the window, and at M.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from mesa.errors import Refused
 from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searches
 
 TOP = 10
-"""Dims that a prediction is the median of."""
+"""Dims that an onset is the median of."""
 LEAST = 5
-"""Fewer judged dims predict nothing."""
+"""Fewer judged dims give no onset."""
 PLACES = 16
 """Positions inside the window at which the search is put."""
 ALPHA = 0.05
@@ -26,14 +26,14 @@ _PAIR = ("layer", "dim")
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """A method's predicted failure length, in tokens: what its crossings at the best dims say.
+class ThresholdOnset:
+    """Where a method crosses the thresholds of the best dims, in tokens. No prediction of failure.
 
     length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
     crossed: how many of the judged cross. chosen: how many best dims there were.
     captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
-        stated M by construction and is no prediction to score.
+        stated M by construction.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Prediction:
         return self.judged >= self.least
 
     def __str__(self) -> str:
-        """The prediction in words."""
+        """The onset in words."""
         if not self.chosen:
             return "no threshold dim"
         if self.chosen < self.least:
@@ -95,10 +95,10 @@ def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
     return crossings["crossing"].copy(data=np.reshape(np.array(texts, object), crossings["crossing"].shape))
 
 
-def predict(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
-    """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
+def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[ThresholdOnset]:
+    """One onset a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
 
-    least: fewer judged dims than that, or than `top`, predict nothing.
+    least: fewer judged dims than that, or than `top`, give none.
     """
     pairs = best(crossings, top)
     layer, dim = (
@@ -108,14 +108,14 @@ def predict(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[P
         crossings[name].transpose("method", *_PAIR).values[:, layer, dim] for name in ("inside", "crossing")
     )
     methods = crossings["method"].values.tolist()
-    return [_predict(crossings, *row, min(top, least)) for row in zip(methods, inside, crossing, strict=True)]
+    return [_onset(crossings, *row, min(top, least)) for row in zip(methods, inside, crossing, strict=True)]
 
 
-def _predict(crossings: xr.Dataset, method: str, inside: np.ndarray, crossing: np.ndarray, least: int) -> Prediction:
+def _onset(crossings: xr.Dataset, method: str, inside: np.ndarray, crossing: np.ndarray, least: int) -> ThresholdOnset:
     judged = crossing[inside <= 1 - crossings.attrs["share"]]
     crossed = int(np.isfinite(judged).sum())
     fails = 2 * crossed > len(judged) and len(judged) >= least
-    return Prediction(
+    return ThresholdOnset(
         method=method,
         length=int(np.median(np.where(np.isnan(judged), np.inf, judged))) if fails else None,
         judged=len(judged),
@@ -137,7 +137,7 @@ def negative_control(
     top: int = TOP,
     least: int = LEAST,
 ) -> xr.Dataset:
-    """What the search finds, and `predict` predicts, at up to `count` places inside the window, where the model works.
+    """What the search finds, and the onsets, at up to `count` places inside the window, where the model works.
 
     At a place p the search takes p for M and sees [warm_up, p) as its window and positions up to M beyond, fewer if
     fewer were captured beyond M. That is less than it sees at M, so each place has a partner `matched`: M with as many
@@ -146,7 +146,7 @@ def negative_control(
 
     - `first`, `last`, `matched_first`, `matched_last`: positions seen
     - `qualified`, `matched`: threshold dims, (layer, dim) pairs, at the place, and at M; of the attribute `searched`
-    - `called` (method): the failure length that `predict` gives there, by `top` and `least` dims; NaN: none. Every one
+    - `called` (method): the onset that `threshold_onsets` gives there, by `top` and `least` dims; NaN: none. Every one
       is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
       on it
 
@@ -178,8 +178,8 @@ def negative_control(
     )
 
 
-def false_predictions(control: xr.Dataset) -> xr.DataArray:
-    """By method, the share of the places at which a failure is predicted though it lies inside the window."""
+def false_onsets(control: xr.Dataset) -> xr.DataArray:
+    """By method, the share of the places with an onset, which is false: it lies inside the window."""
     return control["called"].notnull().mean("place")
 
 
@@ -220,7 +220,7 @@ def _pairs(
 
 
 def _lengths(searched: xr.Dataset, top: int, least: int) -> list[list[float]]:
-    """The predicted lengths by prompt, one without any, and by method."""
+    """The onsets by prompt, one without any, and by method."""
     prompts = searched["prompt"].values.tolist() if "prompt" in searched.dims else [None]
     by_prompt = [searched if name is None else searched.sel(prompt=name) for name in prompts]
-    return [[np.nan if p.length is None else p.length for p in predict(at, top, least)] for at in by_prompt]
+    return [[np.nan if p.length is None else p.length for p in threshold_onsets(at, top, least)] for at in by_prompt]

@@ -1,4 +1,4 @@
-"""Failure lengths predicted from hidden states."""
+"""Onsets, read from hidden states: where they drift, or cross thresholds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from probe.capture.capture import capture
 from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import Selection
 from probe.store.store import check_values
-from probe.thresholds.calls import drift_calls
 from probe.thresholds.drift import DriftRule, find_drift
-from probe.thresholds.failure import onset
-from probe.thresholds.predict import best, false_predictions, negative_control
-from probe.thresholds.predict import predict as predict_failure
+from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.failure import lasting
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.threshold_onset import best, false_onsets, negative_control, threshold_onsets
 from research.script import Journal
 from research.thresholds_predict_failure.inputs import Inputs
 from research.thresholds_predict_failure.results import DRIFT, REFERENCE
@@ -82,14 +81,14 @@ def _zeros_on_disk(shape: tuple[int, ...], dtype: type, folder: Path) -> np.memm
         return np.memmap(file, dtype, "r+", shape=shape)
 
 
-def predictions_left(study: Study, journal: Journal) -> list[tuple[str, str, str, int]]:
-    """The missing cells ('predicted', prompt, config, seed)."""
+def onsets_left(study: Study, journal: Journal) -> list[tuple[str, str, str, int]]:
+    """The missing cells ('onset', prompt, config, seed)."""
     cells = product(study.prompts, study.seeds, study.methods)
-    return [cell for prompt, seed, name in cells if (cell := ("predicted", prompt, name, seed)) not in journal.rows]
+    return [cell for prompt, seed, name in cells if (cell := ("onset", prompt, name, seed)) not in journal.rows]
 
 
-def predict(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], bool]) -> None:
-    """Journals every missing prediction, until it is `over`. Origin's states serve all configs of a prompt and seed."""
+def find_onsets(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], bool]) -> None:
+    """Journals every missing onset, until it is `over`. Origin's states serve all configs of a prompt and seed."""
     numbers, values = bytes_a_number(study.config, study.load), study.kept.values
     layer = 4 * values // len(study.kept.layers)
     check_memory(max(peak_bytes(study.config, study.length, numbers, 4 * values), _COPIES * layer), study.length)
@@ -97,7 +96,7 @@ def predict(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], b
     bridge, current = bridge_to(loaded.model, loaded.tokenizer), None
     averaged = study.windows > 1 and {*study.prompts} != {"repeated"}
     states = States(study.kept, journal.path.parent, averaged=averaged)
-    for cell in tqdm(predictions_left(study, journal), desc="capturing hidden states", unit="cell"):
+    for cell in tqdm(onsets_left(study, journal), desc="capturing hidden states", unit="cell"):
         if over():
             return
         _, prompt, name, seed = cell
@@ -109,14 +108,14 @@ def predict(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], b
         for length in study.passes(name):
             if name != REFERENCE:
                 states.fill(bridge, [window[:length] for window in ids], study.methods[name], 1)
-            readings.append(_predicted(study, states, prompt, name, seed, length, averaged=len(ids) > 1))
+            readings.append(_onsets(study, states, prompt, name, seed, length, averaged=len(ids) > 1))
         journal.add(cell, {"lengths": _merged(readings, study.passes(name))})
 
 
-def _predicted(
+def _onsets(
     study: Study, states: States, prompt: str, name: str, seed: int, length: int, *, averaged: bool
 ) -> dict[str, Any]:
-    """By kind of prompt (single or mean) and rule, from a pass of `length` tokens: predicted lengths, qualifying dims.
+    """By kind of prompt (single or mean) and rule, from a pass of `length` tokens: onsets, qualifying dims.
 
     With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
     """
@@ -130,51 +129,51 @@ def _predicted(
             lengths, count = threshold_lengths(hidden, trained, crossing, study.tops)
             control = control_row(hidden, trained, crossing) if controlled else None
             readings[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
-        predicted, call = drift_length(hidden, trained, study.drift, plan)
-        readings[kind][DRIFT] = {"lengths": [predicted] * len(study.tops), "qualified": None, "call": call}
+        begins, onset = drift_length(hidden, trained, study.drift, plan)
+        readings[kind][DRIFT] = {"lengths": [begins] * len(study.tops), "qualified": None, "call": onset}
     return readings
 
 
 def threshold_lengths(
     hidden: xr.DataArray, trained: int, rule: CrossingRule, tops: Sequence[int]
 ) -> tuple[list[int | None], int]:
-    """Failure length of the last method of `hidden`, for every number of dims in `tops`, and how many dims qualify.
+    """Threshold onset of the last method of `hidden`, for every number of dims in `tops`, and how many dims qualify.
 
-    A method that fails nowhere up to L has L + 1; None: too few dims qualify, or can be judged.
+    A method that crosses nowhere up to L has L + 1; None: too few dims qualify, or can be judged.
     """
     readings = search(hidden, trained, rule)
     lengths: list[int | None] = []
     for top in tops:
-        (prediction,) = predict_failure(readings.isel(method=[-1]), top)
-        nowhere = prediction.captured + 1 if prediction.known else None
-        lengths.append(nowhere if prediction.length is None else prediction.length)
+        (onset,) = threshold_onsets(readings.isel(method=[-1]), top)
+        nowhere = onset.captured + 1 if onset.known else None
+        lengths.append(nowhere if onset.length is None else onset.length)
     return lengths, len(best(readings, hidden.sizes["dim"]))
 
 
 def drift_length(hidden: xr.DataArray, trained: int, rule: DriftRule, plan: Any) -> tuple[int | None, dict[str, Any]]:
-    """The same by the drift rule, and its whole call; None: it could not be judged. plan: the method's, of the pass."""
+    """The drift onset, and all that is known of it; None: it could not be judged. plan: the method's, of the pass."""
     method = str(hidden["method"].values[-1])
-    call = drift_calls(find_drift(hidden, trained, rule, plans={method: plan}))[-1]
-    nowhere = None if call.reason else call.captured + 1
-    row = {name: value for name, value in asdict(call).items() if name != "method"}
-    return nowhere if call.length is None else call.length, row
+    onset = drift_onsets(find_drift(hidden, trained, rule, plans={method: plan}))[-1]
+    nowhere = None if onset.reason else onset.captured + 1
+    row = {name: value for name, value in asdict(onset).items() if name != "method"}
+    return nowhere if onset.length is None else onset.length, row
 
 
 def control_row(hidden: xr.DataArray, trained: int, rule: CrossingRule) -> dict[str, Any] | None:
     """The negative control: dims that qualify at each place inside the window, and at M with as many positions.
 
-    With the last method's share of false predictions; None where it cannot be made.
+    With the last method's share of false onsets; None where it cannot be made.
     """
     try:
         readings = negative_control(hidden, trained, rule)
     except ValueError:
         return None
     counts = {name: readings[name].values.tolist() for name in ("place", "qualified", "matched")}
-    return {**counts, "searched": readings.attrs["searched"], "false": float(false_predictions(readings)[-1])}
+    return {**counts, "searched": readings.attrs["searched"], "false": float(false_onsets(readings)[-1])}
 
 
 def _merged(readings: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
-    """What is predicted of the longest pass or, of several, by prompt length, with each pass's lengths beside."""
+    """The onset in the longest pass or, of several, by prompt length, with each pass's lengths beside."""
     if len(readings) > 1:
         for kind, rules in readings[-1].items():
             for rule, row in rules.items():
@@ -188,10 +187,10 @@ def _merged(readings: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[s
 
 
 def length_by_prompt(by_length: Mapping[int, int | None], none: int) -> int | None:
-    """The first prompt length from which on a method fails, of what is predicted from a pass of each; `none`: nowhere.
+    """The first prompt length from which on a pass of it has its onset in it; `none`: nowhere.
 
     None stands for no call, which is left out; None if nothing is called at all.
     """
-    called = {length: predicted for length, predicted in sorted(by_length.items()) if predicted is not None}
-    fails = np.array([predicted <= length for length, predicted in called.items()])
-    return (onset(fails, np.array(list(called))) or none) if called else None
+    called = {length: onset for length, onset in sorted(by_length.items()) if onset is not None}
+    within = np.array([onset <= length for length, onset in called.items()])
+    return (lasting(within, np.array(list(called))) or none) if called else None

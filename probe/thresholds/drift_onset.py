@@ -1,4 +1,4 @@
-"""What `drift` says of a method: where its states first leave what they did inside the window, with an interval."""
+"""The drift onset of a method: where its states first leave what they did inside the window, with an interval."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import xarray as xr
 
 
 @dataclass(frozen=True)
-class Call:
-    """A method's call by the rule `drift`; positions in tokens.
+class DriftOnset:
+    """Where a method's states begin to drift, by the rule `drift`; positions in tokens. No prediction of failure.
 
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
@@ -24,7 +24,7 @@ class Call:
     judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
-        after the stated M by construction and is no prediction to score.
+        after the stated M by construction.
     """
 
     method: str
@@ -47,7 +47,7 @@ class Call:
     descriptive: bool = False
 
     def __str__(self) -> str:
-        """The call in words."""
+        """The onset in words."""
         if self.reason:
             return f"not judged: {self.reason}"
         if self.length is not None:
@@ -67,8 +67,8 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def drift_calls(drift: xr.Dataset) -> list[Call]:
-    """One call a method, from `find_drift`."""
+def drift_onsets(drift: xr.Dataset) -> list[DriftOnset]:
+    """One onset a method, from `find_drift`."""
     return [_call(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
 
 
@@ -89,7 +89,7 @@ def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
     return [(int(layers[best[dim]]), int(dims[dim])) for dim in order if share[best[dim], dim] > 0]
 
 
-def _call(at: xr.Dataset) -> Call:
+def _call(at: xr.Dataset) -> DriftOnset:
     values = {str(name): at[name].values for name in at.data_vars}
     method, layers, first, trusted = str(at["method"].item()), at["layer"].values, values["first"], values["trusted"]
     called = np.flatnonzero(np.isfinite(first))
@@ -104,7 +104,7 @@ def _call(at: xr.Dataset) -> Call:
     began = began[np.isfinite(began)]
     untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
     reason = "" if trusted.any() else f"false alarms{untried}"
-    return Call(
+    return DriftOnset(
         method=method,
         length=at_first.get("first"),
         low=at_first.get("low"),
