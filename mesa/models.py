@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,13 +19,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import __version__ as version
 from transformers.utils import logging as transformers_logging
 
+from mesa.checkpoints.fitting import check_stored, within
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
-from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of
+from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, placed
 from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
 from mesa.errors import NotFound, Refused
 from mesa.finite import check_finite
+from mesa.support import note_stated
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
 _PARTS = {
@@ -34,6 +39,8 @@ _PARTS = {
 _BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attention.bias")
 """Ends of names that older checkpoints hold and that models compute themselves."""
 _LONGEST_REASON = 300  # characters
+_NAMED = 3
+"""How many weights a message names."""
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -67,14 +74,13 @@ def load(
     values and files.
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
-    place, options = _placed(name, revision, trust_remote_code)
+    place, options = placed(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer", "weights"):
-        _check_stated(place, options)
+        config, stated = _config(place, options)
         tokenizer = _tokenizer(place, options)
         if dtype is None and place.file:
             dtype = "float32"
         elif dtype is None and device_map is None and device == "cpu":
-            config = AutoConfig.from_pretrained(place.where, **options)
             dtype = chosen_dtype(config, {})
         result: Any = AutoModelForCausalLM.from_pretrained(
             place.where,
@@ -82,12 +88,17 @@ def load(
             device_map=device_map,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # its own error names none of them; `_check_keys` does
             **options,
         )
+    tokenizer = within(name, tokenizer, getattr(config, "vocab_size", None))
     model, info = result
     _check_keys(name, info)
     if place.file:
         as_plain(model)
+    elif getattr(model, "hf_quantizer", None) is None:
+        check_stored(name, _folder(place, options), model)
+    note_stated(model.config, stated)
     check_finite(name, model)
     if device_map is None:
         model.to(torch.device(device))
@@ -98,15 +109,16 @@ def load(
 def _check_keys(name: str, info: Mapping[str, Any]) -> None:
     """Refused for weights that transformers initialised at random or did not use; info: its loading info."""
     unexpected = [key for key in info["unexpected_keys"] if not key.endswith(_BUFFERS)]
-    mismatched = [key[0] if isinstance(key, tuple) else key for key in info.get("mismatched_keys") or ()]
+    shapes = {key: f"{key} {tuple(stored)}, not {tuple(model)}" for key, stored, model in info["mismatched_keys"]}
     for keys, problem in (
-        (info["missing_keys"], "lacks {} weights of its model"),
-        (mismatched, "has {} weights of another shape"),
-        (unexpected, "has {} weights that its model does not"),
+        (shapes.values(), "has {} of another shape than its config.json says"),
+        (info["missing_keys"], "lacks {} of its model"),
+        (unexpected, "has {} that its model does not"),
     ):
         if keys:
-            problem = problem.format(len(keys))
-            raise Refused(f"model {name!r} {problem}, e.g. {min(keys)}; its config.json and weights do not fit")
+            first = ", ".join(sorted(keys)[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
+            weights = f"{len(keys)} weight{'s' * (len(keys) > 1)}"
+            raise Refused(f"model {name!r} {problem.format(weights)}: {first}; its config.json and weights do not fit")
 
 
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
@@ -141,14 +153,6 @@ def _check_device(device: str, what: str, remedy: str) -> None:
         raise Refused(f"{what} is not available here; use {remedy}")
 
 
-def _placed(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
-    """A model's place, and what `from_pretrained` is told; Refused for a revision of what lies here."""
-    place = place_of(name)
-    if revision is not None and (place.file or Path(place.where).is_dir()):
-        raise Refused(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
-    return place, {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
-
-
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
     """The name of the dtype in which `load` with these options gives a model of this config."""
     on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
@@ -164,36 +168,40 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place, options = _placed(name, revision, trust_remote_code)
+    place, options = placed(name, revision, trust_remote_code)
     with _loading(name, place):
-        _check_stated(place, options)
-        return AutoConfig.from_pretrained(place.where, **options)
+        return _config(place, options)[0]
 
 
-def _check_stated(place: Place, options: Mapping[str, Any]) -> None:
-    """As `check_stated`; a GGUF file's header is checked as it is read."""
-    if place.file:
-        return
-    try:
-        stated: Any = PreTrainedConfig.get_config_dict(place.where, **options)[0]
-    except TypeError:  # of a file that holds null, or a number
-        stated = None
-    check_stated(stated)
+def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The config, and what its file states; Refused as by `check_stated`. A GGUF file's header was checked before."""
+    if place.header:
+        stated: Any = place.header.metadata
+    else:
+        try:
+            without_trust = {key: value for key, value in options.items() if key != "trust_remote_code"}
+            stated = PreTrainedConfig.get_config_dict(place.where, **without_trust)[0]
+        except TypeError:  # of a file that holds null, or a number
+            stated = None
+        check_stated(stated)
+    config = AutoConfig.from_pretrained(place.where, **options)
+    note_stated(config, stated)
+    return config, stated
+
+
+def _folder(place: Place, options: Mapping[str, Any]) -> Path:
+    """Where a model's files lie, in the cache of the hub or elsewhere."""
+    if Path(place.where).is_dir():
+        return Path(place.where)
+    return Path(str(try_to_load_from_cache(place.where, "config.json", revision=options["revision"]))).parent
 
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
-    place, options = _placed(name, revision, trust_remote_code)
+    place, options = placed(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer"):
-        tokenizer = _tokenizer(place, options)
-    config = config_of(name, revision=revision, trust_remote_code=trust_remote_code)
-    rows, known = getattr(config, "vocab_size", None), tokenizer.vocab_size
-    if isinstance(rows, int) and known > rows:
-        raise Refused(
-            f"model {name!r} knows {rows} tokens and its tokenizer gives {known}; its config.json (vocab_size) or its "
-            "tokenizer is another model's"
-        )
-    return tokenizer
+        tokenizer, config = _tokenizer(place, options), _config(place, options)[0]
+    return within(name, tokenizer, getattr(config, "vocab_size", None))
 
 
 def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
@@ -201,14 +209,20 @@ def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
     return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
 
 
+def _no_table(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps transformers' own progress bars off."""
-    bars = transformers_logging.is_progress_bar_enabled()
+    """Keeps transformers' own progress bars off, and its table of weights that do not fit, which we name."""
+    bars, logger = transformers_logging.is_progress_bar_enabled(), logging.getLogger("transformers.modeling_utils")
     transformers_logging.disable_progress_bar()
+    logger.addFilter(_no_table)
     try:
         yield
     finally:
+        logger.removeFilter(_no_table)
         if bars:
             transformers_logging.enable_progress_bar()
 
@@ -224,10 +238,23 @@ def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
         raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
+    except ImportError as error:
+        raise Refused(
+            f"cannot load model {name!r}: a package that it needs is not installed, or of another version: "
+            f"{in_short(error)}"
+        ) from error
     except Exception as error:  # a damaged file raises whatever its reader met
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
             raise
         _check_parts(name, place, parts)
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise Refused(
+                f"cannot load model {name!r}: it runs Python code that comes with it; read that code, then give "
+                "--trust-remote-code"
+            ) from error
+        if "does not recognize this architecture" in str(error):
+            unknown = f"its model type is not known to transformers {version}"
+            raise Refused(f"cannot load model {name!r}: {unknown}") from error
         raise Refused(f"cannot load model {name!r}, a file of it is damaged or wrong: {in_short(error)}") from error
 
 

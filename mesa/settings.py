@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesa.errors import Refused
-from mesa.methods import Method, make, parameters_of, registry, standard_methods
+from mesa.methods import Method, known_method, make, parameters_of, registry, standard_methods
 from mesa.support import check_method
 
 ALL = "all"
@@ -59,6 +59,12 @@ def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) 
     Refused for unknown or doubled ones.
     """
     return {name: make(name, trained_length, **parameters) for name, parameters in _parameters(names, settings).items()}
+
+
+def check_names(names: str, settings: Sequence[str] = ()) -> None:
+    """Raises Refused for unknown or doubled methods, and for parameters that they do not have."""
+    for name, parameters in _parameters(names, settings).items():
+        known_method(name, *parameters)
 
 
 def fitting_methods(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mesa.errors import Refused
@@ -114,12 +115,35 @@ def _scalings(config: Any) -> list[str]:
     return [str(part["rope_type"]) for part in parts if part.get("rope_type") is not None]
 
 
+_ORIGINAL = "original_max_position_embeddings"
+_LENGTHS = ("max_position_embeddings", "max_seq_len")
+_UNSTATED = "states_no_trained_length"
+"""A config's attribute, true where its length is transformers' default and not its file's word."""
+
+
+def note_stated(config: Any, stated: Mapping[str, Any]) -> None:
+    """Has `trained_length` know what a config's file states: config.json's keys, or a GGUF file's metadata."""
+    keys = {getattr(config, "attribute_map", {}).get(key, key) for key, value in stated.items() if value is not None}
+    rope = (stated.get(key) for key in ("rope_parameters", "rope_scaling"))
+    in_rope = any(isinstance(part, Mapping) and part.get(_ORIGINAL) is not None for part in rope)
+    in_header = any(str(key).endswith(".context_length") for key in keys)
+    if not (in_rope or in_header or keys & {_ORIGINAL, *_LENGTHS}):
+        setattr(config, _UNSTATED, True)
+
+
 def trained_length(config: Any) -> int:
     """The window that a config states (tokens); Refused where it states none. Configs can be wrong about it."""
+    return _trained_length(config)[1]
+
+
+def _trained_length(config: Any) -> tuple[str, int]:
+    """The window, and the name under which it is stated."""
+    none = f"the config of this {config.model_type} model states no trained length; give --trained-length"
+    if getattr(config, _UNSTATED, False):
+        raise Refused(none)
     rope = getattr(config, "rope_parameters", None) or {}
-    scaled = "original_max_position_embeddings"
-    names = (scaled, "max_position_embeddings", "max_seq_len")
-    for name, length in ((scaled, rope.get(scaled)), *((name, getattr(config, name, None)) for name in names)):
+    names = (_ORIGINAL, *_LENGTHS)
+    for name, length in ((_ORIGINAL, rope.get(_ORIGINAL)), *((name, getattr(config, name, None)) for name in names)):
         if length is None:
             continue
         if not isinstance(length, int) or length < 2:
@@ -127,8 +151,21 @@ def trained_length(config: Any) -> int:
                 f"the config of this {config.model_type} model states {name} {length!r}, no trained length; "
                 "give --trained-length"
             )
-        return length
-    raise Refused(f"the config of this {config.model_type} model states no trained length; give --trained-length")
+        return name, length
+    raise Refused(none)
+
+
+def length_choice(config: Any) -> str:
+    """Which of a config's two lengths `trained_length` takes, and why; empty where it states one."""
+    name, length = _trained_length(config)
+    other = getattr(config, "max_position_embeddings", None)
+    if name != _ORIGINAL or other in (None, length):
+        return ""
+    scaled = " and ".join(dict.fromkeys(kind for kind in _scalings(config) if kind not in UNSCALED)) or "scaled"
+    return (
+        f"M = {length} by the config's {_ORIGINAL}, the length before its rotary scaling ({scaled}); it also states "
+        f"max_position_embeddings {other}: give --trained-length {other} to take that"
+    )
 
 
 def table(why: dict[str, dict[str, str]] | None = None) -> str:

@@ -143,10 +143,18 @@ def add_command(
 
     def begin(args: argparse.Namespace) -> int:
         take_from_run(args, option_classes)
-        return run(*(read_options(args, cls) for cls in option_classes))
+        return run(*(_named(read_options(args, cls)) for cls in option_classes))
 
     command.set_defaults(run=begin)
     return command
+
+
+def _named(options: T) -> T:
+    """The options; names in them of models and methods are looked up first, before torch is loaded."""
+    check_names = getattr(options, "check_names", None)
+    if check_names:
+        check_names()
+    return options
 
 
 def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mesa.settings import check_names
 from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions
 from probe.options import JoinedNames, Whole, option
 from probe.request import ModelOptions
@@ -23,6 +24,11 @@ class CheckRequest(ModelOptions):
     pretended: Annotated[Whole, Field(ge=24, le=4096)] = option(
         64, "the tests set up methods as if M were this many tokens, so that short prompts are enough"
     )
+
+    def check_names(self) -> None:
+        """Also for methods that are not known."""
+        check_names(self.methods)
+        super().check_names()
 
 
 HELP = "test whether the methods are computed correctly on your checkpoint"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mesa.checkpoints.place import placed
 from mesa.methods import Method
-from mesa.settings import fitting_methods
-from mesa.support import check_config
+from mesa.settings import check_names, fitting_methods
+from mesa.support import check_config, length_choice
 from mesa.support import trained_length as stated_length
 from probe.capture.spec import CaptureSpec
 from probe.options import (
@@ -103,7 +105,15 @@ class ModelOptions:
     def checked_model(self) -> tuple[Any, int]:
         """The model's config and M. Raises as `checked_config`, and Refused where nothing states M."""
         config = self.checked_config()
-        return config, stated_length(config) if self.trained_length is None else self.trained_length
+        if self.trained_length is not None:
+            return config, self.trained_length
+        length = stated_length(config)
+        tell_length_choice(length_choice(config))
+        return config, length
+
+    def check_names(self) -> None:
+        """Raises, before torch is loaded, for a model that is not there."""
+        placed(self.model, **self.source)
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,12 @@ class ModelRequest(ModelOptions):
     )
     default_methods: ClassVar[str] = "all"
     not_compared: ClassVar[tuple[str, ...]] = ()
+
+    def check_names(self) -> None:
+        """Also for methods, and parameters of them, that are not known."""
+        check_names(self.methods or self.default_methods, getattr(self, "settings", ()))
+        super().check_names()
+
     """Fields that a resumed run may change: no result depends on them, or what is stored names their values."""
 
     @property
@@ -309,6 +325,13 @@ class PredictRequest(MethodsRequest):
     text: Text | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
     check: bool = option(False, "measure every method as well, and compare with the prediction")
     not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "configs", "check")
+
+
+@cache
+def tell_length_choice(choice: str) -> None:
+    """Says on stderr, once, which of two lengths a config's M is."""
+    if choice:
+        sys.stderr.write(f"{choice}\n")
 
 
 def tell_left_out(left_out: Mapping[str, str]) -> None:

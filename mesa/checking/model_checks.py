@@ -17,7 +17,7 @@ from mesa.engine.plug import applied
 from mesa.errors import Refused
 from mesa.finite import check_finite
 from mesa.methods import Method, NoPE, Origin
-from mesa.support import is_rotary, trained_length
+from mesa.support import is_rotary, length_choice, trained_length
 
 HOOKS = "bridge against hidden states"
 """A check's name."""
@@ -30,8 +30,10 @@ def model_note(subject: Subject, stated: int | None) -> Row:
     weights = list(subject.model.parameters())
     dtypes = ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))
     devices = ", ".join(sorted({str(weight.device) for weight in weights}))
+    config = subject.model.config
     try:
-        window = f"M = {stated}, as stated" if stated else f"M = {trained_length(subject.model.config)}, by the config"
+        by_config = stated or length_choice(config) or f"M = {trained_length(config)}, by the config"
+        window = f"M = {stated}, as stated" if stated else by_config
     except Refused:
         window = "no M in the config: give --trained-length"
     return Row("model", NOTE, f"{dtypes} on {devices}; {window}")
@@ -45,8 +47,8 @@ def first_token(subject: Subject) -> Row:
     unrotated = tokenizer(" hello hello", add_special_tokens=False)["input_ids"]
     whole = tokenizer(" hello hello")["input_ids"]
     known = subject.model.get_input_embeddings().num_embeddings
-    if max([*whole, len(tokenizer) - 1]) >= known:
-        detail = f"the tokenizer gives {len(tokenizer)} tokens and the model knows {known}; they are two models'"
+    if max(whole, default=0) >= known:
+        detail = f"the tokenizer gives token {max(whole)} and the model knows {known}; they are two models'"
         return Row(name, FAILED, detail)
     count = next((at for at in range(len(whole)) if whole[at : at + len(unrotated)] == unrotated), 0)
     if not count:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mesa.checkpoints.fetched import CHECKPOINTS, fetched, provenance_of
 from mesa.checkpoints.gguf_file import Header, read_header
+from mesa.checkpoints.hub import cache_only
 from mesa.errors import NotFound, Refused
 
 DEFAULT = "default"
@@ -60,11 +61,27 @@ def place_of(name: str) -> Place:
     place = str(shipped_folder(name)) if name in SHIPPED else str(fetched(name)) if name in CHECKPOINTS else name
     looks_local = place != name or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
+    looks_local = looks_local or folder.is_dir()
     if looks_local and not (folder / "config.json").is_file():
         raise NotFound(f"no model at {str(folder)!r} (no config.json there); give a folder, a .gguf file or a hub id")
     origin = provenance_of(folder)
     revision = f"{origin['package']} {origin['version']}" if origin else None
     return Place(str(folder) if looks_local else place, revision=revision, quantization=origin.get("quantization"))
+
+
+def placed(
+    name: str, revision: str | None = None, trust_remote_code: bool | None = None
+) -> tuple[Place, dict[str, Any]]:
+    """A model's place, and what transformers' `from_pretrained` is told beside it; loads no torch.
+
+    Raises as `place_of`, FileNotFoundError for what the hub does not have, Refused for a revision of what lies here.
+    """
+    place = place_of(name)
+    here = bool(place.file) or Path(place.where).is_dir()
+    if revision is not None and here:
+        raise Refused(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
+    options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
+    return place, options if here else {**options, "local_files_only": cache_only(name, revision)}
 
 
 def check_stated(stated: Any) -> None:

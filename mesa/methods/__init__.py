@@ -85,6 +85,11 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
     """The method called `name`; parameters left out take their defaults. Refused for unknown names."""
+    return known_method(name, *parameters)(trained_length=trained_length, **parameters)
+
+
+def known_method(name: str, *parameters: str) -> type[Method]:
+    """The class of the method called `name`; Refused for names of a method or parameters that are not known."""
     methods = registry()
     if name not in methods:
         raise Refused(f"unknown method {name!r}; known: {', '.join(methods)}{meant(name, methods)}")
@@ -94,7 +99,7 @@ def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
             raise Refused(
                 f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}{meant(parameter, known)}"
             )
-    return methods[name](trained_length=trained_length, **parameters)
+    return methods[name]
 
 
 def parameters_of(method: type[Method]) -> list[str]:

@@ -101,7 +101,7 @@ def test_other_bytes_and_absent_files_are_refused(paths, tmp_path, capsys):
     ("changes", "message"),
     [
         ({"leave_out": "tokenizer"}, "cannot be loaded: Cannot build a tokenizer"),
-        ({"leave_out": "blk.1.attn_q.weight"}, "lacks 1 weights of its model, e.g. model.layers.1.self_attn.q_proj"),
+        ({"leave_out": "blk.1.attn_q.weight"}, "lacks 1 weight of its model: model.layers.1.self_attn.q_proj"),
         ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions (yarn)"),
         ({"more": "rope_freqs.weight"}, "scales its rotary positions (rope_freqs.weight)"),
     ],

@@ -32,9 +32,9 @@ def with_value(value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda weights: weights.pop(QUERY), rf"lacks 1 weights of its model, e\.g\. {QUERY}; its config\.json"),
-        (lambda weights: weights.update({f"{QUERY}2": weights[QUERY].clone()}), "has 1 weights that its model does"),
-        (lambda weights: weights.update({"x": weights.pop(QUERY)}), "lacks 1 weights"),
+        (lambda weights: weights.pop(QUERY), rf"lacks 1 weight of its model: {QUERY}; its config\.json"),
+        (lambda weights: weights.update({f"{QUERY}2": weights[QUERY].clone()}), "has 1 weight that its model does"),
+        (lambda weights: weights.update({"x": weights.pop(QUERY)}), "lacks 1 weight "),
         (with_value(float("nan")), rf"1 of 1024 numbers of {QUERY} are not finite"),
         (with_value(-float("inf")), rf"1 of 1024 numbers of {QUERY} are not finite"),
     ],
