@@ -13,11 +13,14 @@ from mesa.errors import Refused
 
 def layers_of(model: Any) -> nn.ModuleList:
     """The model's decoder layers; Refused where its decoder has no list of them."""
-    count = model.config.num_hidden_layers
-    for module in model.get_decoder().children():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise Refused(f"a {model.config.model_type} decoder has no list of its {count} layers")
+    decoder, count = model.get_decoder(), model.config.num_hidden_layers
+    lists = [module for module in decoder.children() if isinstance(module, nn.ModuleList)]
+    if lists:
+        return min(lists, key=lambda layers: (len(layers) != count, -len(layers)))
+    parts = [part for part in decoder.children() if isinstance(getattr(part, "layers", None), nn.ModuleList)]
+    if not parts:
+        raise Refused(f"a {model.config.model_type} decoder has no list of its {count} layers")
+    return nn.ModuleList([layer for part in parts for layer in part.layers])  # of a stack of stacks
 
 
 @contextmanager

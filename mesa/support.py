@@ -30,15 +30,14 @@ CONSTRUCTED = "constructed"
 CONSTRUCTED_LLAMA = "constructed_llama"
 """The model type of their rotary ones (mesa/constructed.py)."""
 
-_CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
-REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES, "gemma4": _IMAGES}
+REFUSED = {"gemma3": _IMAGES, "gemma4": _IMAGES}
 """Model types that cannot be supported, and why."""
 
 
 def is_rotary(kind: str) -> bool:
     """Whether models of a supported type have rotary embeddings."""
-    return kind in (*ROTARY, CONSTRUCTED_LLAMA)
+    return kind not in (*ALIBI, CONSTRUCTED)
 
 
 def check_config(config: Any) -> None:
@@ -47,10 +46,12 @@ def check_config(config: Any) -> None:
     reason = REFUSED.get(kind) or _unlike_its_family(config)
     if not reason:
         mpt = getattr(config, "attn_config", None)  # which can be configured without ALiBi
-        if is_rotary(kind) or kind == CONSTRUCTED or (kind in ALIBI and (mpt is None or mpt.alibi)):
+        if kind == CONSTRUCTED or (kind in ALIBI and (mpt is None or mpt.alibi)):
             return
-        rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
-        reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
+        rotary = any(word in name for name in vars(config) for word in ("rope", "rotary", "mamba"))
+        if is_rotary(kind) and rotary:
+            return
+        reason = "it has no rotary embeddings and no ALiBi to weave"
     raise Refused(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
 
 
@@ -190,4 +191,4 @@ def _unlike_its_family(config: Any) -> str:
     """Why a model cannot have a method though others of its type can; empty where it can."""
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # Gemma-4's text is causal
         return "its tokens see ahead (use_bidirectional_attention)"
-    return _CAPPED if getattr(config, "attn_logit_softcapping", None) else ""
+    return "it is an encoder-decoder" if getattr(config, "is_encoder_decoder", False) else ""

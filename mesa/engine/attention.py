@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import Mask, Merged, attend
+from mesa.engine.kernels import Mask, Merged, attend, capped
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Schedule, Stack
 from mesa.engine.stairs import Stair
@@ -36,16 +35,26 @@ def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tens
     for region in plan.regions:
         part = schedule.query(query, region, start, plan.length)
         part = part @ schedule.key(key, region, first_key, plan.length).transpose(-1, -2) * scale
+        part = capped(part, schedule.softcap)
         if schedule.slopes is not None:
             part = biased(part, schedule.slopes, region, queries, keys)
         scores = torch.where(region.contains(queries, keys), part, scores)
     return scores
 
 
+def softmax(scores: Tensor, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Weights (batch, head, query, key) in `dtype`; with sinks (head,), they sum to less than 1."""
+    accurate = torch.promote_types(dtype, torch.float32)
+    if sinks is None:
+        return scores.softmax(-1, dtype=accurate).to(dtype)
+    sink = sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], -1).softmax(-1, dtype=accurate)[..., :-1].to(dtype)
+
+
 def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
     scores = scored(schedule, query, key, scale)
-    weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    weights = softmax(scores, schedule.sinks, query.dtype)
     return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1), weights
 
 
@@ -69,6 +78,7 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
         parts = [schedule.query(query[:, :, token - start, None], region, token, token + 1) for token in tokens]
         keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
         part = torch.cat(parts, 2) @ keys.repeat_interleave(groups, 1).transpose(-1, -2) * scale
+        part = capped(part, schedule.softcap)
         queries = torch.tensor(tokens, device=query.device)[:, None]
         index = torch.arange(low, high, device=query.device)[None, :]
         if schedule.slopes is not None:
@@ -76,7 +86,7 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
             scores = scores.to(part.dtype)
         columns = slice(low - first_key, high - first_key)
         scores[:, :, mine, columns] = torch.where(region.contains(queries, index), part, scores[:, :, mine, columns])
-    return scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    return softmax(scores, schedule.sinks, query.dtype)
 
 
 class AttentionHooks(NamedTuple):
@@ -98,13 +108,15 @@ def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, s
     return query, scored(schedule, query, key, scale)
 
 
-def hooked_attention(hooks: AttentionHooks, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def hooked_attention(
+    hooks: AttentionHooks, scores: Tensor, value: Tensor, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention output and weights from scores (-inf: masked), through the hooks; zeros for queries without keys."""
     masked = scores.isneginf()
     fully_masked = masked.all(-1, keepdim=True)
     lowest = torch.finfo(scores.dtype).min if hooks.masked is None else hooks.masked
     scores = hooks.scores(scores.masked_fill(masked, lowest)).masked_fill(fully_masked, 0.0)
-    weights = scores.softmax(-1, dtype=torch.promote_types(value.dtype, torch.float32)).to(value.dtype)
+    weights = softmax(scores, sinks, value.dtype)
     weights = hooks.pattern(weights.masked_fill(fully_masked, 0.0))
     return weights @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1), weights
 
@@ -132,7 +144,7 @@ class _Layer:
             self._add_stair(region, carried)
         for stack in self.schedule.stacks:
             self._add(stack)
-        return self.merged.output()
+        return self.merged.output(self.schedule.sinks)
 
     def queries(self, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 as a region has them."""
@@ -189,7 +201,7 @@ class _Layer:
         fresh = self.merged.begins(*(token - self.schedule.start for token in stack.queries))
         for number in range(queries.shape[dim]):
             row, column, wide = (states.select(dim, number) for states in (queries, keys, values))
-            output, log_sum = attend(row, column, wide, self.scale, call.causal, mask, lead)
+            output, log_sum = attend(row, column, wide, self.scale, call.causal, mask, lead, self.schedule.softcap)
             if offset is not None:
                 output, log_sum = output[..., : self.query.shape[3]], log_sum + (offset[number] if dim else offset)
             place = partial(_place, stack, self.schedule.start, dim, number)
@@ -203,7 +215,7 @@ class _Layer:
             min(region.queries[1], self.schedule.plan.length),
         )
         states = self.queries, self.keys, self.values, self.scale
-        stair = Stair(region, carried, first, last, low, *states, self.schedule._masks)
+        stair = Stair(region, carried, first, last, low, *states, self.schedule._masks, self.schedule.softcap)
         for (begin, end), output, log_sum in stair.parts() if first < last else ():
             rows, fresh = slice(begin - start, end - start), self.merged.begins(begin - start, end - start)
             self.merged.add(itemgetter((..., rows, slice(None))), output, log_sum, fresh)
@@ -227,32 +239,36 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
         keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)
         parts.append((queries, keys, span, read.seen))
     if query.dtype in (torch.float32, torch.float64):
-        return _at_once(parts, query, value, scale)
+        return _at_once(schedule, parts, query, value, scale)
     outputs, log_sums = [], []
     for queries, keys, span, seen in parts:
         mask = None if seen is None else Mask.of(seen, query.dtype)
-        output, log_sum = attend(queries, keys, value[:, :, span], scale, False, mask)
+        output, log_sum = attend(queries, keys, value[:, :, span], scale, False, mask, 0, schedule.softcap)
         outputs.append(output)
         log_sums.append(log_sum)
-    weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
+    weights = softmax(torch.cat(log_sums, 2)[:, :, None], schedule.sinks, torch.float32)[:, :, 0, :, None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
 
 
 def _at_once(
-    parts: list[tuple[Tensor, Tensor, slice, Tensor | None]], query: Tensor, value: Tensor, scale: float
+    schedule: Schedule,
+    parts: list[tuple[Tensor, Tensor, slice, Tensor | None]],
+    query: Tensor,
+    value: Tensor,
+    scale: float,
 ) -> Tensor:
     """Attention of a single query by one softmax: parts are its rows, keys, where they are, and what each row sees."""
     batch, heads, _, dim = query.shape
     scores = query.new_full((batch, heads, 1, value.shape[2]), -math.inf)
     for rows, keys, span, seen in parts:
         grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
-        part = (grouped @ keys.transpose(-1, -2)).view(batch, heads, -1, keys.shape[2])
+        part = capped((grouped @ keys.transpose(-1, -2)).view(batch, heads, -1, keys.shape[2]), schedule.softcap)
         if seen is None:
             scores[..., span] = part
             continue
         for row in range(len(seen)):
             scores[..., span] = torch.where(seen[row], part[:, :, row, None], scores[..., span])
-    weights = scores.softmax(-1).view(batch, value.shape[1], -1, value.shape[2])
+    weights = softmax(scores, schedule.sinks, scores.dtype).view(batch, value.shape[1], -1, value.shape[2])
     return (weights @ value).view(query.shape)
 
 
@@ -272,9 +288,8 @@ def by_head(
     output, weights = torch.zeros_like(query), None
     for schedule, heads in ((woven, chosen), (as_trained, others)):
         for part, key_heads in _parts(heads, group):
-            part_schedule = schedule if schedule.slopes is None else replace(schedule, slopes=schedule.slopes[part])
             states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
-            output[:, part], part_weights = execute(part, part_schedule, *states, scale)
+            output[:, part], part_weights = execute(part, schedule.of_heads(part), *states, scale)
             if part_weights is not None:
                 weights = part_weights.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
                 weights[:, part] = part_weights

@@ -14,18 +14,9 @@ from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
 from mesa.decoder import replaced
-from mesa.engine.rope import CachedRotary, OfKind
+from mesa.engine import structure
+from mesa.engine.rope import OfKind
 from mesa.errors import Refused
-
-Kind = str | None
-"""A kind of layer with rotary frequencies of its own; None where all layers share them."""
-
-
-def rotaries(decoder: Any) -> dict[Kind, nn.Module]:
-    """A decoder's rotary module, by kind of layer."""
-    rotary = getattr(decoder.rotary_emb, "original_component", decoder.rotary_emb)  # a bridge's stands around it
-    kinds = getattr(rotary, "layer_types", None)
-    return {kind: OfKind(rotary, kind) for kind in kinds} if kinds else {None: rotary}
 
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
@@ -36,7 +27,7 @@ def frozen_rotary(module: nn.Module) -> nn.Module:
             remove_hook_from_module(part)
     if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
         frozen.inv_freq = frozen.original_inv_freq.clone()
-    frozen.by_length = frozen.rope_type == "longrope"
+    frozen.by_length = getattr(frozen, "rope_type", "default") == "longrope"
     frozen.rope_type = "default"
     return frozen
 
@@ -70,18 +61,15 @@ def settle(frozen: Any, length: int) -> None:
         frozen.rope_type = "default"
 
 
-_SLICING = "_maybe_slice_kv_shared_inputs"
-"""Gemma-4's method that leaves out prompt tokens in layers without keys of their own; a pass has them in all layers."""
-
-
 def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
-    """The decoder's rotary module is that of a `plug.Attachment` for as long as this lasts."""
+    """The decoder's rotary modules ask a `plug.Attachment` for as long as this lasts."""
     decoder: Any = attachment.decoder
-    holder, place = decoder, "rotary_emb"
-    if getattr(holder.rotary_emb, "original_component", None) is not None:  # a bridge's, whose hooks go on
-        holder, place = holder.rotary_emb, "_original_component"
-    slicing = [(decoder, _SLICING, lambda *states, **_: states[:4])] if hasattr(decoder, _SLICING) else []
-    return replaced((holder, place, CachedRotary(attachment.cos_sin)), *slicing)
+    modules = structure.paths(decoder)
+    turning = {path: modules[path] for path, _ in structure.rotaries(decoder)}
+    forwards = [
+        (module, "forward", partial(attachment.rotary_forward, path, module)) for path, module in turning.items()
+    ]
+    return replaced(*forwards, *structure.whole_prompts(decoder))
 
 
 def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:

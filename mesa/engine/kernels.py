@@ -37,24 +37,33 @@ class Mask:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None, lead: int = 0
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None, lead: int = 0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
 
     Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
     (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left of the keys after the
-    first `lead`, which every query sees.
+    first `lead`, which every query sees. softcap: c in c tanh(s / c), which no kernel knows: plain operations, slower.
     """
     device = query.device
-    if device.type == "cpu" and causal and (lead or query.shape[2] > BLOCK) and query.shape[2] <= _SMALL:
+    if (
+        softcap is None
+        and device.type == "cpu"
+        and causal
+        and (lead or query.shape[2] > BLOCK)
+        and query.shape[2] <= _SMALL
+    ):
         return _by_rows(query, key, value, scale, lead)
     if lead:
         merged = Merged(query)
         for columns, triangle in ((slice(lead), False), (slice(lead, None), causal)):
-            part = attend(query, key[:, :, columns], value[:, :, columns], scale, triangle, None)
+            part = attend(query, key[:, :, columns], value[:, :, columns], scale, triangle, None, 0, softcap)
             merged.add(lambda whole: whole, *part, False)
         assert merged.whole is not None
         return merged.whole[0], merged.whole[1][..., 0]
+    if softcap is not None:
+        return attend_plainly(query, key, value, scale, causal, mask, softcap)
     if device.type == "cpu":
         output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
@@ -143,9 +152,15 @@ def cuda_agrees(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
     return True
 
 
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores s as c tanh(s / c), with c the `softcap`; as they are where it is None."""
+    return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+
 def attend_plainly(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attend` in plain operations, BLOCK queries at a time, for devices without a kernel that returns both."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -153,7 +168,7 @@ def attend_plainly(
     outputs, log_sums = [], []
     for begin in range(0, query.shape[2], BLOCK):
         rows = query[:, :, begin : begin + BLOCK].to(accurate)
-        scores = rows @ key.transpose(-1, -2).to(accurate) * scale
+        scores = capped(rows @ key.transpose(-1, -2).to(accurate) * scale, softcap)
         if causal:
             ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
             scores = scores.masked_fill(~ones.tril(begin), -math.inf)
@@ -204,6 +219,11 @@ class Merged:
         total.lerp_(output.to(self.accurate), share)
         total_log.copy_(new_log)
 
-    def output(self) -> Tensor:
-        """The merged output in the query's dtype."""
-        return torch.zeros_like(self.query) if self.whole is None else self.whole[0].to(self.query.dtype)
+    def output(self, sinks: Tensor | None = None) -> Tensor:
+        """The merged output in the query's dtype; sinks (head,): a further term of each head's softmax, as a score."""
+        if self.whole is None:
+            return torch.zeros_like(self.query)
+        output, log_sum = self.whole
+        if sinks is not None:
+            output = output * (log_sum - sinks.to(log_sum)[:, None, None]).sigmoid()
+        return output.to(self.query.dtype)

@@ -6,6 +6,7 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,14 +23,44 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from mesa.decoder import replaced
 from mesa.engine.compiled import check_eager
-from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from mesa.plan import same_plan
 
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
+
+
+Kind = Any
+"""How a kind of layer rotates: a `structure.Kind`; None where it does not."""
+
+
+def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
+    """What layers see by the arguments of a mask function of transformers': a span of the past, or all of it (None).
+
+    A Refused, for whoever uses the mask, where it is not the past's, or neither a window nor a chunk of it.
+    """
+    size, sees = mask.get("local_size"), mask.get("mask_function")
+    if sees is None:
+        return None
+    place: dict[str, Any] = {"device": mask.get("device")}
+
+    def seen(query: int, key: int) -> bool:
+        row = torch.zeros((), dtype=torch.long, **place)
+        return bool(sees(row, row, torch.tensor(query, **place), torch.tensor(key, **place)))
+
+    far = 1 << 20
+    near = [seen(far, far), not seen(far, far + 1)]
+    if size is None:
+        span, fits = None, [*near, seen(far, 0)]
+    else:
+        edge = [seen(query, query - size + 1) for query in range(far, far + 2)]
+        span = Span(size, chunked=not all(edge))
+        fits = [*near, not seen(far, far - size)]
+    if not all(fits):
+        return Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
+    return span
 
 
 @dataclass
@@ -65,13 +96,13 @@ class Group:
             )
         return queries, keys, dropped
 
-    def schedule(self, weave: bool, kind: Kind, window: int | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, by kind and sliding window, if any; keys are held from `first_key` on."""
-        sliding = (window, first_key) if window and window < self.length else None
+    def schedule(self, weave: bool, kind: Kind, span: Span | None, first_key: int) -> Schedule:
+        """A layer's schedule: woven or not, by kind and what it sees, if not all; keys are held from `first_key` on."""
+        sliding = (span, first_key) if span and span.size < self.length else None
         known = (weave, kind, sliding)
         if known not in self.by_layer:
-            whole = replace(self.woven if weave else self.as_trained, turn=self.turns[kind])
-            self.by_layer[known] = whole.within(*sliding) if sliding else whole
+            whole = replace(self.woven if weave else self.as_trained, turn=self.turns.get(kind))
+            self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
         return self.by_layer[known]
 
 
@@ -91,6 +122,23 @@ class Pass:
         self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
         self.ran: set[int] = set()
         self.placed: set[Kind] = set()
+        self._span: Span | Refused | None = None
+        self.stock: Any = None
+
+    @property
+    def span(self) -> Span | None:
+        """What the layers see that are given this: all of the past, or a part; Refused for anything else."""
+        if isinstance(self._span, Refused):
+            raise self._span
+        return self._span
+
+    def seeing(self, span: Span | Refused | None) -> Pass:
+        """The same pass for layers that see so much of what came before."""
+        if span is None:
+            return self
+        other = copy.copy(self)
+        other._span = span
+        return other
 
     @property
     def padded(self) -> bool:

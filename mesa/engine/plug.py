@@ -24,12 +24,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of, removed
-from mesa.engine import families, passes
+from mesa.engine import families, passes, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.compiled import check_eager
-from mesa.engine.families import Kind
 from mesa.engine.kernels import BLOCK
-from mesa.engine.rope import Rotary, Rotation, positions
+from mesa.engine.passes import Kind
+from mesa.engine.rope import Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.methods import METHODS, Method, Origin
@@ -52,16 +52,20 @@ class Attachment:
     obeyed the method's plan: the others attended as trained. `observer`, if set, sees what executors are given.
     """
 
-    def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None, verify: bool = True
+    ) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = is_rotary(model.config.model_type)
-        originals = families.rotaries(self.decoder) if rotary else {}
-        self._fresh: dict[Kind, Any] = {kind: families.fresh_rotary(module) for kind, module in originals.items()}
-        self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(module) for kind, module in originals.items()}
-        self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
+        self._modules = structure.paths(self.decoder)
+        originals = structure.rotaries(self.decoder) if rotary else {}
+        self._fresh: dict[Any, Any] = {place: families.fresh_rotary(module) for place, module in originals.items()}
+        self._frozen: dict[Any, Any] = {place: families.frozen_rotary(module) for place, module in originals.items()}
+        self._attends = self._found(verify) if rotary else {}
+        self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self.slopes = None if rotary else families.slopes(self.decoder)
         self.attached = self._warned = False
         self.calls: Counter[int] = Counter()
@@ -71,6 +75,11 @@ class Attachment:
         self._block, self.generating = passes.Block(method.name), passes.Generating()
         self._running = local()
         self._lock = Lock()
+
+    def _found(self, verify: bool) -> dict[int, structure.Attends]:
+        """How each attention module, by its id, attends."""
+        found, modules = structure.structure_of(self.model, verify), self._modules
+        return {id(modules[path]): attends for path, attends in found.items()}
 
     @property
     def running(self) -> passes.Pass | None:
@@ -144,48 +153,56 @@ class Attachment:
         """What turns states in each kind of layer, in a row with a prompt of this length."""
         turns: dict[Kind, Rotation | None] = {}
         with self._lock:
-            for kind, frozen in self._frozen.items():
+            for frozen in self._frozen.values():
                 families.settle(frozen, prompt_length)
-                turns[kind] = Rotation(self.rotary[kind], frozen.inv_freq.clone())
-        return turns or {None: None}
+            for kind in self._kinds:
+                turns[kind] = Rotation(kind.layout, self._frozen[kind[:2]].inv_freq.clone())
+        return turns
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:
         """The inverse frequencies in each kind of layer, in a row with a prompt of this length."""
         return [turn.frequencies.tolist() for turn in self._turns(prompt_length).values() if turn is not None]
 
-    def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
-        """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
+    def rotary_forward(self, path: str, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a rotary module gives for the running pass: cos and sin, or both as one, as keys are cached."""
         running = self.running
         if running is None:
             raise passes.Bypassed(self.why())
-        running.placed.add(kind)
-        cached = (running.cached if running.padded else running.cached[:1]).to(states.device)
-        if not (self._frozen[kind].by_length and len(running.groups) > 1):
-            return self._cos_sin(kind, running.groups[:1], states, cached)
+        place = (path, structure.kind_asked(module, args, kwargs))
+        running.placed.add(place)
+        positions = running.cached if running.padded else running.cached[:1]
+        given = structure.placed(module, args, kwargs, positions)
+        if not (self._frozen[place].by_length and len(running.groups) > 1):
+            return self._rotary_output(place, running.groups[:1], given)
         parts = [  # each group chooses its frequencies by its own length
-            self._cos_sin(kind, [group], states[group.rows], cached[group.rows]) for group in running.groups
+            self._rotary_output(place, [group], _of_rows(given, group.rows)) for group in running.groups
         ]
-        cos, sin = (part.new_zeros(len(cached), *part.shape[1:]) for part in parts[0])
+        whole = tuple(part.new_zeros(len(running.cached), *part.shape[1:]) for part in parts[0])
         for group, part in zip(running.groups, parts, strict=True):
-            cos[group.rows], sin[group.rows] = part
-        return cos, sin
+            for into, some in zip(whole, part, strict=True):
+                into[group.rows] = some
+        return whole
 
-    def _cos_sin(self, kind: Kind, groups: list[passes.Group], states: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotary_output(self, place: Any, groups: list[passes.Group], given: dict[str, Any]) -> Any:
         """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
         with self._lock:
             if self.method.as_trained:
-                module = self._fresh[kind]
+                module = self._fresh[place]
                 families.restart(module)
             else:
-                module = self._frozen[kind]
-                for turn in (group.turns[kind] for group in groups):
+                module = self._frozen[place]
+                for turn in (turn for group in groups for kind, turn in group.turns.items() if kind[:2] == place):
                     assert turn is not None
                     module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
-            return module(states, cached)
+            inner = module.module if place[1] else module
+            states = next(states for states in given.values() if isinstance(states, Tensor))
+            return inner(**{
+                name: value.to(states.device) if isinstance(value, Tensor) else value for name, value in given.items()
+            })  # fmt: skip
 
     def mask(self, *args: Any, **kwargs: Any) -> passes.Pass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
-        return self.running
+        return self.running and self.running.seeing(passes.span_of(kwargs))
 
     def check_ran(self, layer: int, *_: Any) -> None:
         """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
@@ -221,7 +238,7 @@ class Attachment:
         key: Tensor,
         value: Tensor,
         attention_mask: Any,
-        scaling: float,
+        scaling: float | None = None,
         dropout: float = 0.0,
         attention_hooks: AttentionHooks | None = None,
         **kwargs: Any,
@@ -234,21 +251,29 @@ class Attachment:
         if dropout:
             raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
         if not isinstance(attention_mask, passes.Pass):
-            raise passes.Bypassed(self.why(module.layer_idx))
+            raise passes.Bypassed(self.why(getattr(module, "layer_idx", None)))
+        arguments = structure.known_arguments(module, self.model, kwargs)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (states.to(dtype) for states in (query, key, value))
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise passes.Bypassed(running.owner.why())
-        layer, kind = module.layer_idx, None if self.rotary.keys() <= {None} else module.layer_type
-        if self.rotary:
-            if kind not in running.placed:
-                raise passes.Bypassed(
-                    f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
-                    "replaced inside the block; replace it before the block"
-                )
-            self.rotary[kind].learn(module)
+        attends = self._attends.get(id(module)) if self.slopes is None else structure.Attends(module.layer_idx, None)
+        if attends is None:
+            raise passes.Bypassed(
+                f"{self.method.name}: a {type(module).__name__} attends that did not when it was tried"
+            )
+        layer, kind = attends.layer, attends.kind
+        if kind is not None and kind[:2] not in running.placed:
+            raise passes.Bypassed(
+                f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
+                "replaced inside the block; replace it before the block"
+            )
+        dim, value_dim = query.shape[-1], value.shape[-1]
+        if value_dim < dim:
+            value = torch.nn.functional.pad(value, (0, dim - value_dim))
         with self._lock:
             self.calls[layer] += 1
         hooks = attention_hooks
@@ -257,6 +282,14 @@ class Attachment:
             full = self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)
             if not (full or (running.padded and running.total <= BLOCK)):
                 hooks = None
+        weight = None
+        if attends.norms is not None:
+            norms = [self._modules[path] for path in attends.norms]
+            weights = [structure.weight_of(norm, query) for norm in norms]
+            query, key, weight = query / weights[0], key / weights[1], weights[0] * weights[1]
+        if value_dim > dim:
+            query, key = (torch.nn.functional.pad(states, (0, value_dim - dim)) for states in (query, key))
+            weight = weight if weight is None else torch.nn.functional.pad(weight, (0, value_dim - dim), value=1.0)
         executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
         every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
         self.woven[layer] = chosen = every if heads is None else heads
@@ -269,7 +302,11 @@ class Attachment:
 
         def by_plan(group: passes.Group, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
             """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
-            schedule = partial(group.schedule, kind=kind, window=kwargs.get("sliding_window"), first_key=first_key)
+
+            def schedule(weave: bool) -> Schedule:
+                whole = group.schedule(weave, kind, running.span, first_key)
+                return whole.scoring(arguments["softcap"], arguments["s_aux"], weight)
+
             if chosen in (every, ()):
                 return execute(every, schedule(chosen == every), *states, scaling)
             return by_head(execute, schedule(True), schedule(False), chosen, *states, scaling)
@@ -283,7 +320,9 @@ class Attachment:
         if hooks:
             if weights is None:  # all rows are padding
                 weights = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
-            output, weights = hooked_attention(hooks, weights, value)
+            output, weights = hooked_attention(hooks, weights, value, arguments["s_aux"])
+        if value_dim < dim:
+            output = output[..., :value_dim]
         running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights
 
@@ -303,7 +342,7 @@ class Attachment:
     def on(self) -> Iterator[None]:
         """The model attends by the method for as long as this lasts."""
         before = self.model.config._attn_implementation
-        replaced = families.rotary_replaced if self.rotary else families.forwards_replaced
+        replaced = families.rotary_replaced if self.slopes is None else families.forwards_replaced
         layers = layers_of(self.model)
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)
@@ -312,7 +351,8 @@ class Attachment:
             self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
             self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
         ]
-        hooks += [module.register_forward_hook(partial(self.check_ran, layer)) for layer, module in enumerate(layers)]
+        attend = {attends.layer for attends in self._attends.values()} or range(len(layers))
+        hooks += [layers[layer].register_forward_hook(partial(self.check_ran, layer)) for layer in attend]
         try:
             with removed(hooks), replaced(self), passes.generating_noted(self.model, self.generating):
                 self.model.config._attn_implementation, self.attached = self.name, True
@@ -347,6 +387,11 @@ def _padded(
     return output, weights
 
 
+def _of_rows(given: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+    """A rotary module's arguments for some rows of the batch."""
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in given.items()}
+
+
 def check_executor(executor: str) -> None:
     """Refused for an unknown executor."""
     if not isinstance(executor, str) or executor not in EXECUTORS:
@@ -368,7 +413,12 @@ def check_free(model: PreTrainedModel) -> None:
 
 @contextmanager
 def applied(
-    model: PreTrainedModel, method: Method, *, executor: str = "fused", prompt_length: int | None = None
+    model: PreTrainedModel,
+    method: Method,
+    *,
+    executor: str = "fused",
+    prompt_length: int | None = None,
+    verify: bool = True,
 ) -> Iterator[Attachment]:
     """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
 
@@ -377,6 +427,8 @@ def applied(
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
     a loop of your own that goes without a cache needs it stated.
+    verify: compare, the first time that a model of this class and config is met, each layer's own attention with the
+    executor's, on 32 tokens; Refused where they differ.
     Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
     filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
     checkpointing, must end in it.
@@ -396,7 +448,7 @@ def applied(
         check_length("applied", "prompt_length", prompt_length, 1)
     check_free(model)
     check_eager(model)
-    attachment = Attachment(model, method, executor, prompt_length)
+    attachment = Attachment(model, method, executor, prompt_length, verify)
     with attachment.on(), _no_length_warning(method):
         yield attachment
 

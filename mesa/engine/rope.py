@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import sys
-from collections.abc import Callable
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.errors import Refused
 from mesa.plan import Plan, Position, Region, rotary_base
 
 
 def positions(position: Position, index: Tensor) -> Tensor:
     """The positions of tokens; by numpy, since torch divides whole numbers in whichever dtype is its default."""
     return torch.from_numpy(np.asarray(position(index.cpu().numpy())))
-
-
-class CachedRotary(nn.Module):
-    """Stands in for a model's rotary module: gives every token a position of ours in place of its own.
-
-    cos_sin: called with the states and the kind of layer, where the model has several.
-    """
-
-    def __init__(self, cos_sin: Callable[..., tuple[Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.cos_sin = cos_sin
-        self.eval()  # tools of TransformerLens refuse a model of which a module is in training mode
-
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin at the running pass's positions."""
-        return self.cos_sin(x, layer_type)
 
 
 def _of_kind(name: str) -> property:
@@ -71,38 +50,34 @@ class OfKind(nn.Module):
         return self.module(x, position_ids, self.kind)
 
 
-class Rotary:
-    """A copy of the model's rotary module, asked for any positions and frequencies; threads may share it.
+@dataclass(frozen=True)
+class Layout:
+    """Where a head has its rotary pairs: from dim `begin` on, `pairs` of them, as two halves or side by side.
 
-    The copy does not scale (YaRN's factor is applied once, by the model's own module). Its frequencies are set anew
-    each time, so nothing of another run can leak in.
+    backwards: whether they turn the other way round, queries and keys alike.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module: Any = copy.deepcopy(module)
-        self.module.attention_scaling = 1.0
-        self.apply: Any = None
-        self._lock = Lock()
+    begin: int
+    pairs: int
+    interleaved: bool = False
+    backwards: bool = False
 
-    def learn(self, attention: nn.Module) -> None:
-        """Finds out how the model's attention modules turn states; Refused where they do not say."""
-        for cls in () if self.apply else type(attention).__mro__:
-            self.apply = self.apply or _turning(getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None))
-        if self.apply is None:
-            raise Refused(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
+    def turn(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`states` (.., token, dim) with each pair turned; cos, sin: (token, pair). Other dims have no position."""
+        begin, end = self.begin, self.begin + 2 * self.pairs
+        if self.interleaved:
+            first, second = states[..., begin:end:2], states[..., begin + 1 : end : 2]
+            turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+            return turned if self.whole(states) else torch.cat([states[..., :begin], turned, states[..., end:]], -1)
+        first, second = states[..., begin : begin + self.pairs], states[..., begin + self.pairs : end]
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        if not self.whole(states):
+            turned = [states[..., :begin], *turned, states[..., end:]]
+        return torch.cat(turned, -1)
 
-    def cos_sin(self, states: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at `positions` (batch, token), on the device and in the dtype of `states`."""
-        with self._lock:
-            self.module.inv_freq = frequencies
-            return self.module(states, positions)
-
-
-def _turning(apply: Callable[..., Any] | None) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """A family's apply_rotary_pos_emb for states alone: most turn queries and keys in one call, Gemma-4's either."""
-    if apply is None or "k" not in inspect.signature(apply).parameters:
-        return apply
-    return lambda states, cos, sin: apply(states, states[:, :0], cos, sin)[0]
+    def whole(self, states: Tensor) -> bool:
+        """Whether all dims turn."""
+        return 2 * self.pairs == states.shape[-1]
 
 
 _AT_ONCE = 2**18
@@ -110,10 +85,14 @@ _AT_ONCE = 2**18
 
 
 class Rotation:
-    """Turns states by given distances in one pass; its layers share the tables of cos and sin."""
+    """Turns states by given distances in one pass; its layers share the tables of cos and sin.
 
-    def __init__(self, rotary: Rotary, frequencies: Tensor) -> None:
-        self.rotary, self.frequencies = rotary, frequencies
+    frequencies: the rotary module's, in radians a token; it does not scale (YaRN's factor is applied once, by the
+    model's own module).
+    """
+
+    def __init__(self, layout: Layout, frequencies: Tensor) -> None:
+        self.layout, self.frequencies = layout, frequencies
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
@@ -127,22 +106,20 @@ class Rotation:
             turned = torch.empty_like(states)
             for begin in range(0, states.shape[2], step):
                 tokens = slice(begin, begin + step)
-                turned[:, :, tokens] = self._applied(states[:, :, tokens], cos[:, tokens], sin[:, tokens])
+                turned[:, :, tokens] = self.layout.turn(states[:, :, tokens], cos[tokens], sin[tokens])
             return turned
-        return self._applied(states, cos, sin)
-
-    def _applied(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rotated = states[..., : cos.shape[-1]]  # the rest of a head, if any, has no position
-        turned = self.rotary.apply(rotated, cos, sin)
-        return turned if rotated.shape == states.shape else torch.cat([turned, states[..., cos.shape[-1] :]], -1)
+        return self.layout.turn(states, cos, sin)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """cos and sin (token, pair), computed in float32."""
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)
             scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
             frequencies = frequencies * torch.from_numpy(scale).to(frequencies)
-        return self.rotary.cos_sin(states, positions[None], frequencies)
+        angles = positions[:, None].float().to(states.device) * frequencies[: self.layout.pairs].float()
+        sin = -angles.sin() if self.layout.backwards else angles.sin()
+        return angles.cos().to(states.dtype), sin.to(states.dtype)
 
 
 _SHARE = 64.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+import copy
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
+
+
+class Span(NamedTuple):
+    """The part of the past that a layer sees: the last `size` tokens, or those of its own chunk of `size`."""
+
+    size: int
+    chunked: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,8 @@ class Schedule:
 
     Positions enter by rotation (`turn`, with keys and queries rotated to `cached` already) or, for ALiBi models, as a
     bias `-slope * (query position - key position)` with one slope a head (`slopes`, (head,)).
+    query_weight: factors (dim,) on queries that were turned: those of norms after the model's rotation.
+    softcap: c in c tanh(s / c), which each score s becomes. sinks: a score (head,) beside each query's, without value.
     """
 
     plan: Plan
@@ -167,6 +177,9 @@ class Schedule:
     turn: Turn | None = None
     slopes: Tensor | None = None
     first_key: int = 0
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    query_weight: Tensor | None = None
     _turns: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
@@ -230,7 +243,12 @@ class Schedule:
 
     def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
-        return self.scaled(self.placed(states, (region.query_position,), begin, end), region.query_scale, begin, end)
+        placed = self.weighted(self.placed(states, (region.query_position,), begin, end))
+        return self.scaled(placed, region.query_scale, begin, end)
+
+    def weighted(self, states: Tensor) -> Tensor:
+        """Queries that were turned, times their weight, if any."""
+        return states if self.query_weight is None else states * self.query_weight
 
     def key(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
@@ -245,7 +263,7 @@ class Schedule:
     def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
         """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
         scales, at = [region.query_scale for region in regions], (self.start, self.start + 1)
-        states = self.placed(state, tuple(region.query_position for region in regions), *at)
+        states = self.weighted(self.placed(state, tuple(region.query_position for region in regions), *at))
         if len(set(scales)) == 1:
             return self.scaled(states, scales[0], *at)
         return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)
@@ -266,13 +284,25 @@ class Schedule:
                     reads.append(Read(tuple(regions), keys, seen))
         return self._reads[device]
 
-    def within(self, window: int, first_key: int) -> Schedule:
-        """The same without keys `window` or more tokens back, and without those before `first_key`."""
-        regions = tuple(
-            replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
-            for region in self.plan.regions
-            if region.nearest < window
-        )
+    def scoring(self, softcap: float | None, sinks: Tensor | None, query_weight: Tensor | None = None) -> Schedule:
+        """The same with a layer's own soft cap, sinks and weight, if any; it shares what was laid out."""
+        if softcap is None and sinks is None and query_weight is None:
+            return self
+        other = copy.copy(self)
+        other.softcap, other.sinks, other.query_weight = softcap, sinks, query_weight
+        return other
+
+    def of_heads(self, heads: Sequence[int]) -> Schedule:
+        """The same for those query heads alone."""
+        if self.slopes is None and self.sinks is None:
+            return self
+        other = copy.copy(self)
+        other.slopes, other.sinks = (part if part is None else part[list(heads)] for part in (self.slopes, self.sinks))
+        return other
+
+    def seeing(self, span: Span, first_key: int) -> Schedule:
+        """The same for layers that see a window or a chunk of the past, without keys before `first_key`."""
+        regions = _chunks(self.plan, span.size, self.start) if span.chunked else _within(self.plan, span.size)
         plan = replace(self.plan, regions=regions)
         return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={})
 
@@ -304,6 +334,26 @@ class Schedule:
         moved = begin - call.queries[0]
         (q0, q1), (k0, k1) = call.queries, call.keys
         return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
+
+
+def _within(plan: Plan, window: int) -> tuple[Region, ...]:
+    """A plan's regions without keys `window` or more tokens back."""
+    return tuple(
+        replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
+        for region in plan.regions
+        if region.nearest < window
+    )
+
+
+def _chunks(plan: Plan, size: int, start: int) -> tuple[Region, ...]:
+    """A plan's regions cut to chunks of `size` tokens, in which queries from `start` on see the keys of their own."""
+    regions = list[Region]()
+    for begin in range(start // size * size, plan.length, size):
+        for region in plan.regions:
+            queries, keys = ((max(low, begin), min(high, begin + size)) for low, high in (region.queries, region.keys))
+            if queries[0] < queries[1] and keys[0] < keys[1] and region.nearest < size:
+                regions.append(replace(region, queries=queries, keys=keys))
+    return tuple(regions)
 
 
 def _seen(region: Region, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Tensor:

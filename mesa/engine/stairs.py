@@ -72,6 +72,7 @@ class Stair:
     values: Callable[[int, int], Tensor]
     scale: float
     masks: dict[tuple[object, ...], Mask]
+    softcap: float | None = None
 
     def parts(self) -> Iterator[Part]:
         """Attention in parts that have no pair twice."""
@@ -107,7 +108,9 @@ class Stair:
             carried = self._carry(query, key) != self._carry.carried
             both = torch.cat([seen & carried, seen & ~carried], 1).to(rows.device)
             self.masks[known] = Mask.of(both, rows.dtype)
-        output = attend(rows, self._both(keys), self._twice(keys), self.scale, False, self.masks[known])
+        output = attend(
+            rows, self._both(keys), self._twice(keys), self.scale, False, self.masks[known], 0, self.softcap
+        )
         return (queries, *output)
 
     def _rectangle(self, queries: Span, keys: Span) -> Iterator[Part]:
@@ -132,7 +135,9 @@ class Stair:
             states.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4)  # (batch, residue, head, key, dim)
             for states in (self.keys(self.region, *keys), self.values(*keys))
         )
-        parts = [attend(*text, self.scale, False, None) for text in zip(rows, columns, values, strict=True)]
+        parts = [
+            attend(*text, self.scale, False, None, 0, self.softcap) for text in zip(rows, columns, values, strict=True)
+        ]
         outputs, log_sums = map(torch.stack, zip(*parts, strict=True))
         return queries, (outputs * log_sums.softmax(1)[..., None]).sum(1), log_sums.logsumexp(1)
 
@@ -170,7 +175,9 @@ class Stair:
                 mask = Mask(rows.new_zeros(end - begin, span.stop - span.start), None)
                 mask.added[:, : high - low].masked_fill_(~carries, -math.inf)
                 mask.added[:, low - high :].masked_fill_(carries, -math.inf)
-            part = attend(rows[:, :, begin:end], both[:, :, span], values[:, :, span], self.scale, False, mask)
+            part = attend(
+                rows[:, :, begin:end], both[:, :, span], values[:, :, span], self.scale, False, mask, 0, self.softcap
+            )
             merged.add(itemgetter((..., slice(begin, end), slice(None))), *part, merged.begins(begin, end))
 
     @property

@@ -6,13 +6,11 @@ import oracle
 import pytest
 import tiny
 import torch
-from families import FAMILIES, GROUPED, build, dynamic_llama, shared
+from families import FAMILIES, build, dynamic_llama, shared
 from tiny import tokens
 from transformers import (
     AttentionInterface,
     DynamicCache,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma4ForCausalLM,
@@ -117,11 +115,9 @@ def test_heads_are_chosen_in_prefill_and_decoding(family):
     torch.testing.assert_close(fused[real], logits["heads"][real], atol=3e-5, rtol=0)
 
 
-CAPPED, ALIBI = "is not supported: its attention scores are soft-capped", "it changes rotary frequencies, and ALiBi has"
+ALIBI = "it changes rotary frequencies, and ALiBi has"
 BASE = "cannot be attached to model type 'gemma4_text': it goes by the base of rotary frequencies, and some"
 REFUSED = [
-    (lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8)), "rerope", f"model type 'gemma2' {CAPPED}"),
-    (lambda: build("gemma3_text", attn_logit_softcapping=50.0), "rerope", f"model type 'gemma3_text' {CAPPED}"),
     (lambda: build("gemma3_text", use_bidirectional_attention=True), "rerope", "its tokens see ahead "),
     *(
         (lambda: shared("mpt"), name, f"{name} cannot be attached to model type 'mpt': {ALIBI}")

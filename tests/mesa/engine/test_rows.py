@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 import mesa
 from mesa.engine.attention import EXECUTORS, rows
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import Schedule, Span
 from mesa.plan import Plan, Region, distances, token_index
 from mesa.support import missing
 
@@ -83,7 +83,7 @@ def test_rows_where_the_first_keys_are_gone():
 def test_a_sliding_window_cuts_a_region_that_begins_at_its_edge():
     """The far part's nearest pairs, 2 tokens apart, are the farthest that a window of 3 shows."""
     plan = Plan(5, (Region((0, 5), (0, 5), farthest=1), Region((0, 5), (0, 5), nearest=2)))
-    within = Schedule(plan, 0, token_index).within(3, 0).plan
+    within = Schedule(plan, 0, token_index).seeing(Span(3), 0).plan
     assert distances(within).tolist() == [
         [0, -1, -1, -1, -1],
         [1, 0, -1, -1, -1],

@@ -1,0 +1,403 @@
+"""How a model attends, found on the model itself by one short pass: no list of families.
+
+The pass has the same tokens twice, at positions 0 and at their own. The difference between the queries and keys that
+reach the attention call shows which dims rotate, in which layout and with whose frequencies; the model's own attention
+on them is compared with the executor's. So a layer that is not understood is an error, never a wrong number.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from mesa.decoder import layers_of, removed, replaced
+from mesa.engine.attention import dense
+from mesa.engine.passes import Bypassed, Pass, span_of
+from mesa.engine.rope import Layout, OfKind, Rotation
+from mesa.engine.schedule import Schedule, Span
+from mesa.errors import Refused
+from mesa.plan import Plan, Region, token_index
+
+TOKENS = 32
+"""Tokens of the probe, twice."""
+
+_NAME = "mesa_lens_probe"
+_WRAPPED = "_original_component"  # what a bridge's module holds
+
+
+_SLICING = "_maybe_slice_kv_shared_inputs"
+"""Gemma-4's method that leaves out prompt tokens in layers without keys of their own; a pass has them in all layers."""
+
+
+def whole_prompts(decoder: Any) -> list[tuple[Any, str, Any]]:
+    """What `replaced` needs for a decoder to compute every token of a prompt in every layer."""
+    return [(decoder, _SLICING, lambda *states, **_: states[:4])] if hasattr(decoder, _SLICING) else []
+
+
+class Kind(NamedTuple):
+    """How a layer's queries and keys are rotated: by a module of the decoder, maybe with frequencies of a kind."""
+
+    rotary: str
+    kind: str | None
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Attends:
+    """What an attention module does: in which layer it is; how it rotates (None: not), and what norms follow that."""
+
+    layer: int
+    kind: Kind | None
+    norms: tuple[str, str] | None = None
+
+
+Structure = Mapping[str, Attends]
+"""By the attention module's path in the decoder."""
+
+_of_model: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
+_known: dict[tuple[Any, ...], Structure] = {}
+
+
+def structure_of(model: Any, verify: bool = True) -> Structure:
+    """How the model attends, found once for each class and config; Refused where a method could not follow it."""
+    if model not in _of_model:
+        known = paths(model.get_decoder())
+        config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
+        key = (type(model), repr(config))
+        if key not in _known or not all(path in known for path in _known[key]):
+            _known[key] = _Probe(model, verify).found()
+        _of_model[model] = _known[key]
+    return _of_model[model]
+
+
+def _is_bridged(model: nn.Module) -> bool:
+    return any(_WRAPPED in path.split(".") for path, _ in model.named_modules())
+
+
+def paths(decoder: nn.Module) -> dict[str, nn.Module]:
+    """The decoder's modules by path; of a bridge's, the ones inside."""
+    return {_unwrapped(path): module for path, module in decoder.named_modules(remove_duplicate=False)}
+
+
+def _unwrapped(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != _WRAPPED)
+
+
+def rotaries(decoder: nn.Module) -> dict[tuple[str, str | None], nn.Module]:
+    """The decoder's rotary modules by path and kind of layer: those with inverse frequencies that take positions."""
+    found: dict[tuple[str, str | None], nn.Module] = {}
+    seen = set[int]()
+    for path, module in paths(decoder).items():
+        names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+        names = [name for name in names if "original" not in name]
+        if not names or id(module) in seen or position_argument(module) is None:
+            continue
+        seen.add(id(module))
+        for name in names:
+            kind = name.removesuffix("inv_freq").removesuffix("_") or None
+            found[path, kind] = module if kind is None else OfKind(module, kind)
+    return found
+
+
+def position_argument(module: Any) -> str | None:
+    """The name by which a rotary module's forward takes positions."""
+    forward = getattr(module, "_old_forward", None) or type(module).forward
+    return next((name for name in ("position_ids", "positions") if name in inspect.signature(forward).parameters), None)
+
+
+def kind_asked(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The kind of layer whose frequencies a call of a rotary module asks for; None where it has one only."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    return {**dict(zip(names, args, strict=False)), **kwargs}.get("layer_type")
+
+
+def placed(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> dict[str, Any]:
+    """The arguments of a call of a rotary module, with `positions` (batch, token) in the place of its own."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    given, name = {**dict(zip(names, args, strict=False)), **kwargs}, position_argument(module)
+    assert name is not None
+    own = given[name]
+    if own.shape[-1] != positions.shape[-1]:
+        raise Refused(f"a {type(module).__name__} gives positions to {own.shape[-1]} states, not to the tokens")
+    if own.dim() == 3:  # mrope: one position three times
+        positions = positions[None].expand(own.shape[0], -1, -1)
+    return {**given, name: positions[0] if own.dim() == 1 else positions}
+
+
+@dataclass
+class _Probe:
+    """One pass over a model."""
+
+    model: Any
+    verify: bool
+    why_not: str = ""
+    layers: dict[str, Attends] = field(default_factory=dict)
+    made: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.decoder: Any = self.model.get_decoder()
+        self.paths = paths(self.decoder)
+        self.path_of = {id(module): path for path, module in reversed(self.paths.items())}
+        self.asked = set[tuple[str, str | None]]()
+        layers = list(enumerate(layers_of(self.model)))
+        self.layer_of = {id(module): number for number, layer in reversed(layers) for module in layer.modules()}
+        self.rotaries = rotaries(self.decoder)
+
+    def why(self, layer: int | None = None) -> str:
+        """Why no method can be attached; a `Pass` says so where it is used as a mask."""
+        hint = "; for a TransformerBridge use mesa.bridge(model, tokenizer)" if _is_bridged(self.model) else ""
+        return self._refusal(f"its attention makes a mask of its own, which a method's plan cannot stand in for{hint}")
+
+    def _refusal(self, reason: str) -> str:
+        return f"model type {self.model.config.model_type!r} is not supported: {reason}"
+
+    @torch.no_grad()
+    def found(self) -> Structure:
+        """By the path of each attention module."""
+        embedding = self.model.get_input_embeddings()
+        place = embedding.weight.device
+        if place.type == "meta":
+            place = self.model.device
+        ids = (
+            torch.randint(0, embedding.weight.shape[0], (1, TOKENS), generator=torch.Generator().manual_seed(0))
+            .expand(2, -1)
+            .to(place)
+        )
+        training = [module for module in self.model.modules() if module.training]
+        before = self.model.config._attn_implementation
+        AttentionInterface.register(_NAME, self.attention)
+        AttentionMaskInterface.register(_NAME, self.mask)
+        try:
+            for module in training:
+                module.training = False
+            with _unhooked(self.model), self._at_two_places(), self._outputs_noted():
+                self.model.config._attn_implementation = _NAME
+                self.decoder(input_ids=ids, use_cache=False)
+        except Refused:
+            raise
+        except Bypassed as error:
+            raise Refused(str(error)) from error
+        finally:
+            self.model.config._attn_implementation = before
+            for module in training:
+                module.training = True
+            AttentionInterface._global_mapping.pop(_NAME)
+            AttentionMaskInterface._global_mapping.pop(_NAME)
+        if not self.layers:
+            raise Refused(self._refusal("its attention is not called through transformers' AttentionInterface"))
+        embeddings = [module for module in self.decoder.modules() if isinstance(module, nn.Embedding)]
+        if not self.rotaries and len(embeddings) > 1:  # one that may be of positions
+            raise Refused(self._refusal("it has no rotary embeddings and no ALiBi to weave"))
+        return self.layers
+
+    @contextmanager
+    def _at_two_places(self) -> Iterator[None]:
+        """The first row's tokens are all at position 0."""
+
+        def forward(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            names = [name for name in ("x", "hidden_states") if name in inspect.signature(inner).parameters]
+            states = args[0] if args else kwargs[names[0]]
+            self.asked.add((self.path_of[id(module)], kind_asked(module, args, kwargs)))
+            given, name = placed(module, args, kwargs, torch.zeros(1, TOKENS)), str(position_argument(module))
+            own = torch.arange(TOKENS, device=states.device)
+            rows = torch.stack([torch.zeros_like(own), own])
+            at = given[name]
+            given[name] = (rows[None].expand(at.shape[0], -1, -1) if at.dim() == 3 else rows).to(states.device)
+            return inner(**given)
+
+        modules = {id(self.paths[path]): self.paths[path] for path, _ in self.rotaries}
+        changes = [(module, "forward", _bound(forward, module, module.forward)) for module in modules.values()]
+        with replaced(*changes, *whole_prompts(self.decoder)):
+            yield
+
+    @contextmanager
+    def _outputs_noted(self) -> Iterator[None]:
+        """What norms give is known by where it is stored, for as long as it may be a query or a key."""
+
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                self.made[output.data_ptr()] = module, output  # held, so that its place is not another's
+
+        norms = [
+            module
+            for module in self.decoder.modules()
+            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1
+        ]
+        with removed([norm.register_forward_hook(note) for norm in norms]):
+            yield
+
+    def mask(self, **kwargs: Any) -> Pass:
+        """What layers are given in the mask's place."""
+        running = Pass([], TOKENS, torch.zeros(2, TOKENS), self).seeing(span_of(kwargs))
+        running.stock = lambda: AttentionMaskInterface._global_mapping["eager"](**{**kwargs, "dtype": torch.float32})
+        return running
+
+    def attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
+        scaling: float | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """The model's own attention at its own positions, in both rows, after the two were compared."""
+        path, mask = self.path_of[id(module)], attention_mask
+        if not isinstance(mask, Pass):
+            raise Refused(self.why())
+        arguments = known_arguments(module, self.model, kwargs)
+        scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if id(module) not in self.layer_of:
+            raise Refused(self._refusal(f"its attention {path} is in none of its layers"))
+        layer = self.layer_of[id(module)]
+        made = [self.made[states.data_ptr()][0] for states in (query, key) if states.data_ptr() in self.made]
+        norms = tuple(norm for norm in made if cast(Tensor, norm.weight).numel() == query.shape[-1])
+        self.made.clear()
+        kind, norms = self._kind(layer, query, key, norms)
+        names = tuple(self.path_of[id(norm)] for norm in norms) if norms else None
+        self.layers[path] = Attends(layer, kind, names)  # pyright: ignore[reportArgumentType]
+        own = self._own(module, query, key, value, mask, scale, kwargs)
+        if self.verify:
+            self._compare(layer, own, query, key, value, mask, scale, arguments)
+        return own.expand(2, -1, -1, -1), None
+
+    def _kind(
+        self, layer: int, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
+    ) -> tuple[Kind | None, tuple[nn.Module, ...] | None]:
+        """How these are rotated, and the norms that follow the rotation; Refused where that is not found."""
+        allowed = _rounding(query)
+        moved = [float((states[1] - states[0]).abs().max()) for states in (query, key)]
+        if max(moved) <= allowed * float(max(states.abs().max() for states in (query, key))):
+            return None, None
+        after = norms if len(norms) == 2 else None
+        states = [query, key]
+        if after:
+            states = [part / weight_of(norm, part) for part, norm in zip(states, after, strict=True)]
+        best, fewest = math.inf, None
+        for path, name in sorted(self.asked, key=str):
+            rotary = self.rotaries[path, name]
+            frequencies: Any = rotary.inv_freq
+            for layout in _layouts(query, len(frequencies)):
+                turn = Rotation(layout, frequencies.to(query.device))
+                at = torch.arange(TOKENS, device=query.device)
+                off = max(
+                    float((turn(part[:1], at, _PLAN) - part[1:]).abs().max() / part.abs().max()) for part in states
+                )
+                if off < best:
+                    best, fewest = off, Kind(path, name, layout)
+        if not best <= allowed:
+            raise Refused(
+                self._refusal(
+                    f"layer {layer} turns its queries and keys in a way that was not found (off by {best:.1e} where "
+                    f"rounding is {allowed:.0e}): by other frequencies or dims than its rotary modules hold"
+                )
+            )
+        return fewest, after
+
+    def _own(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """The model's own attention (1, token, head, dim) on the second row."""
+        modules = [sys.modules.get(cls.__module__) for cls in type(module).__mro__]
+        known = [getattr(part, "eager_attention_forward", None) for part in modules]
+        eager = next((function for function in known if function is not None), None)
+        full = mask.stock()[1:]
+        states = [part[1:] for part in (query, key, value)]
+        if eager is not None:
+            return eager(module, *states, full.to(query.dtype), scaling=scaling, **{**kwargs, "dropout": 0.0})[0]
+        return AttentionInterface._global_mapping["sdpa"](module, *states, full.to(query.dtype), scaling=scaling)[0]
+
+    def _compare(
+        self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float,
+        arguments: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Refused where Origin's executor does not give what the model's own attention does."""
+        plan = Plan(TOKENS, (Region((0, TOKENS), (0, TOKENS)),))
+        schedule = Schedule(plan, 0, token_index)
+        if mask.span is not None:
+            schedule = schedule.seeing(mask.span, 0)
+        schedule = schedule.scoring(arguments["softcap"], arguments["s_aux"])
+        ours = dense(schedule, query[1:], key[1:], value[1:], scaling)[0].transpose(1, 2)
+        off = float((ours - own).abs().max())
+        scores = float(query.abs().amax() * key.abs().amax() * query.shape[-1] * abs(scaling))
+        allowed = _rounding(query) * max(1.0, min(scores, 100.0)) * max(1.0, float(value.abs().max()))
+        if not off <= allowed:
+            raise Refused(
+                self._refusal(
+                    f"the attention of layer {layer} is not what a method can follow: its own output and the same by "
+                    f"queries, keys and distances differ by {off:.1e} (rounding: {allowed:.0e})"
+                )
+            )
+
+
+_PLAN = Plan(TOKENS, ())
+
+
+def _bound(forward: Callable[..., Any], module: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: forward(module, inner, *args, **kwargs)
+
+
+def _rounding(states: Tensor) -> float:
+    """What rounding in the states' dtype may make of 1, after a few operations."""
+    return 16 * torch.finfo(states.dtype).eps if states.dtype != torch.float64 else 16 * 2.0**-23
+
+
+def _layouts(states: Tensor, frequencies: int) -> list[Layout]:
+    """The layouts that may be, for so many frequencies."""
+    dim, moved = states.shape[-1], (states[1] - states[0]).abs().amax((0, 1)) > 0
+    first = int(moved.nonzero()[0]) if bool(moved.any()) else 0
+    result = []
+    for pairs in {frequencies, min(frequencies, dim // 2)}:
+        if 2 * pairs <= dim:
+            begins = dict.fromkeys((0, dim - 2 * pairs, min(first, dim - 2 * pairs)))
+            ways = [(mixed, back) for back in (False, True) for mixed in (False, True)]
+            result += [Layout(begin, pairs, mixed, back) for begin in begins for mixed, back in ways]
+    return result
+
+
+def weight_of(norm: Any, like: Tensor) -> Tensor:
+    """The factors (dim,) of a norm over a head's dims that comes after the rotation."""
+    return norm(torch.ones(1, 1, 1, like.shape[-1], dtype=like.dtype, device=like.device))[0, 0, 0]
+
+
+_HARMLESS = ("position_ids", "sliding_window", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+_HARMLESS += ("output_router_logits", "num_items_in_batch", "cache_position", "dropout", "max_length_q", "max_length_k")
+_HARMLESS += ("logits_to_keep", "attention_hooks", "past_key_values", "position_embeddings")
+
+
+def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """softcap and s_aux of a call of an attention function; Refused for an argument that is not known here."""
+    known = {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
+    for name, value in kwargs.items():
+        if value is None or name in known or name in _HARMLESS or (name == "is_causal" and value):
+            continue
+        raise Refused(
+            f"model type {model.config.model_type!r} is not supported: {type(module).__name__} gives its attention "
+            f"{name}={value if isinstance(value, bool | int | float | str) else type(value).__name__}, which methods "
+            "do not know"
+        )
+    return known
+
+
+@contextmanager
+def _unhooked(model: nn.Module) -> Iterator[None]:
+    """No hook of the model's modules is called."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    modules = [module for module in model.modules() if any(module.__dict__.get(name) for name in names)]
+    before = [(module, name, module.__dict__[name]) for module in modules for name in names]
+    for module, name, hooks in before:
+        module.__dict__[name] = type(hooks)()
+    try:
+        yield
+    finally:
+        for module, name, hooks in before:
+            module.__dict__[name] = hooks
+
+
+__all__ = ["Attends", "Kind", "Span", "Structure", "known_arguments", "paths", "placed", "rotaries", "structure_of"]
