@@ -28,8 +28,8 @@ def wilson(hits: float, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def student(values: Sequence[float]) -> Ends:
-    """Student's 95% interval of the mean; (None, None) for fewer than two values.
+def student(values: Sequence[float], confidence: float = 0.95) -> Ends:
+    """Student's interval of the mean, of 95% unless `confidence` says else; (None, None) for fewer than two values.
 
     >>> [round(end, 2) for end in student([1, 2, 3])]
     [-0.48, 4.48]
@@ -37,13 +37,13 @@ def student(values: Sequence[float]) -> Ends:
     array = np.asarray(values, float)
     if len(array) < 2:
         return None, None
-    half = float(half_width(array))
+    half = float(half_width(array, confidence))
     return float(array.mean()) - half, float(array.mean()) + half
 
 
-def half_width(values: np.ndarray) -> np.ndarray:
-    """Half the width of Student's 95% interval of the mean over the first axis, of two values or more."""
-    return stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / math.sqrt(len(values))
+def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Half the width of Student's interval of the mean over the first axis, of two values or more."""
+    return stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(0, ddof=1) / math.sqrt(len(values))
 
 
 def fieller(above: Sequence[float], below: Sequence[float]) -> Ends:

@@ -29,9 +29,12 @@ Losses = Mapping[Key, np.ndarray]
 
 
 def gap_methods(trained_length: int, tokens: int, longest: int) -> dict[str, Method]:
-    """The calibration's methods by name, for prompts of `tokens` tokens: without a gap, with gaps, and masked."""
+    """The calibration's methods by name, for prompts of `tokens` tokens: without a gap, with gaps, and masked.
+
+    A gap's distances are among those of Origin at `longest` tokens: of larger ones the curve says nothing.
+    """
     sizes = [trained_length // 2, *(trained_length * times for times in (1, 2, 4, 7))]
-    gaps = [size for number, size in enumerate(sizes) if number < 3 or size <= longest - trained_length]
+    gaps = [size for size in sizes if size <= longest - tokens]
     methods: dict[str, Method] = {gap_name(): make("origin", trained_length)}
     for boundary in (tokens // 8, tokens // 4, tokens // 2):
         methods[gap_name(boundary)] = make("gap", trained_length, boundary=boundary, gap=0, masked=True)
@@ -138,6 +141,11 @@ class Calibration:
             return float(((replace(law, scale_power=power).at(self.log_n_keys) - means) ** 2).sum())
 
         return replace(law, scale_power=float(min(SCALE_POWERS, key=squares)))
+
+    def gap_rms(self, law: Law) -> float:
+        """The root mean square (nats/token) of the law less the loss of the gaps, by either control."""
+        costs = [[self.gap_cost(at, masked=masked).mean() for at in self.gaps] for masked in (False, True)]
+        return float(np.sqrt(((law.at(self.gap_keys) - np.array(costs)) ** 2).mean()))
 
     def misfits(self, law: Law) -> np.ndarray:
         """The factors on Z, from 1/16 to 16, with which the law would have the loss of each gap, by either control."""

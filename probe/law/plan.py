@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -113,10 +112,10 @@ def plan(request: PredictRequest) -> PredictPlan:
     )
     if lengths[0] <= trained:
         raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is predicted there")
-    if lengths[-1] < 1.25 * trained:
+    if lengths[-1] < (least := trained + min(trained, GAP_TOKENS)):
         raise Refused(
-            f"--lengths up to {lengths[-1]}: the longest must be at least 1.25 M = {math.ceil(1.25 * trained)}, so "
-            "that all tokens scored there lie beyond M"
+            f"--lengths up to {lengths[-1]}: the longest must be at least {least}, so that gaps of M/2 and of M "
+            "tokens, which p is fitted to, give no distance that Origin does not have there"
         )
     if trained < 16:
         raise Refused(f"--trained-length {trained} is below 16, too short for the calibration")

@@ -110,6 +110,7 @@ def _law(calibration: Calibration, draws: Sequence[Law], misfits: np.ndarray) ->
         "power_over_no_gap": raw,
         "power_over_masked": controlled,
         "scale_power": _with_ends([law.scale_power for law in draws]) if calibration.has_log_n else None,
+        "gap_rms": calibration.gap_rms(first),
         "misfits": np.quantile(misfits, [0.025, 0.975]).tolist(),
         "origin_fails": failure_length(range(calibration.trained_length, calibration.longest), first.excess),
         "excess": {

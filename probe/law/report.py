@@ -75,7 +75,8 @@ def _calibrated(summary: Mapping[str, Any]) -> str:
         f"(M = {trained}, {summary['texts']} texts).\n"
         f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} ("
         f"{law['power_over_no_gap']:z.1f} by the loss over no gap, {law['power_over_masked']:z.1f} over masked keys); "
-        f"gaps ask for {low:.2g} to {high:.2g} times this Z.\n"
+        f"the law misses the loss of {len(law['gaps'])} gaps by {law['gap_rms']:z.2f} nats/token (rms); they ask for "
+        f"{low:.2g} to {high:.2g} times this Z.\n"
         f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
     )
     if (longest if fails is None else fails) < FAR * trained:

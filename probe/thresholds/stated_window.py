@@ -17,9 +17,12 @@ from probe.statistics import shown, student, wilson
 
 NATS_ABOVE = 0.5
 LEAST_ACCURACY = 0.5
-FITS, TOO_LARGE, TOO_SMALL, CANNOT_TELL = "fits", "too large", "may be too small", "cannot tell"
+FITS, TOO_LARGE, MAY_BE_TOO_LARGE = "fits", "too large", "may be too large"
+TOO_SMALL, CANNOT_TELL = "may be too small", "cannot tell"
 NOT_JUDGED = "not judged: M"
 """Of what rests on an M that is stated wrongly."""
+SLIGHT_NATS = 0.05
+"""A loss above that at a shorter length by this much, and certainly above 0, makes M doubtful."""
 LEAST_TEXTS = 4
 """Of fewer, Student's interval is too often narrow by chance to call the best of many differences sure."""
 FAR = 4
@@ -28,21 +31,25 @@ FAR = 4
 
 @dataclass(frozen=True)
 class Sign:
-    """What speaks against the reference at `length` tokens, in words; `sure` where its 95% interval says so."""
+    """What speaks against the reference at `length` tokens, in words; `sure` where its 95% interval says so.
+
+    slight: a loss that is below `NATS_ABOVE`, and certainly above 0.
+    """
 
     length: int
     text: str
     sure: bool
+    slight: bool = False
 
 
 @dataclass(frozen=True)
 class StatedWindow:
     """What the measured lengths say of the stated M.
 
-    outcome: `FITS`, `TOO_LARGE`, `TOO_SMALL` or `CANNOT_TELL`. signs: what speaks against the reference at the longest
-    measured length up to M. works: the longest measured length that nothing speaks against, with all below it; None:
-    the shortest one fails already. fails: the shortest one beyond `works`; None: none does. reason: why it cannot be
-    told; else empty.
+    outcome: `FITS`, `TOO_LARGE`, `MAY_BE_TOO_LARGE`, `TOO_SMALL` or `CANNOT_TELL`. signs: what speaks against the
+    reference at the longest measured length up to M. works: the longest measured length at which it is not broken,
+    nor at any below; None: the shortest one fails already. fails: the shortest one beyond `works`; None: none does.
+    reason: why it cannot be told; else empty.
     """
 
     reference: str
@@ -61,7 +68,7 @@ class StatedWindow:
     @property
     def is_doubtful(self) -> bool:
         """Whether a multiple of M would say more than is known."""
-        return self.outcome in (TOO_LARGE, TOO_SMALL) or bool(self.signs)
+        return self.outcome in (TOO_LARGE, MAY_BE_TOO_LARGE, TOO_SMALL) or bool(self.signs)
 
     @property
     def unfit(self) -> str:
@@ -75,6 +82,9 @@ class StatedWindow:
         if self.outcome == TOO_LARGE:
             signs = "; ".join(sign.text for sign in self.signs if sign.sure)
             return f"{self.reference} is already broken inside the stated window: {check} ({signs}). {self._estimate()}"
+        if self.outcome == MAY_BE_TOO_LARGE:
+            signs = "; ".join(sign.text for sign in self.signs)
+            return f"M may be stated too large: {check} ({signs}); `mesa-lens estimate-window` estimates M."
         if self.outcome == TOO_SMALL:
             return f"M may be stated too small: {check}. {self._estimate()}"
         if self.outcome == CANNOT_TELL:
@@ -96,14 +106,16 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     the reference is broken where its tail NLL is `NATS_ABOVE` above that of a shorter length, or of another method
     there, on the same texts, or where it finds less than half of the passkeys, and half or more at a shorter length. It
     is sure where the 95% interval of the difference, of `LEAST_TEXTS` or more, lies above half of `NATS_ABOVE`, and
-    where those of the passkeys found do not meet.
+    where those of the passkeys found do not meet. M may be too large where the tail NLL there is less above that of a
+    shorter length, but `SLIGHT_NATS` or more, and an interval that allows for the choice among them lies above 0.
     The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
     """
     at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"])
     lengths = at["length"].values.astype(int).tolist()
     inside = [length for length in lengths if length <= stated]
     by_length = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
-    fails = next((length for length in lengths if by_length[length]), None)
+    broken = [length for length in lengths if any(not sign.slight for sign in by_length[length])]
+    fails = min(broken, default=None)
     works = max((length for length in lengths if fails is None or length < fails), default=None)
     signs = by_length[inside[-1]]
     outcome, reason = _outcome(at, inside, signs, works, stated, guess)
@@ -114,14 +126,16 @@ def _outcome(
     at: xr.Dataset, inside: list[int], signs: tuple[Sign, ...], works: int | None, stated: int, guess: float | None
 ) -> tuple[str, str]:
     """The outcome, and why it cannot be told."""
-    if any(sign.sure for sign in signs):
+    if any(sign.sure and not sign.slight for sign in signs):
         return TOO_LARGE, ""
-    if signs:
+    if any(not sign.slight for sign in signs):
         return CANNOT_TELL, f"{'; '.join(sign.text for sign in signs)}, on too few prompts to be sure"
     if guess is not None and float(at["tail_nll"].sel(length=inside).mean("window").min()) >= guess:
         return CANNOT_TELL, f"the model is at chance at every length up to {inside[-1]}"
     if at.attrs.get("rotary", True) and works is not None and works >= FAR * stated:
         return TOO_SMALL, ""
+    if signs:
+        return MAY_BE_TOO_LARGE, ""
     if len(inside) < 2:
         return CANNOT_TELL, "no shorter length was measured"
     return FITS, ""
@@ -133,7 +147,8 @@ def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool)
     shorter = at.sel(length=at["length"].values[at["length"].values < length])
     if shorter.sizes["length"]:
         best = int(shorter["tail_nll"].mean("window").idxmin("length"))
-        yield from _above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}")
+        above = [*_above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}")]
+        yield from above or _slightly_above(nll, shorter["tail_nll"], length)
         if "passkey" in at:
             yield from _lost(at["passkey"].sel(length=length).values, shorter["passkey"], length)
     others = evaluation["tail_nll"].sel(length=length).drop_sel({"method": at["method"].item()})
@@ -150,6 +165,18 @@ def _above(values: np.ndarray, others: np.ndarray, length: int, where: str) -> I
         difference = shown(float(above.mean()), low, high, "+z.2f")
         text = f"tail NLL {values.mean():z.2f} at {length} tokens, {others.mean():z.2f} {where}, {difference}"
         yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= LEAST_TEXTS)
+
+
+def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
+    """A loss that is surely above that of the best shorter length; the interval is Bonferroni's over these lengths."""
+    best = int(shorter.mean("window").idxmin("length"))
+    above = values - shorter.sel(length=best).values
+    low, _ = student(above.tolist(), 1 - 0.05 / shorter.sizes["length"])
+    if above.mean() >= SLIGHT_NATS and len(above) >= LEAST_TEXTS and low is not None and low > 0:
+        difference = shown(float(above.mean()), *student(above.tolist()), "+z.2f")
+        before = values.mean() - above.mean()
+        text = f"tail NLL {values.mean():z.2f} at {length} tokens, {before:z.2f} at {best}, {difference}"
+        yield Sign(length, text, sure=True, slight=True)
 
 
 def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mesa
+from mesa.plan import relative_positions
 from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
 from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys
 
@@ -98,10 +99,21 @@ def test_gaps_that_follow_the_law_ask_for_no_other_factor_and_those_that_do_not_
     calibration = Calibration.of(M, M, LONGEST, losses)
     law = calibration.law(np.ones(TEXTS))
     assert np.quantile(calibration.misfits(law), [0.1, 0.9]) == pytest.approx([1, 1], abs=0.3)
+    assert calibration.gap_rms(law) < 0.05
     for key in losses:
         if key[0].startswith("gap "):
             losses[key] = losses["no gap", M] + 2 * (losses[key] - losses["no gap", M])
     assert np.median(Calibration.of(M, M, LONGEST, losses).misfits(law)) > 1.3
+    assert Calibration.of(M, M, LONGEST, losses).gap_rms(law) > 0.1
+
+
+@pytest.mark.parametrize("tokens", [M, M // 2])
+@pytest.mark.parametrize("times", [1.5, 2, 2.9, 3, 5, 8])
+def test_no_gap_gives_a_distance_beyond_the_curve(tokens, times):
+    longest = round(times * M)
+    for method in gap_methods(M, tokens, longest).values():
+        distances = relative_positions(method.plan(tokens), np.arange(tokens), np.arange(tokens))
+        assert distances.max() < longest
 
 
 def test_a_model_that_does_not_read_distance_is_refused():

@@ -9,7 +9,16 @@ import pytest
 import xarray as xr
 
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.stated_window import CANNOT_TELL, FITS, TOO_LARGE, TOO_SMALL, record, stated_window, times_of_m
+from probe.thresholds.stated_window import (
+    CANNOT_TELL,
+    FITS,
+    MAY_BE_TOO_LARGE,
+    TOO_LARGE,
+    TOO_SMALL,
+    record,
+    stated_window,
+    times_of_m,
+)
 
 ROOT = Path(__file__).parents[3]
 LENGTHS = (128, 256, 512, 768, 1024, 1536, 2048)
@@ -49,7 +58,24 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     json.dumps(record(measured.stated), allow_nan=False)
 
 
-@pytest.mark.parametrize("stated", [256, 512])
+def test_a_loss_that_is_slightly_but_surely_above_that_of_a_shorter_text_makes_m_doubtful():
+    measured = measured_failure(scores(), 512)
+    assert measured.stated.outcome == MAY_BE_TOO_LARGE
+    assert measured.judged_by
+    assert "M may be stated too large: check --trained-length 512 (tail NLL " in str(measured.stated)
+    assert times_of_m({"stated_window": record(measured.stated)}, 1024, 1536) == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chance_among_many_shorter_lengths_makes_m_not_doubtful(seed):
+    rng = np.random.default_rng(seed)
+    lengths = range(64, 513, 32)
+    nll = 2.4 + rng.normal(0, 0.15, (1, len(lengths), 12))
+    flat = xr.Dataset({"tail_nll": (("method", "length", "window"), nll)}, {"method": ["origin"], "length": lengths})
+    assert stated_window(flat, 512, "origin").outcome == FITS
+
+
+@pytest.mark.parametrize("stated", [256])
 def test_a_window_that_fits_is_left_alone(stated):
     measured = measured_failure(scores(), stated)
     assert (measured.stated.outcome, str(measured.stated)) == (FITS, "")
