@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 COMMANDS = """
-    check estimate_window probe predict report locate anatomy eval paper.command status app export methods verify fetch
+    check estimate_window probe predict report locate anatomy eval status app export methods verify fetch
 """.split()
 """The modules of the subcommands: each has `run`, HELP and EXAMPLE, and OUT where --out has a default of its own."""
 
@@ -82,7 +82,7 @@ def parser() -> Parser:
         defaults = {"out": module.OUT} if hasattr(module, "OUT") else {}
         add_command(
             commands,
-            name.partition(".")[0].replace("_", "-"),
+            name.replace("_", "-"),
             module.run,
             example=module.EXAMPLE,
             help=module.HELP,

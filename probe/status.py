@@ -20,9 +20,6 @@ from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
 from probe.store.results import REPORTED
 
-SECTIONS = "sections.json"
-"""Written by a paper run as it begins: how many cells each section has."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -37,7 +34,6 @@ class Part:
     cells: int | None
     failed: int = 0
     file: Path | None = None
-    section: str = ""
     damaged: tuple[int, ...] = ()
     seconds: float | None = None
 
@@ -66,7 +62,7 @@ class Status:
         for part in self.parts:
             seconds = None if part.seconds is None else round(part.seconds, 1)
             counts = {"done": part.done, "failed": part.failed, "left": part.left, "of": part.cells}
-            row = {"command": part.command, "section": part.section, "what": part.what, **counts}
+            row = {"command": part.command, "what": part.what, **counts}
             row |= {"seconds_left": seconds, "damaged_lines": list(part.damaged)}
             rows.append({key: value for key, value in row.items() if value not in ("", [])})
         return rows
@@ -86,7 +82,7 @@ class Status:
         holder = f", {who}{'' if self.holder else ' holds it'}" if self.state == "running" else ended
         lines = [f"{self.path}: {self.state}{holder}"]
         for part in self.parts:
-            name, total = ", ".join(filter(None, (part.command, part.section))), part.cells
+            name, total = part.command, part.cells
             counts = [f", {count} {name}" for name, count in (("failed", part.failed), ("left", part.left)) if count]
             time = f", about {format_seconds(part.seconds)}" if part.left and part.seconds is not None else ""
             damaged = f"; damaged: line {', '.join(map(str, part.damaged))}" if part.damaged else ""
@@ -104,7 +100,7 @@ def status_of(folder: Path) -> Status:
         raise Refused(f"{folder} is a file; name the folder that a run writes to (its --out)")
     running, holder = lock_state(folder)
     try:
-        parts = tuple(_with_time(part, inner) for part, inner in _parts(folder))
+        parts = tuple(_with_time(part, folder) for part in _parts(folder))
     except (LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
     if not parts and not running:
@@ -121,30 +117,6 @@ def has_results(out: Path) -> bool:
         return any(part.done for part in status_of(out).parts)
     except (ValueError, OSError):
         return False
-
-
-def _parts(folder: Path) -> Iterator[tuple[Part, Path]]:
-    """The parts in the folder and in the sections below it, each with the folder that its lock lies in."""
-    parts = [(part, folder) for part in _folder_parts(folder)]
-    yield from parts
-    planned = _planned_sections(folder)
-    if not planned and not (folder / "results.json").exists():
-        return
-    inner = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and not parts}
-    for name in dict.fromkeys([*planned, *inner]):
-        section = list(_folder_parts(inner[name])) if name in inner else []
-        if not section and planned.get(name):
-            yield Part("paper", "cells", 0, planned[name], section=name), folder
-        yield from ((replace(part, command="paper", section=name), inner[name]) for part in section)
-
-
-def _planned_sections(folder: Path) -> dict[str, int]:
-    """How many cells each section of a paper run has."""
-    try:
-        planned = json.loads((folder / SECTIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return planned if isinstance(planned, dict) else {}
 
 
 def _lacking(folder: Path) -> str:
@@ -171,7 +143,7 @@ def _with_time(part: Part, folder: Path) -> Part:
     return replace(part, seconds=seconds)
 
 
-def _folder_parts(folder: Path) -> Iterator[Part]:
+def _parts(folder: Path) -> Iterator[Part]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
     if (path := folder / "harness.jsonl").exists():
         journal = read_journal(path)

@@ -41,7 +41,6 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "--harness": "needs data sets of the hub: tests/probe/evaluation/test_harness.py",
     "fetch smollm2": "needs the network: tests/cli/test_fetch.py",
     "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
-    "mesa-lens paper": "takes hours, or a model that is not here: tests/cli/test_paper.py",
     "runs/plain-64": "tests/theory builds that model",
     "python research/": "takes hours: tests/research",
     "python benchmarks/": "takes hours, on an idle machine",

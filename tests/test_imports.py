@@ -50,8 +50,7 @@ LAYERS = """
     theory.claims         <- mesa theory
     theory.report         <- mesa theory
     mesa_lens.arguments   <- mesa probe
-    mesa_lens.paper       <- mesa probe mesa_lens.arguments
-    mesa_lens.dashboard   <- mesa probe theory mesa_lens.paper
+    mesa_lens.dashboard   <- mesa probe theory
     mesa_lens             <- mesa probe theory mesa_lens
     research              <- mesa probe theory mesa_lens
 """  # noqa: E501
@@ -59,7 +58,7 @@ LAYERS = """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa probe theory mesa.support mesa.checkpoints.gguf_file mesa_lens.dashboard.main mesa_lens.export
-    mesa_lens.report mesa_lens.status mesa_lens.paper.command probe.opened
+    mesa_lens.report mesa_lens.status probe.opened
     probe.report mesa_lens.verify
 """.split()
 """With all that they import as they are loaded."""

@@ -10,7 +10,7 @@ from probe.store.results import ranged
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "research probe/verdict probe/thresholds probe/evaluation probe/interventions probe/attention probe/figures "
-    "mesa_lens/paper mesa_lens/dashboard"
+    "mesa_lens/dashboard"
 ).split()
 FILES = ("probe/opened.py probe/mechanism_report.py probe/store/results.py ").split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")

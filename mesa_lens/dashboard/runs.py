@@ -19,12 +19,10 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 DEPTH = 3
 """Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
-PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
-REPORT = "report.html"
-_KINDS = {  # the command, its files, of which the first is read, and what that must hold
-    PAPER: ("paper", f"results.json {REPORT}", "model sections"),
-    HARNESS: ("eval", "harness.json", "model max_length results"),
-    EVALUATION: ("eval", "summary.json samples.csv", "model trained_length out_of_memory tasks_left cells"),
+HARNESS, EVALUATION = "lm-eval", "eval"
+_KINDS = {  # its files, of which the first is read, and what that must hold
+    HARNESS: ("harness.json", "model max_length results"),
+    EVALUATION: ("summary.json samples.csv", "model trained_length out_of_memory tasks_left cells"),
 }
 
 
@@ -49,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished `eval` or `paper` run. kind: of `PAPER`, `HARNESS`, `EVALUATION`. name: the path below the root."""
+    """A finished `eval` run. kind: `HARNESS` or `EVALUATION`. name: the path below the root."""
 
     kind: str
     name: str
@@ -58,13 +56,13 @@ class Result:
     @property
     def file(self) -> Path:
         """The file that is read."""
-        return self.path / _KINDS[self.kind][1].split()[0]
+        return self.path / _KINDS[self.kind][0].split()[0]
 
     def read(self) -> Mapping[str, Any]:
         """Its file; Refused, naming the command that writes it, for one that is damaged."""
         check_inside(self.path)
-        command, _, keys = _KINDS[self.kind]
-        summary = find_summary(self.path, Path(self.file.name), keys.split(), command)
+        keys = _KINDS[self.kind][1].split()
+        summary = find_summary(self.path, Path(self.file.name), keys, "eval")
         if summary is None:
             raise Refused(f"{self.file} has gone; reload this page")
         return summary
@@ -130,21 +128,16 @@ def results(root: Path) -> list[Result]:
     finished = [
         Result(kind, name_of(folder, root), folder)
         for folder in folders(root)
-        for kind, (_, names, _) in _KINDS.items()
+        for kind, (names, _) in _KINDS.items()
         if not holds_run(folder) and all((folder / name).is_file() for name in names.split())
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))
 
 
 def unfinished(root: Path) -> list[Status]:
-    """Status of the runs under `root` that are not finished; a paper run's sections stand in its own."""
-    running: list[Status] = []
-    for folder in folders(root):
-        status = find_status(folder)
-        inside = any(above.path in folder.parents for above in running)
-        if status is not None and status.state != "finished" and not inside:
-            running.append(status)
-    return running
+    """Status of the runs under `root` that are not finished."""
+    known = (find_status(folder) for folder in folders(root))
+    return [status for status in known if status is not None and status.state != "finished"]
 
 
 def find_status(folder: Path) -> Status | None:

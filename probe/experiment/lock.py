@@ -26,7 +26,7 @@ except ImportError:  # Windows
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
 RUNS = (
-    *("*.zarr", "*.zarr.*", "store.*", "*.jsonl", "harness.json*", "sections.json"),
+    *("*.zarr", "*.zarr.*", "store.*", "*.jsonl", "harness.json*"),
     *("locate", "anatomy", "predict"),
 )
 """What a folder of ours holds, one of these at least: patterns of names."""

@@ -51,7 +51,6 @@ def address(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    results.write_paper(root / "results" / "paper")
     results.write_evaluation(root / "results" / "eval")
     command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(root)]
     command += ["--port", str(port)]

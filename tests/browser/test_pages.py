@@ -9,8 +9,6 @@ import pytest
 import results
 from synthetic import evaluation, hidden_states, write_run
 
-from mesa_lens.paper.config import read
-from mesa_lens.paper.report import write_report as write_paper
 from probe.figures.curves import write_curves
 from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
@@ -20,10 +18,9 @@ from theory.claims import Claim, Settings, Verdict
 from theory.report import write_report as write_theory
 
 pytestmark = pytest.mark.browser
-ROOT = Path(__file__).parents[2]
 M = 256
 PAGES = ("theory.html", "theory-far.html", "run/report.html", "run/locate/report.html", "run/anatomy/report.html")
-PAGES += ("paper/report.html", "eval/passkey.html", "run/figures/heatmap-mesa.html")
+PAGES += ("eval/passkey.html", "run/figures/heatmap-mesa.html")
 SHARE = 0.5  # of a page's width that its text fills at least, on average
 GEOMETRY = (Path(__file__).parent / "geometry.js").read_text()
 
@@ -40,10 +37,7 @@ def site(tmp_path_factory, unpainted):
     anatomized.write(run, trained=M)
     write_locate_report(read_located(run), run)
     write_anatomy_report(read_anatomy(run), run)
-    sections = {"probe": write_report(run), "passkey": results.evaluation() | {"effective": {}, "longppl": {}}}
-    (root / "paper").mkdir()
-    (root / "paper" / "probe").symlink_to(run)
-    write_paper(read(ROOT / "configs" / "default.yaml"), sections, root / "paper")
+    write_report(run)
     (root / "eval").mkdir()
     write_curves(results.evaluation(), root / "eval")
     return root

@@ -1,11 +1,11 @@
-"""The dashboard's page of evaluations and paper runs."""
+"""The dashboard's page of evaluations."""
 
 import json
 from functools import partial
 
 import pytest
 from pages import drawn, shown_texts
-from results import evaluation, write_evaluation, write_paper
+from results import evaluation, write_evaluation
 
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS
@@ -21,7 +21,7 @@ def opened(monkeypatch, tmp_path):
 
 def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     write_evaluation(tmp_path / "mine", tasks_left=3, model="<script>alert(1)</script> **bold**")
-    write_paper(tmp_path / "newer")
+    write_evaluation(tmp_path / "newer")
     assert "There is no result gone" in shown_texts(opened(result="gone"))
     app = opened(result="mine (eval)")
     assert "\\<script\\>" in "".join(element.value for element in app.markdown)  # names stay text
@@ -60,26 +60,12 @@ def test_effective_lengths_and_longppl_come_first_and_scores_of_prompts_are_in_n
     assert len(app.get("plotly_chart")) == 2
 
 
-def test_a_paper_run_shows_every_section(opened, tmp_path):
-    write_paper(tmp_path / "mine")
-    app = opened()
-    headings = [element.value.replace("\\", "") for element in app.header]
-    assert headings == ["Passkey retrieval", "Summaries of GovReport"]
-    assert "Not run: no documents were given." in shown_texts(app)
-    assert app.dataframe[0].value["512"][0].startswith("+0.8")
-    assert any("ROUGE" in element.label for element in app.expander)
-
-
-@pytest.mark.parametrize(
-    ("kind", "write", "file"),
-    [("eval", write_evaluation, "summary.json"), ("paper", write_paper, "results.json")],
-)
-def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, write, file):
-    folder = write(tmp_path / "mine")
+def test_a_damaged_result_is_named_with_the_command(opened, tmp_path):
+    folder = write_evaluation(tmp_path / "mine")
     for content in ("{", "[]", '{"settings": 3}'):
-        (folder / file).write_text(content)
+        (folder / "summary.json").write_text(content)
         (error,) = opened().error
-        assert f"write it anew: `mesa-lens {kind} --out {folder}`" in error.value.replace("\\", "")
+        assert f"write it anew: `mesa-lens eval --out {folder}`" in error.value.replace("\\", "")
 
 
 def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_path):

@@ -32,7 +32,6 @@ EVAL = ("eval", "--task", "passkey,nll", "--methods", "origin,mesa", "--lengths"
         ((*EVAL, "--harness", "task", "--minutes", "5"), "--minutes is for --task; lm-eval's tasks"),
         ((*EVAL, "--task", "summary", "--data", "nowhere.jsonl"), "nowhere.jsonl is not a file or folder"),
         ((*EVAL, "--set", "rerope.window=3"), "--set names 'rerope'"),
-        (("paper", "--config", "nowhere.yaml"), "nowhere.yaml is no file and not one of default, llama2-7b"),
         (("eval", "--out", "x" * 999), "cannot be read (File name too long); see"),
     ],
 )

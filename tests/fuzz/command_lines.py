@@ -22,11 +22,7 @@ from mesa_lens.cli import main, parser
 
 SECONDS = 10
 BASES = worlds.DATA["bases"]
-KINDS = {
-    "nines": ["9" * 5000],
-    "papers": [f"{{paper-{name}}}" for name in worlds.DATA["paper"]],
-    **worlds.DATA["kinds"],
-}
+KINDS = {"nines": ["9" * 5000], **worlds.DATA["kinds"]}
 
 
 def _values(entries: list[str]) -> list[str]:
@@ -36,7 +32,7 @@ def _values(entries: list[str]) -> list[str]:
 
 WRONG = {name: _values(entries) for names, entries in worlds.DATA["options"].items() for name in names.split()}
 OTHERWISE = {name: _values(entries) for name, entries in worlds.DATA["otherwise"].items()}
-AT_WORK = {"text": "probe", "config": "paper", "data": ""}
+AT_WORK = {"text": "probe", "data": ""}
 """Options whose value is looked at only as a run begins: --estimate is left out, for this command or where it fails."""
 WEIGHTS = ("weights-cut", "weights-garbage", "weights-empty", "weights-short")
 CONFIGS = [*(f"model-{name}" for name in worlds.DATA["configs"]), "model-list", "model-cut", "model-empty"]

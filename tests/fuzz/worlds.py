@@ -1,4 +1,4 @@
-"""What wrong command lines are tried on: a tiny model, damaged copies of it, texts, a store, configs of `paper`."""
+"""What wrong command lines are tried on: a tiny model, damaged copies of it, texts and a store."""
 
 import json
 import shutil
@@ -9,7 +9,6 @@ import tiny
 import yaml
 
 DATA = yaml.safe_load((Path(__file__).parent / "wrong.yaml").read_text(encoding="utf-8"))
-GOOD = "model: {model}\ntrained_length: 160\nmethods: origin\nsections: {{passkey: {{samples: 1}}}}\n"
 TEXT = " ".join(f"Nothing is said here at all, {number} times over." for number in range(400))
 
 
@@ -19,7 +18,7 @@ def build(folder: Path) -> dict[str, str]:
     world = {"model": str(model), "text": _file(folder / "text.txt", TEXT)}
     world["file"] = world["text"]
     (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
-    world |= {"binary": str(folder / "binary.txt"), "no-yaml": str(folder / "binary.txt"), "here": str(folder)}
+    world |= {"binary": str(folder / "binary.txt"), "here": str(folder)}
     for name, changes in DATA["configs"].items():
         stored = json.loads((model / "config.json").read_text())
         world[f"model-{name}"] = _damaged(model, folder / name, json.dumps(stored | changes))
@@ -29,10 +28,6 @@ def build(folder: Path) -> dict[str, str]:
     for name, content in {"cut": weights[:200], "garbage": b"x" * 500, "empty": b"", "short": weights[:-100]}.items():
         world[f"weights-{name}"] = _damaged(model, folder / f"weights-{name}", None)
         (folder / f"weights-{name}" / "model.safetensors").write_bytes(content)
-    for name, line in DATA["paper"].items():
-        rest = [good for good in GOOD.format(model=model).splitlines() if good.split(":")[0] != line.split(":")[0]]
-        world[f"paper-{name}"] = _file(folder / f"{name}.yaml", "\n".join([*rest, line]))
-    world["paper"] = _file(folder / "good.yaml", GOOD.format(model=model))
     hidden = synthetic.hidden_states(layers=2, dims=16)
     world["run"] = str(synthetic.write_run(folder / "run", hidden, synthetic.evaluation()))
     for name, text in {"list": "[]", "cut": '{"attributes": {', "number": "5"}.items():

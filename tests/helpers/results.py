@@ -1,4 +1,4 @@
-"""Results as `mesa-lens eval` and `paper` leave them, made up or published; each returns its folder."""
+"""Results as `mesa-lens eval` leaves them, made up or published; each returns its folder."""
 
 import json
 
@@ -25,12 +25,4 @@ def write_evaluation(folder, **changes):
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps(evaluation(**changes)))
     (folder / "samples.csv").write_text("task,method\n")
-    return folder
-
-
-def write_paper(folder):
-    folder.mkdir(parents=True)
-    sections = {"passkey": evaluation(), "summary": {"left_out": "no documents were given"}}
-    (folder / "results.json").write_text(json.dumps({"model": "tiny", "sections": sections}))
-    (folder / "report.html").write_text("<!doctype html>the report")
     return folder

@@ -11,15 +11,13 @@ from probe.experiment.lock import LOCK, owned
 
 
 def test_every_command_that_writes_is_refused_at_once_and_names_who_holds_the_folder(model, tmp_path, capsys):
-    out, config = tmp_path / "run", tmp_path / "paper.yaml"
-    config.write_text(f"model: {model}\ntrained_length: 160\nmethods: origin\nsections:\n  passkey: {{samples: 1}}\n")
+    out = tmp_path / "run"
     given = ["--model", model, "--out", str(out)]
     with held(out) as holder:
         for command in (
             ["probe", *given, "--length", "400", "--texts", "0", "--samples", "0", "--overwrite"],
             ["eval", *given, "--task", "nll", "--methods", "origin", "--lengths", "160", "--overwrite"],
             ["locate", *given, "--lengths", "320", "--samples", "1"],
-            ["paper", "--config", str(config), "--out", str(out)],
         ):
             assert main(command) == 2, command
             (line,) = capsys.readouterr().err.splitlines()

@@ -8,7 +8,6 @@ import headed
 import numpy as np
 import pytest
 import tiny
-import yaml
 from drawn import NEEDS_RAY
 from elsewhere import journal, table
 from lm_tasks import write_tasks
@@ -23,7 +22,6 @@ COMMANDS = {
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
     "locate": "--lengths 320 --samples 4 --try weave,clamp,smallest --heads 1",
     "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2",
-    "paper": "--config paper.yaml",
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }
 TIMES = re.compile(
@@ -31,22 +29,16 @@ TIMES = re.compile(
     rb"[0-9.]+( s\b| MiB|\\u00d7|\xc3\x97)|sha256 [0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
 """When a run was, how long it took, check sums of that, and names that plotly draws."""
-SECTIONS = {
-    "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
-    "passkey": {"lengths": "200,320", "samples": 2},
-}
 
 
 @pytest.fixture(scope="module")
 def here(cluster, tmp_path_factory):
-    """A folder with models, a text, a config and tasks, for commands that are given in it."""
+    """A folder with models, a text and tasks, for commands that are given in it."""
     folder = tmp_path_factory.mktemp("here")
     tiny.folder(folder / "plain")
     headed.folder(folder / "headed")
     (folder / "text.txt").write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(2000)))
     write_tasks(folder / "tasks")
-    settings = {"model": "plain", "trained_length": 160, "methods": ["origin", "mesa"], "sections": SECTIONS}
-    (folder / "paper.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
@@ -85,8 +77,7 @@ def kept(actors, monkeypatch):
 def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, capfd):
     command = "eval" if name == "harness" else name
     given = [command, *shlex.split(COMMANDS[name]), "--out", f"{name}/out"]
-    if name != "paper":
-        given += ["--model", "headed" if name == "locate" else "plain"]
+    given += ["--model", "headed" if name == "locate" else "plain"]
     if name in ("eval", "anatomy"):
         given += ["--text", "text.txt"]
     assert main(given) == 0

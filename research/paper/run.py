@@ -1,40 +1,58 @@
-"""`mesa-lens paper`: the paper's figures and tables that a model allows, from one config, in one report."""
+"""The paper's figures and tables that a model allows, from one config, in one report."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.errors import Refused
 from mesa_lens.arguments import (
     MinutesOptions,
     OutputOptions,
     WorkerOptions,
+    add_options,
     print_continues,
     print_estimate,
-    resumable,
+    read_options,
     runner_of,
 )
-from probe.options import Names, Text, option
+from probe.evaluation.harness import checked_tasks
+from probe.experiment.lock import how_to_resume, owned
+from probe.experiment.progress import deadline
+from research.paper.config import check, estimate, read
+from research.paper.report import write_report
+from research.paper.runner import left, run_sections
+from research.paper.sections import PaperOptions
+from research.script import run as run_script
+
+OPTIONS = (PaperOptions, OutputOptions, MinutesOptions, WorkerOptions)
 
 
-@dataclass(frozen=True)
-class PaperOptions:
-    """Which experiments are run."""
+def parser() -> argparse.ArgumentParser:
+    """The script's parser."""
+    top = argparse.ArgumentParser(prog="python research/paper/run.py", description=__doc__)
+    add_options(top, *OPTIONS, out=Path("runs/paper"))
+    return top
 
-    config: Text = option("default", "a YAML file, or the name of one of configs/")
-    sections: Names | None = option(None, "only these, separated by commas", unset="all of the config")
 
-
-HELP = "run the paper's experiments from a config, into one report"
-EXAMPLE = "mesa-lens paper --minutes 10"
-OUT = "runs/paper"
+def main(args: argparse.Namespace) -> None:
+    """Runs the sections; exits with 1 where a cell failed or it was interrupted."""
+    choice, output, *others = (read_options(args, cls) for cls in OPTIONS)
+    try:
+        code = run(choice, output, *others)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; {how_to_resume(output.out, output.overwrite)}")
+    if code:
+        sys.exit(code)
 
 
 def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions, workers: WorkerOptions) -> int:
     """Checks every section, runs what is missing, writes the report."""
-    from mesa_lens.paper.config import check, estimate
-
     config = _config(choice)
     runner = runner_of(workers, config.load)
     try:
@@ -43,22 +61,13 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
             return 0
         plans = check(config)
         if "longbench" in plans:
-            from probe.evaluation.harness import checked_tasks
-
             values = config.sections["longbench"]
             checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
     except Refused as error:
         raise Refused(f"{choice.config}: {error}") from error
-    from mesa_lens.paper.report import write_report
-    from mesa_lens.paper.runner import left, run_sections
-    from probe.experiment.lock import owned
-    from probe.experiment.progress import deadline
-
     until = deadline(time_limit.minutes)
-    begun = [folder for folder in (output.out / name for name in plans) if folder.exists()]
-    with owned(output.out, *begun):
-        with resumable(output):
-            results = run_sections(config, plans, output.out, overwrite=output.overwrite, until=until, runner=runner)
+    with owned(*(output.out / name for name in plans)):
+        results = run_sections(config, plans, output.out, overwrite=output.overwrite, until=until, runner=runner)
         path = write_report(config, results, output.out)
     for name, result in results.items():
         if "left_out" in result:
@@ -75,8 +84,6 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
 
 def _config(choice: PaperOptions) -> Any:
     """The config, with only the sections of --sections."""
-    from mesa_lens.paper.config import read
-
     config = read(choice.config)
     if not choice.sections:
         return config
@@ -84,3 +91,7 @@ def _config(choice: PaperOptions) -> Any:
     if unknown:
         raise Refused(f"--sections {unknown[0]!r} is not in {choice.config}; there: {', '.join(config.sections)}")
     return replace(config, sections={name: config.sections[name] for name in choice.sections})
+
+
+if __name__ == "__main__":
+    run_script(main, parser())

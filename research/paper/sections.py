@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 import yaml
 
-from probe.options import InputPath, JoinedNames, Names, Tokens, option
+from probe.options import InputPath, JoinedNames, Names, Text, Tokens, option
 from probe.request import EvalRequest, ProbeRequest
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """Which experiments are run."""
+
+    config: Text = option("default", "a YAML file, or the name of one of research/paper/configs/")
+    sections: Names | None = option(None, "only these, separated by commas", unset="all of the config")
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Section:
 
 
 _OPTIONS = {"probe": ProbeRequest, "longbench": HarnessSection}
-_TEXTS = yaml.safe_load(files("mesa_lens.paper").joinpath("sections.yaml").read_text(encoding="utf-8"))
+_TEXTS = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
 SECTIONS = {
     name: Section(
         name,

@@ -1,4 +1,4 @@
-"""Reads the YAML config of `mesa-lens paper`, and plans every section before anything runs."""
+"""Reads the YAML config of run.py, and plans every section before anything runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
-from mesa_lens.paper.sections import SECTIONS
 from probe import plan as probe_plan
 from probe.evaluation import plan as evaluation_plan
 from probe.evaluation.plan import EvalPlan
 from probe.options import from_values, options
 from probe.plan import ProbePlan
 from probe.request import EvalRequest, LoadOptions, MethodsRequest, ProbeRequest, tell_left_out
+from research.paper.sections import SECTIONS
 
 _TOP = ("model", "trained_length", "methods", "set", "seed")
 """The options that a config sets for all sections."""
-_SEE = "see configs/default.yaml"
+_SEE = "see research/paper/configs/default.yaml"
 SHIPPED = Path(__file__).parent / "configs"
 
 

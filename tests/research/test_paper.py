@@ -1,4 +1,4 @@
-"""`mesa-lens paper`: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
+"""research/paper: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
 
 import json
 import re
@@ -9,19 +9,19 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import yaml
-from commands import main
 
 from mesa.settings import make_methods
-from mesa_lens.paper import runner
-from mesa_lens.paper.config import check, estimate, read, section_request
-from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import worker
 from probe.statistics import shown
 from probe.store.reader import open_run
 from probe.tasks import sources
 from probe.tasks.ruler import RULER
+from research.paper import run as script
+from research.paper import runner
+from research.paper.config import check, estimate, read, section_request
+from research.paper.sections import SECTIONS
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "research/paper/configs").glob("*.yaml"))
 LENGTHS = "200,320"
 PROBE = {"length": 320, "samples": 1, "texts": 0, "lengths": "80,160", "layers": "1"}
 PASSKEY = {"lengths": "200", "samples": 1}
@@ -43,14 +43,14 @@ class Paper:
 
     def __init__(self, model, folder):
         self.model, self.config, self.out = model, folder / "config.yaml", folder / "out"
-        self.words = ["paper", "--config", str(self.config), "--out", str(self.out)]
+        self.words = ["--config", str(self.config), "--out", str(self.out)]
 
     def write(self, sections, **more):
         config = {"model": self.model, "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections}
         self.config.write_text(yaml.safe_dump({**config, **more}, sort_keys=False))
 
     def run(self, *options):
-        return main([*self.words, *options])
+        script.main(script.parser().parse_args([*self.words, *options]))
 
     @property
     def html(self):
@@ -89,7 +89,7 @@ def test_the_estimate_counts_every_section_and_ends_before_anything_runs(paper, 
     for (_, length), count in passes.items():
         by_length[length] += count
     assert by_length == {200: 2, 320: 6 + 2, 80: 4, 160: 4}
-    assert paper.run("--estimate") == 0
+    paper.run("--estimate")
     assert "probe (Figures 2 and 11 to 16): model" in capsys.readouterr().out
     assert not paper.out.exists()
 
@@ -121,7 +121,7 @@ def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys, monkeypatch)
         "longppl": {"lengths": LENGTHS, "samples": 2, "methods": ["origin", "rerope", "crop"]},
     }
     paper.write(sections, title="<b>Tiny</b>")
-    assert paper.run() == 0
+    paper.run()
     assert "longbench: left out, no lm-eval tasks are given" in capsys.readouterr().out
     html, results = paper.html, paper.results
     assert not re.search(r"<(script|link|img)\s[^>]*(src|href)=", html)  # nothing is fetched
@@ -148,14 +148,14 @@ def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys, monkeypatch)
     assert SECTIONS["ruler"].tasks == tuple(task.name for task in RULER)
 
 
-def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
+def test_an_interrupted_run_goes_on(paper, monkeypatch):
     paper.write({"probe": PROBE, "passkey": PASSKEY})
     with monkeypatch.context() as patch:
         patch.setattr(runner, "run_cells", Mock(side_effect=KeyboardInterrupt))
-        assert paper.run() == 1
-    assert "continues from" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="the same command continues"):
+            paper.run()
     monkeypatch.setattr(runner, "run_probe", Mock(side_effect=AssertionError("ran")))
-    assert paper.run() == 0
+    paper.run()
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
         ({"sections": {"passkey": {"lengths": "20"}}}, "length=20 is below the task's fixed text"),
         ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "nowhere.jsonl is not a file or folder"),
         ({"sections": {"ruler": {"tasks": "vt,nll"}}}, "ruler: tasks has an unknown key 'nll'; known: niah-multikey-2"),
-        ({"sections": {}}, "config.yaml has no sections; see configs/default.yaml"),
+        ({"sections": {}}, "config.yaml has no sections; see research/paper/configs/default.yaml"),
     ],
 )
-def test_bad_configs_are_refused_before_anything_runs(paper, changes, message, capsys):
+def test_bad_configs_are_refused_before_anything_runs(paper, changes, message):
     paper.write(**changes)
-    assert paper.run() == 2
-    assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paper.run()
     assert not paper.out.exists()
 
 
@@ -182,3 +182,44 @@ def test_yaml_reads_what_is_written(paper, value):
     )
     config = read(paper.config)
     assert (config.title, config.sections["probe"]["prompt"]) == (value, value)
+
+
+WRONG = """
+seed: null
+seed: x
+seed: [1]
+trained_length: 0
+set: 5
+set: [rerope.nonsense=1]
+nonsense: 1
+methods: null
+methods: [origin, rope]
+sections: null
+sections: [passkey]
+sections: {nonsense: {}}
+sections: {passkey: {samples: null}}
+sections: {passkey: {samples: [1]}}
+sections: {passkey: {samples: 1.5}}
+sections: {passkey: {samples: 0}}
+sections: {passkey: {batch: null}}
+sections: {nll: {text: 5}}
+sections: {longbench: {tasks: 5}}
+sections: {passkey: {lengths: [1, [2]]}}
+sections: {passkey: 5}
+sections: {probe: {layers: 1-}}
+sections: {probe: {texts: -1}}
+load: {nonsense: 1}
+load: cpu
+load: {dtype: 5}
+a: [
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_line_is_refused(paper, line):
+    good = {"model": paper.model, "trained_length": "160", "methods": "origin", "sections": "{passkey: {samples: 1}}"}
+    good.pop(line.partition(":")[0], None)
+    paper.config.write_text("\n".join([*(f"{key}: {value}" for key, value in good.items()), line]))
+    with pytest.raises(ValueError, match=r"\S"):
+        paper.run()
+    assert not paper.out.exists()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.paper.config import PaperConfig, reason_left_out
-from mesa_lens.paper.report import REPORTED
-from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.harness import Harness, run_harness
 from probe.evaluation.run import Evaluation
 from probe.evaluation.run import run as run_cells
@@ -19,11 +15,12 @@ from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import is_over
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
-from probe.files import write
 from probe.plan import ProbePlan
 from probe.run import check_fits, is_whole, remove_run, run_probe
-from probe.status import SECTIONS as PLANNED
 from probe.store.results import run_summary
+from research.paper.config import PaperConfig, reason_left_out
+from research.paper.report import REPORTED
+from research.paper.sections import SECTIONS
 
 _TIME_OVER = "the time was over; the same command continues"
 
@@ -52,7 +49,6 @@ def run_sections(
         for name in REPORTED:
             (out / name).unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
     results = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
     return {name: results[name] for name in SECTIONS if name in results}
 
@@ -76,13 +72,6 @@ def _prepare_folder(config: PaperConfig, name: str, plan: Any, folder: Path, ove
     experiment = Harness(plan, **_harness_options(config)) if name == "longbench" else Evaluation(plan)
     if overwrite or (folder / experiment.journal).exists():
         experiment.open_journal(folder, overwrite=overwrite)
-
-
-def _cells(config: PaperConfig, name: str, plan: Any) -> int:
-    """The cells of a section, for `mesa-lens status`."""
-    if name == "probe":
-        return len(plan.methods) * (len(plan.prompts) + 2 * len(plan.lengths) * bool(plan.request.samples))
-    return len(plan.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(plan.cells)
 
 
 def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

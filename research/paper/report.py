@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from mesa_lens.paper.config import PaperConfig
-from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.summary import score_tables
 from probe.evaluation.text import harness_table, sentences, summary_tables
 from probe.figures.curves import curves_chart, evaluation_charts
@@ -25,7 +22,10 @@ from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.store.results import VERDICT
 from probe.thresholds.analysis import analyse
+from research.paper.config import PaperConfig
+from research.paper.sections import SECTIONS
 
+_HERE = Path(__file__).parent
 REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2
 _HEATMAP_METHODS = 4
@@ -33,9 +33,9 @@ _HEATMAP_METHODS = 4
 
 def write_report(config: PaperConfig, results: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
     """Writes report.html and results.json into `out`; returns the report's path."""
-    printed = json.loads(files("mesa_lens.paper").joinpath("printed.json").read_text(encoding="utf-8"))
+    printed = json.loads((_HERE / "printed.json").read_text(encoding="utf-8"))
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        files("mesa_lens.paper").joinpath("report.html").read_text(encoding="utf-8")
+        (_HERE / "report.html").read_text(encoding="utf-8")
     )
     sections = [
         {
