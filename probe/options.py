@@ -42,6 +42,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _token_count(value: Any) -> int:
+    """A whole number, or one of thousands such as 16k: times 1024."""
+    thousands = re.fullmatch(r"\s*([1-9][0-9]{0,11})[kK]\s*", value) if isinstance(value, str) else None
+    return 1024 * int(thousands[1]) if thousands else _whole(value)
+
+
 def _finite(value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
@@ -179,8 +185,8 @@ def _output(path: Path) -> Path:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_finite)]
-Tokens = Annotated[Whole, Field(ge=1, le=MAX_TOKENS)]
-Window = Annotated[Whole, Field(ge=2, le=MAX_TOKENS)]
+Tokens = Annotated[int, BeforeValidator(_token_count), Field(ge=1, le=MAX_TOKENS)]
+Window = Annotated[int, BeforeValidator(_token_count), Field(ge=2, le=MAX_TOKENS)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]

@@ -20,6 +20,14 @@ from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
 from probe.store.results import REPORTED
 
+_WRITTEN = {
+    "": ("summary.json", "report.html"),
+    "locate": ("summary.json", "report.html"),
+    "anatomy": ("summary.json", "report.html"),
+    "predict": ("prediction.json",),
+}
+"""What a finished command leaves beside its journal, by its folder."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -125,6 +133,11 @@ def _lacking(folder: Path) -> str:
         return "the store is not finished"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it"
+    for command, names in _WRITTEN.items():
+        place = folder / command
+        missing = [name for name in names if not (place / name).exists()]
+        if missing and (place / "journal.jsonl").exists():
+            return f"{' and '.join(missing)} of {command or 'eval'} not written; the same command writes them"
     return ""
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ except ImportError:  # Windows
 
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
-RUNS = (
-    *("*.zarr", "*.zarr.*", "store.*", "*.jsonl", "harness.json*"),
-    *("locate", "anatomy", "predict"),
-)
-"""What a folder of ours holds, one of these at least: patterns of names."""
+_BEGIN = b'{"settings": '
+"""How every journal begins."""
+_JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
+_STORES = ("store.zarr", "store.zarr.partial", "store.zarr.former")
+_BEGUN = ("store.zarr.begun", "harness.json")
 _LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
@@ -81,14 +80,37 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count."""
+    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count.
+
+    A run is known by its store, or by a journal with our header, in the folder or one folder below.
+    """
     try:
         names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if not names or holds_run(folder):
+            return
     except OSError:  # missing, no folder, or unreadable: reported when it is written to
         return
-    if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
-        listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
-        raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
+    listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
+    raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether something in the folder is a run's, by its content."""
+    if any((folder / name / "zarr.json").is_file() for name in _STORES):
+        return True
+    if any((folder / name).exists() for name in _BEGUN):
+        return True
+    return any(map(_is_journal, (*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl"))))
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file begins as journals do; one cut short there, if it has a journal's name."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_BEGIN))
+    except OSError:
+        return False
+    return begin == _BEGIN or (path.name in _JOURNALS and _BEGIN.startswith(begin))
 
 
 def _check_links(folder: Path, option: str) -> None:

@@ -36,7 +36,7 @@ def texts(source: str | None) -> list[str]:
     if path.is_file() and path.suffix != ".jsonl":
         documents = [plain_text(path)]
     else:
-        documents = [str(_field(row, "text", source, number)) for number, row in enumerate(_rows(source), 1)]
+        documents = [_field(row, "text", source, number) for number, row in _rows(source)]
     documents = [text for text in documents if text.strip()]
     if not documents:
         raise Refused(f"{source} holds no text; give a file or dataset that does")
@@ -60,15 +60,16 @@ def pairs(source: str) -> list[tuple[str, str]]:
     Errors as for `texts`.
     """
     rows = []
-    for number, row in enumerate(_rows(source), 1):
+    for number, row in _rows(source):
         names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
-        rows.append((str(_field(row, names[0], source, number)), str(_field(row, names[1], source, number))))
+        rows.append((_field(row, names[0], source, number), _field(row, names[1], source, number)))
     if not rows:
         raise Refused(f"{source} is empty; give lines with document and summary")
     return rows
 
 
-def _rows(source: str) -> Iterator[Mapping[str, Any]]:
+def _rows(source: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Rows by number: of a file, the line's."""
     path = Path(source)
     if path.is_file():
         for number, line in enumerate(plain_text(path).split("\n"), 1):
@@ -79,12 +80,12 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
                     raise Refused(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
                 if not isinstance(row, dict):
                     raise Refused(f"{source}, line {number} is no object with fields: {line[:40]!r}")
-                yield row
+                yield number, row
         return
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in _SUFFIXES
     if looks_local and not path.is_dir():
         raise NotFound(f"{source} is not a file or folder")
-    yield from _dataset(source)
+    yield from enumerate(_dataset(source), 1)
 
 
 def _dataset(source: str) -> Any:
@@ -102,7 +103,9 @@ def _dataset(source: str) -> Any:
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 
-def _field(row: Mapping[str, Any], name: str, source: str, number: int) -> Any:
+def _field(row: Mapping[str, Any], name: str, source: str, number: int) -> str:
     if name not in row:
         raise Refused(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
+    if not isinstance(row[name], str):
+        raise Refused(f"{source}, row {number}: {name!r} is {json.dumps(row[name], default=str)[:40]}, not a text")
     return row[name]

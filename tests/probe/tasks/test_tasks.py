@@ -158,11 +158,17 @@ def test_bad_sources_name_the_file_and_line(tmp_path):
     (tmp_path / "list.jsonl").write_text("[1]\n")
     (tmp_path / "folder").mkdir()
     lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
+    (tmp_path / "null.jsonl").write_text('{"text": "one"}\n\n{"text": null}\n')
+    lines(tmp_path / "five.jsonl", {"text": 5})
+    lines(tmp_path / "summary.jsonl", {"document": "d", "summary": None})
     for read, name, message in (
         (sources.texts, "broken.jsonl", r"broken\.jsonl, line 3 is not JSON"),
         (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is no object with fields"),
         (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
         (sources.pairs, "wrong.jsonl", "row 1 has no field 'document'; it has title, body"),
+        (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a text"),
+        (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a text"),
+        (sources.pairs, "summary.jsonl", r"summary\.jsonl, row 1: 'summary' is null, not a text"),
         (sources.texts, "folder", "folder is no file, folder, or dataset that can be loaded"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -1,0 +1,39 @@
+"""A folder is a run's by what only a run writes; another's files are refused by name, before any work."""
+
+import pytest
+
+from probe.experiment.journal import Journal
+from probe.experiment.lock import check_run_folder
+from probe.options import Tokens, read_as
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "deep/data.jsonl", "a.zarr/zarr.json", "store.zarr/notes", "locate/me"])
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+def test_a_strangers_folder_is_no_runs_and_stays_as_it_is(name, overwrite, tmp_path, model, capsys):
+    from commands import main
+
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"text": "mine"}\n')
+    (tmp_path / "summary.json").write_text("mine")
+    assert main(["eval", "--model", model, "--samples", "1", "--lengths", "96", "--out", tmp_path, *overwrite]) == 2
+    assert "holds other things than a run" in capsys.readouterr().err
+    assert file.read_text() == '{"text": "mine"}\n'
+    assert (tmp_path / "summary.json").read_text() == "mine"
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "new-experiment/journal.jsonl", "any.jsonl"])
+def test_a_folder_with_a_journal_of_any_experiment_is_a_runs(name, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other things than a run"):
+        check_run_folder(tmp_path)
+    Journal(tmp_path / name, {"model": "tiny"}).add(("nll", "origin", 64), {"nll": [1.0]})
+    check_run_folder(tmp_path)
+
+
+def test_every_number_of_tokens_may_be_in_thousands():
+    assert [read_as(Tokens, text) for text in ("2k", "1K", "300")] == [2048, 1024, 300]
+    for wrong in ("k", "0k", "-1k", "2kk", "1.5k"):
+        with pytest.raises(ValueError, match="whole number"):
+            read_as(Tokens, wrong)
