@@ -2,10 +2,14 @@
 
 import json
 
+import numpy as np
+import pytest
 import synthetic
+from holding import held
 
 from mesa_lens.cli import main
 from probe.experiment.journal import Journal
+from probe.experiment.lock import LOCK
 from probe.status import status_of
 from probe.store import store
 
