@@ -63,10 +63,12 @@ def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
     "page", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=lambda page: page.name
 )
 def test_examples_of_readme_and_guides_run_as_printed(page, tmp_path, monkeypatch, capsys):
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    text, printed = page.read_text(encoding="utf-8"), r"^print\(.*\)  # (.*)$"
+    blocks = re.findall(r"^```python\n(.*?)^```$(?:\n\n^```\n(.*?)^```$)?", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, str(page), "exec"), {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    exec(compile("\n".join(code for code, _ in blocks), str(page), "exec"), {})
+    expected = [re.findall(printed, code, re.MULTILINE) or output.splitlines() for code, output in blocks]
+    assert [line for line in capsys.readouterr().out.splitlines() if line] == sum(expected, [])
 
 
 def test_the_apis_examples_are_all_in_a_section_that_runs():

@@ -110,7 +110,7 @@ def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
     text = "".join(f"{layer}:{dim}" for layer, dim in clearest)
     if clearest and not qualified:
         score = float(crossings["score"].sel(layer=clearest[0][0], dim=clearest[0][1]))
-        meaning = f"No dim shows a threshold under this rule. {text} has the highest score, {score:.1f}"
+        meaning = f"No dim shows a threshold under this rule. {text} has the highest score, {score:z.1f}"
         st.info(ui.plain(f"{meaning} (at least {crossings.attrs['minimum_score']:g} is asked for), and is drawn."))
     default = f"the {'clearest' if qualified else 'highest score'} ({text})" if clearest else "no dim has a score"
     typed = st.text_input(
