@@ -1,6 +1,7 @@
 """docs/api.md lists all public names of the packages; its examples, the README's and the guides' do what they say."""
 
 import importlib
+import itertools
 import re
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_examples_of_readme_and_guides_run_as_printed(page, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(code for code, _ in blocks), str(page), "exec"), {})
     expected = [re.findall(printed, code, re.MULTILINE) or output.splitlines() for code, output in blocks]
-    assert [line for line in capsys.readouterr().out.splitlines() if line] == sum(expected, [])
+    assert [line for line in capsys.readouterr().out.splitlines() if line] == [*itertools.chain(*expected)]
 
 
 def test_the_apis_examples_are_all_in_a_section_that_runs():
