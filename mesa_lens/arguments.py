@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -245,7 +246,8 @@ def run_experiment(
     runner, until = runner_of(options, request.load), deadline(options.minutes)
     planned = planning.plan(request)
     if options.estimate:
-        print_estimate(options, planning.estimate(planned), [(planned.config, planning.pass_counts(planned))], request)
+        models = [(planned.config, planning.pass_counts(planned))]
+        print_estimate(options, planning.estimate(planned), models, request, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
         results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
@@ -272,16 +274,17 @@ def print_continues(output: OutputOptions, reason: str) -> None:
     print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 
-def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any) -> None:
+def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any, *, as_json: bool = False) -> None:
     """Prints an estimate, and the time that passes take on this machine.
 
-    models: pairs of a config and its passes by method and length.
+    models: pairs of a config and its passes by method and length. as_json: as {"estimate": its lines}.
     """
     from probe.experiment.estimate import time_of
     from probe.experiment.threads import computing
 
     with computing(cpu.threads):
-        print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")
+        whole = f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}"
+    print(json.dumps({"estimate": whole.splitlines()}, indent=1) if as_json else whole)
 
 
 @contextmanager

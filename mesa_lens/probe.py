@@ -30,7 +30,9 @@ def run(
     runner = runner_of(workers, request.load)
     if output.estimate:
         planned = plan(request)
-        print_estimate(workers, estimate(planned), [(planned.config, pass_counts(planned))], request)
+        print_estimate(
+            workers, estimate(planned), [(planned.config, pass_counts(planned))], request, as_json=printing.json
+        )
         return 0
     with resumable(output):
         summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)

@@ -92,6 +92,9 @@ def plan(request: EvalRequest) -> EvalPlan:
     readers = [name for name, task in TASKS.items() if task.reads_pairs]
     if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
         raise Refused(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
+    placed = [name for name, task in TASKS.items() if task.reads_depth]
+    if request.depth is not None and request.tasks and not {*placed} & {*request.tasks}:
+        raise Refused(f"--depth {request.depth} is read by {', '.join(placed)} alone, which --task does not name")
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
     lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths

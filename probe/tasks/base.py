@@ -80,6 +80,9 @@ class Task(ABC):
     batched: ClassVar[bool] = False
     """Whether samples are run `Setting.batch` at a time."""
 
+    reads_depth: bool = False
+    """Whether the answer's place follows `Setting.depth`."""
+
     reads_pairs: ClassVar[bool] = False
     """Whether it reads `Setting.pairs`."""
 

@@ -28,6 +28,7 @@ class RetrievalTask(Task):
     about: str
     build: Build
     metrics: tuple[Metric, ...] = (Metric("accuracy", "share found", binary=True),)
+    reads_depth: bool = True
     batched: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
@@ -78,7 +79,7 @@ RETRIEVAL = (
     RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", partial(_niah, haystack="repeat")),
     RetrievalTask("niah-essay", "RULER's single needle in running text", partial(_niah, haystack="essay")),
     RetrievalTask("niah-noise", "RULER's single needle in random words", partial(_niah, haystack="noise")),
-    RetrievalTask("lines", "LongEval's lines", lambda *args: retrieval.lines(*args[:-1])),
+    RetrievalTask("lines", "LongEval's lines", lambda *args: retrieval.lines(*args[:-1]), reads_depth=False),
 )
 PASSKEY = RETRIEVAL[0]
 """The task of every measured failure."""

@@ -47,6 +47,7 @@ class RulerTask(Task):
     generated: int
     sizes: tuple[Size, ...] = (Size("RULER's size"),)
     metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings", most=1), _COPIED)
+    reads_depth: bool = False
     batched: ClassVar[bool] = True
 
     def answer_tokens(self, setting: Setting) -> int:
@@ -167,7 +168,12 @@ _VT = tuple(
 
 RULER = (
     RulerTask(
-        "niah-multikey-2", "RULER: one number among needles alone", ruler_prompts.niah_lines, 128, metrics=_BINARY
+        "niah-multikey-2",
+        "RULER: one number among needles alone",
+        ruler_prompts.niah_lines,
+        128,
+        metrics=_BINARY,
+        reads_depth=True,
     ),
     RulerTask(
         "niah-multikey-3",
@@ -176,6 +182,7 @@ RULER = (
         128,
         (Size("RULER's size", (("uuids", True),)),),
         _BINARY,
+        reads_depth=True,
     ),
     RulerTask(
         "niah-multivalue",

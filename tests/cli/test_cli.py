@@ -80,6 +80,14 @@ def test_an_estimate_tells_the_time_loads_no_weights_and_writes_nothing(command,
     assert not (tmp_path / "out").exists()
 
 
+def test_an_estimate_can_be_json(model, tmp_path, capsys):
+    words = "probe --length 512 --texts 0 --samples 0 --layers 1 --methods origin --estimate --json".split()
+    assert main([*words, "--model", model, "--out", tmp_path / "out"]) == 0
+    lines = json.loads(capsys.readouterr().out)["estimate"]
+    assert any("disk" in line for line in lines)
+    assert lines[-1].startswith("time: ")
+
+
 def test_methods_are_listed_with_parameters_and_formula(capsys):
     printed = {}
     for option in ("--trained-length=256", "--json", "--table"):

@@ -32,6 +32,7 @@ EVAL = ("eval", "--task", "passkey,nll", "--methods", "origin,mesa", "--lengths"
         ((*EVAL, "--harness", "task", "--minutes", "5"), "--minutes is for --task; lm-eval's tasks"),
         ((*EVAL, "--task", "summary", "--data", "nowhere.jsonl"), "nowhere.jsonl is not a file or folder"),
         ((*EVAL, "--set", "rerope.window=3"), "--set names 'rerope'"),
+        (("eval", "--task", "nll", "--depth", ".5"), "--depth 0.5 is read by passkey, passkey-question,"),
         (("eval", "--out", "x" * 999), "cannot be read (File name too long); see"),
     ],
 )
