@@ -18,6 +18,7 @@ from mesa.methods.mapped import STRING, LaMPE
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
+from mesa.namesakes import warn_of_namesakes
 from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from mesa.engine.bridge import bridge
     from mesa.engine.plug import applied
     from mesa.models import load
+
+warn_of_namesakes()
 
 _LAZY = {
     "applied": "mesa.engine.plug",

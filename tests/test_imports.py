@@ -1,6 +1,7 @@
 """Imports run one way, from upper packages to lower ones. What draws and reads needs no torch."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = """
     mesa.errors           <-
+    mesa.namesakes        <-
     mesa.plan             <-
     mesa.methods          <- mesa.plan
     mesa.checkpoints      <-
-    mesa                  <- mesa.plan mesa.methods mesa.checkpoints
+    mesa                  <- mesa.namesakes mesa.plan mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
     mesa.checking         <- mesa mesa.engine
     probe.options         <-
@@ -174,3 +176,15 @@ def test_reading_and_drawing_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "R = min(r, N)" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("Mesa", True), ("theory", True), ("mesa-other", False)])
+def test_a_distribution_that_shares_a_folder_with_ours_is_named(tmp_path, name, is_named):
+    info = tmp_path / f"{name.replace('-', '_')}-3.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.1\n")
+    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
+    words, environment = [sys.executable, "-c", "import mesa"], {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    said = f"the package {name} 3.1 shares the folder {name.lower()}/ with mesa-lens" in done.stderr
+    assert said == is_named
