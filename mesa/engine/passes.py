@@ -430,6 +430,13 @@ class Generating(local):
             yield step
 
 
+def _no_continuous_batching(*args: Any, **kwargs: Any) -> None:
+    raise Refused(
+        "a method does not run in continuous batching (generate_batch, init_continuous_batching), whose cache it does "
+        "not know; call generate, with prompts padded on the left"
+    )
+
+
 def generating_noted(model: Any, generating: Generating) -> AbstractContextManager[None]:
     """What `model.generate` is given and prepares goes into `generating`, for as long as this lasts.
 
@@ -471,4 +478,5 @@ def generating_noted(model: Any, generating: Generating) -> AbstractContextManag
         (model, "prepare_inputs_for_generation", prepared_by(model.prepare_inputs_for_generation)),
         (model, "_get_logits_processor", with_cache),
         (model, "create_masks_for_generate", lambda attention_mask, **_: attention_mask),
+        (model, "init_continuous_batching", _no_continuous_batching),
     )

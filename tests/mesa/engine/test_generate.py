@@ -1,5 +1,6 @@
 """`generate` with and without a cache, in pieces, and from a cached prefix."""
 
+import contextlib
 import copy
 import logging
 import pickle
@@ -154,3 +155,16 @@ def test_only_the_unmodified_model_warns_of_a_text_beyond_its_window(name, said,
     logger.setLevel(logging.NOTSET)
     assert warned == said
     assert not logger.filters
+
+
+@pytest.mark.parametrize("call", ["generate_batch", "init_continuous_batching", "continuous_batching_context_manager"])
+def test_continuous_batching_is_refused_by_its_own_name(call):
+    model = tiny.model()
+    ids = [[[5, 6, 7]]] if call == "generate_batch" else []
+    with (
+        mesa.applied(model, cases.method("rerope")),
+        pytest.raises(mesa.Refused, match=r"generate_batch.*call generate"),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(getattr(model, call)(*ids))
+    assert "init_continuous_batching" not in vars(model)
