@@ -188,7 +188,8 @@ class Schedule:
     @cached_property
     def paired(self) -> dict[Region, Region]:
         """The stairs that are done as such: regions without a carry, and those with it."""
-        return stairs(self.plan.regions) if self.slopes is None else {}
+        commutes = self.slopes is None and self.query_weight is None  # a carry may go to the key instead
+        return stairs(self.plan.regions) if commutes else {}
 
     @cached_property
     def stacks(self) -> list[Stack]:
@@ -290,6 +291,8 @@ class Schedule:
             return self
         other = copy.copy(self)
         other.softcap, other.sinks, other.query_weight = softcap, sinks, query_weight
+        for laid_out in ("paired", "stacks", "spans") if query_weight is not None else ():
+            vars(other).pop(laid_out, None)
         return other
 
     def of_heads(self, heads: Sequence[int]) -> Schedule:
