@@ -46,7 +46,7 @@ def run(options: AppOptions) -> int:
     try:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
-        raise Refused(f"--host {options.host!r} is no address of this machine ({error})") from error
+        raise Refused(f"--host {options.host!r} is not an address of this machine ({error})") from error
     given = [host_name(name) for name in options.allow_host]
     script = Path(__file__).parent / "dashboard" / "server.py"
     settings = {

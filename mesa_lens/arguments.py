@@ -29,7 +29,7 @@ _OUTPUT, _WORKERS = _LAST
 def _runner(text: str) -> str:
     kind, colon, address = text.partition(":")
     if text not in ("local", "ray") and not (kind == "ray" and colon and address.strip()):
-        raise Refused(f"{text!r} is no runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
+        raise Refused(f"{text!r} is not a runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
     return text
 
 

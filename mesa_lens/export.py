@@ -43,7 +43,7 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
     """Pairs (layer, dim) from e.g. '1:234,2:17'."""
     pairs = [part.strip().partition(":") for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", f"{layer}:{dim}") for layer, _, dim in pairs):
-        raise Refused(f"{text!r} is no list of layer:dim; write e.g. 1:234,2:17")
+        raise Refused(f"{text!r} is not a list of layer:dim; write e.g. 1:234,2:17")
     return tuple((int(layer), int(dim)) for layer, _, dim in pairs)
 
 

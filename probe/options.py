@@ -38,7 +38,7 @@ def _whole(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]{0,39})\s*", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(f"{_SHORT.repr(value)} is no whole number")
+        raise Refused(f"{_SHORT.repr(value)} is not an integer")
     return value
 
 
@@ -54,14 +54,14 @@ def _finite(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Refused(f"{_SHORT.repr(value)} is no finite number")
+        raise Refused(f"{_SHORT.repr(value)} is not a finite number")
     return number
 
 
 def _text(value: Any) -> str:
     """A text that is not blank, in characters that can be encoded."""
     if not isinstance(value, str):
-        raise Refused(f"{_SHORT.repr(value)} is no text")
+        raise Refused(f"{_SHORT.repr(value)} is not text")
     if not value.strip():
         raise Refused(f"{value!r} is empty")
     try:
@@ -75,7 +75,7 @@ def _split(value: Any) -> tuple[str, ...]:
     """Names from a text with commas, or from a list; doubles go."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise Refused(f"{_SHORT.repr(value)} is no list of names")
+        raise Refused(f"{_SHORT.repr(value)} is not a list of names")
     if not all(part.strip() for part in parts):
         raise Refused(f"{_SHORT.repr(value)} has an empty name; separate names by one comma each")
     return tuple(dict.fromkeys(part.strip() for part in parts))
@@ -89,7 +89,7 @@ def _joined(value: Any) -> str:
 def _strings(value: Any) -> tuple[str, ...]:
     parts = (value,) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise Refused(f"{_SHORT.repr(value)} is no list of texts")
+        raise Refused(f"{_SHORT.repr(value)} is not a list of texts")
     return tuple(parts)
 
 
@@ -108,14 +108,14 @@ def parse_lengths(value: Any) -> tuple[int, ...]:
                 raise Refused(f"{text!r}: {part!r} are {len(steps)} lengths; take a larger step")
             lengths.update(steps)
         else:
-            raise Refused(f"{text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
+            raise Refused(f"{text!r}: {part!r} is not FIRST:LAST:STEP, e.g. 1k:16k:1k")
     return tuple(sorted(lengths))
 
 
 def _tokens(text: str, whole: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not match or int(match[1]) == 0:
-        raise Refused(f"{whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
+        raise Refused(f"{whole!r}: {text!r} is not a number of tokens; write e.g. 256,512 or 1k:16k:1k")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MAX_TOKENS:
         raise Refused(f"{whole!r}: {text!r} is above {MAX_TOKENS} tokens")
@@ -132,7 +132,7 @@ def parse_ranges(value: Any, flag: str = "") -> Ranges | None:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", part.strip())
         if not match:
-            raise Refused(f"{where}: {part!r} is no range; write e.g. 0-10,20 or all")
+            raise Refused(f"{where}: {part!r} is not a range; write e.g. 0-10,20 or all")
         start, stop = int(match[1]), int(match[2] or match[1]) + 1
         if stop <= start:
             raise Refused(f"{where}: {part!r} is empty; the end comes before the start")

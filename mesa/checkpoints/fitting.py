@@ -21,7 +21,7 @@ def check_stored(name: str, folder: Path, model: Any) -> None:
     known = {key for key, weight in model.named_parameters() if weight.is_floating_point()}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118  it is no mapping
+            for key in file.keys():  # noqa: SIM118  it is not a mapping
                 stored = file.get_slice(key).get_dtype()
                 if stored not in _WIDE and (key in known or key.endswith(".weight")):
                     raise Refused(

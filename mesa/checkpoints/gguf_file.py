@@ -34,7 +34,7 @@ def read_header(path: Path) -> Header:
         raise NotFound(f"no GGUF file at {str(path)!r}")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise Refused(f"{str(path)!r} is no GGUF file")
+            raise Refused(f"{str(path)!r} is not a GGUF file")
     try:
         reader = gguf.GGUFReader(path)
         metadata = {

@@ -27,7 +27,9 @@ def cache_only(name: str, revision: str | None = None) -> bool:
             HfApi().model_info(name, revision=revision, timeout=PATIENCE)
             return False
     except HFValidationError:
-        raise Refused(f"{name!r} is no folder here and no hub id; give a folder, a .gguf file or a hub id") from None
+        raise Refused(
+            f"{name!r} is neither a folder here nor a hub id; give a folder, a .gguf file or a hub id"
+        ) from None
     except RevisionNotFoundError:
         raise NotFound(f"model {name!r} has no revision {revision!r} on the hub; see its branches and tags") from None
     except RepositoryNotFoundError:

@@ -204,7 +204,7 @@ class MethodCache(ActivationCache):
         bridge: Any = self.model
         point = bridge.hook_dict.get(name)
         if point is None:
-            return f"{name} is no hook of this model; give one of bridge.hook_dict, or a part and a layer"
+            return f"{name} is not a hook of this model; give one of bridge.hook_dict, or a part and a layer"
         if switch := bridge._gated_hook_reason(point.name or name):
             return f"{name} does not fire while {switch} is False; call set_{switch}(True) first"
         return (

@@ -67,7 +67,7 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
 class Group:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is no padding. turns: what turns states in each kind of layer.
+    real: whether each token so far is not padding. turns: what turns states in each kind of layer.
     """
 
     rows: Tensor
@@ -177,7 +177,7 @@ def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
 def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) -> None:
     """Refused for positions (1 or batch, token) of one's own.
 
-    real: whether each token so far is no padding. index: the given tokens' own positions, below 0 for padding.
+    real: whether each token so far is not padding. index: the given tokens' own positions, below 0 for padding.
     """
     if position_ids is None or not ((position_ids.cpu() != index) & (index >= 0)).any():
         return
@@ -192,7 +192,7 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
 
 
 def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generating: bool) -> Tensor:
-    """Whether each token (batch, token) is no padding, on the CPU; Refused for a mask of anything else.
+    """Whether each token (batch, token) is not padding, on the CPU; Refused for a mask of anything else.
 
     Warns where a whole row is padding, whose output then means nothing; in `generate` a Refused.
     """

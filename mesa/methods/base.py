@@ -80,7 +80,7 @@ class Method(ABC):
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
         if self.layers is not None:
             layers = tuple(self.layers) if isinstance(self.layers, Sequence) else ()
-            self._require(_are_indices(layers), "layers", "is no sequence of different layers, such as (0, 1)")
+            self._require(_are_indices(layers), "layers", "is not a sequence of different layers, such as (0, 1)")
             object.__setattr__(self, "layers", layers)
         if self.heads is not None:
             self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
@@ -135,7 +135,7 @@ class Method(ABC):
 
 
 def check_length(name: str, field: str, value: Any, smallest: int) -> None:
-    """Refused for what is no number of tokens from `smallest` to `LARGEST`."""
+    """Refused for what is not a number of tokens from `smallest` to `LARGEST`."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise Refused(f"{name}: {field}={value!r} is not an integer; give a number of tokens")
     if int(value) < smallest:

@@ -42,7 +42,7 @@ class JournalFile:
 
 
 def read_journal(path: Path) -> JournalFile:
-    """What a journal's file holds; changes nothing. Raises Refused for a file that is no journal."""
+    """What a journal's file holds; changes nothing. Raises Refused for a file that is not a journal."""
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1]
     if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
@@ -55,7 +55,7 @@ def read_journal(path: Path) -> JournalFile:
             dict(header["settings"]), expected=count if isinstance(count, int) else None, whole=len(whole)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Refused(f"{path} is no journal of a run; use --overwrite or another --out") from error
+        raise Refused(f"{path} is not a journal of a run; use --overwrite or another --out") from error
     if header.get(_CHECKSUM) is not True:
         raise Refused(f"{path}, line 1 is damaged: it lacks {_CHECKSUM!r}; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
@@ -92,7 +92,7 @@ class Journal:
 
     The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, or with other parameters of a method; Refused for a file that is no journal, has a
+    run with other settings, or with other parameters of a method; Refused for a file that is not a journal, has a
     damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
     row by its key, whose config is stored with the row; None: of none that is known.
     """

@@ -54,7 +54,7 @@ def rank(colour: str) -> int:
 
 
 def nth(number: int) -> Look:
-    """The look of the number-th of what is no method, such as prompts: one that no method of the package has."""
+    """The look of the number-th of what is not a method, such as prompts: one that no method of the package has."""
     return _OTHERS[number % len(_OTHERS)]
 
 

@@ -53,7 +53,8 @@ class Run:
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Opens a run folder or its store.
 
-    Raises FileNotFoundError for a missing path, Refused for a folder that is no store, an incomplete or a damaged one.
+    Raises FileNotFoundError for a missing path, Refused for a folder that is not a store, or an incomplete or
+    damaged one.
     """
     path = Path(path)
     inner = store_of(path)

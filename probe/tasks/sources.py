@@ -48,9 +48,9 @@ def plain_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(f"{path} is no text in UTF-8 (byte {error.start}); convert it") from error
+        raise Refused(f"{path} is not UTF-8 text (byte {error.start}); convert it") from error
     if "\0" in text:
-        raise Refused(f"{path} is no text: it has a byte 0")
+        raise Refused(f"{path} is not text: it has a byte 0")
     return text
 
 
@@ -79,7 +79,7 @@ def _rows(source: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 except (ValueError, RecursionError) as error:  # of many brackets
                     raise Refused(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
                 if not isinstance(row, dict):
-                    raise Refused(f"{source}, line {number} is no object with fields: {line[:40]!r}")
+                    raise Refused(f"{source}, line {number} is not an object with fields: {line[:40]!r}")
                 yield number, row
         return
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in _SUFFIXES
@@ -97,7 +97,7 @@ def _dataset(source: str) -> Any:
         splits = load_dataset(source)
     except Exception as error:  # its many kinds of 'not there'
         reason = str(error.__cause__ or error).partition("\n")[0]
-        raise NotFound(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
+        raise NotFound(f"{source} is not a file, folder, or dataset that can be loaded: {reason}") from error
     finally:
         logging.set_verbosity(verbosity)
     return splits["test"] if "test" in splits else next(iter(splits.values()))

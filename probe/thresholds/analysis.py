@@ -135,7 +135,7 @@ def _or_reason(make: Callable[[], Derived]) -> Derived:
 
 
 def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:
-    """`find_drift` of the first prompt, of every other that is no text, and of the mean over texts (`MEAN`).
+    """`find_drift` of the first prompt, of every other that is not text, and of the mean over texts (`MEAN`).
 
     trained_length: M in tokens; None: the run's. Raises Refused where too few positions were captured.
     """

@@ -59,7 +59,7 @@ def read(name: str | Path) -> PaperConfig:
     shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
     path = shipped.get(str(name), Path(name))
     if not path.is_file():
-        raise NotFound(f"--config {name} is no file and not one of {', '.join(shipped)}")
+        raise NotFound(f"--config {name} is neither a file nor one of {', '.join(shipped)}")
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (RecursionError, yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8

@@ -89,7 +89,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, kind, capsys):
     assert "--out" in error
     (tmp_path / "journal.jsonl").write_text("no journal\n")
     assert main(["status", str(tmp_path)]) == 2
-    assert "journal.jsonl is no journal of a run" in capsys.readouterr().err
+    assert "journal.jsonl is not a journal of a run" in capsys.readouterr().err
 
 
 def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):

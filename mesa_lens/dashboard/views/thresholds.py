@@ -142,7 +142,7 @@ def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
     if layer.strip().isdigit() and dim.strip().isdigit() and int(layer) in layers and int(dim) in dims:
         return int(layer), int(dim)
     spans = f"layers {layers[0]} to {layers[-1]}, dims {dims[0]} to {dims[-1]}"
-    st.warning(ui.plain(f"{text!r} is no captured layer:dim; the store holds {spans}"))
+    st.warning(ui.plain(f"{text!r} is not a captured layer:dim; the store holds {spans}"))
     return None
 
 

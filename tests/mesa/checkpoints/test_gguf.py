@@ -80,7 +80,7 @@ def test_a_file_that_is_cut_short_is_refused(paths, tmp_path, capsys, kept):
     whole = paths[0].read_bytes()
     file = tmp_path / "cut.gguf"
     file.write_bytes(whole[: kept if isinstance(kept, int) else int(len(whole) * kept)])
-    assert ("is no GGUF file" if kept < 4 and isinstance(kept, int) else "is cut short") in refusal(file, capsys)
+    assert ("is not a GGUF file" if kept < 4 and isinstance(kept, int) else "is cut short") in refusal(file, capsys)
 
 
 def test_other_bytes_and_absent_files_are_refused(paths, tmp_path, capsys):
@@ -88,7 +88,7 @@ def test_other_bytes_and_absent_files_are_refused(paths, tmp_path, capsys):
     file = tmp_path / "other.GGUF"
     assert "no GGUF file at" in refusal(file, capsys)
     file.write_bytes(b"PK" + whole[2:])
-    assert "is no GGUF file" in refusal(file, capsys)
+    assert "is not a GGUF file" in refusal(file, capsys)
     file.write_bytes(whole[:4] + b"\x09" + whole[5:])
     assert "of a version that gguf does not know" in refusal(file, capsys)
     file.write_bytes(whole[:8] + b"\xff" * 16 + whole[24:])  # counts beyond any file

@@ -66,8 +66,8 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(eval_request
     [
         ("--workers 2", "--workers 2 is for --runner ray"),
         ("--gpus-per-worker 1", "--gpus-per-worker 1.0 is for --runner ray"),
-        ("--runner spark", "--runner 'spark' is no runner; take local, ray, or ray:ADDRESS"),
-        ("--runner ray:", "--runner 'ray:' is no runner"),
+        ("--runner spark", "--runner 'spark' is not a runner; take local, ray, or ray:ADDRESS"),
+        ("--runner ray:", "--runner 'ray:' is not a runner"),
         ("--runner ray --gpus-per-worker 1", "--gpus-per-worker 1 with --device cpu; give --device cuda"),
         ("--runner ray --device cuda:1", "--device cuda:1 with --runner ray: a worker sees its own GPUs alone"),
     ],

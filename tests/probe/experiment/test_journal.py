@@ -55,7 +55,7 @@ def test_a_line_that_an_interrupt_cut_is_dropped(path):
 def test_a_file_that_is_no_journal_is_refused(path, text):
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"journal\.jsonl is no journal of a run; use --overwrite"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl is not a journal of a run; use --overwrite"):
         Journal(path, {})
 
 
@@ -88,7 +88,7 @@ def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
         ({"nll": [0.5]}, "has no 'config'"),
         ({"config": None, "nll": [0.5]}, "has no 'config'"),
         ({"config": {"name": "origin"}, "nll": None}, "holds no 'nll' or 'rules'"),
-        ({"config": {"name": "origin"}, "nll": [None]}, "'nll' that is no list of numbers"),
+        ({"config": {"name": "origin"}, "nll": [None]}, "'nll' that is not a list of numbers"),
     ],
 )
 def test_a_row_without_what_is_needed_is_named_by_file_and_key(path, row, problem):

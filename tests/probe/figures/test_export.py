@@ -224,7 +224,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
         (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),
         (["heatmap", "--positions", "999"], "region 999-999 holds no captured position; captured: 0-191"),
         (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
-        (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is no list of layer:dim; write e.g. 1:234,2:17"),
+        (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is not a list of layer:dim; write e.g. 1:234,2:17"),
         (["drift", "--prompt", "text-9"], "drift of prompt 'text-9' is not judged; judged: repeated, text-0"),
     ],
 )

@@ -163,13 +163,13 @@ def test_bad_sources_name_the_file_and_line(tmp_path):
     lines(tmp_path / "summary.jsonl", {"document": "d", "summary": None})
     for read, name, message in (
         (sources.texts, "broken.jsonl", r"broken\.jsonl, line 3 is not JSON"),
-        (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is no object with fields"),
+        (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is not an object with fields"),
         (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
         (sources.pairs, "wrong.jsonl", "row 1 has no field 'document'; it has title, body"),
         (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a text"),
         (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a text"),
         (sources.pairs, "summary.jsonl", r"summary\.jsonl, row 1: 'summary' is null, not a text"),
-        (sources.texts, "folder", "folder is no file, folder, or dataset that can be loaded"),
+        (sources.texts, "folder", "folder is not a file, folder, or dataset that can be loaded"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             read(str(tmp_path / name))
