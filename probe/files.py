@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mesa.errors import Refused
+
+CHECKSUM = "checksum"
+"""The key of a result's checksum."""
 _MADE = {
     "documents": "the texts that prompts are drawn from",
     "inputs": "the texts and prompts, as token ids",
@@ -41,6 +46,33 @@ def json_text(value: Any, indent: int | None = 1, **options: Any) -> str:
 def write_json(path: Path, value: Any, indent: int = 1) -> None:
     """Writes `json_text` and a last line break, as `write` does."""
     write(path, (json_text(value, indent) + "\n").encode())
+
+
+def write_result(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Writes `json_text` of a result with its checksum, which `read_result` compares."""
+    plain = json.loads(json_text({name: inner for name, inner in value.items() if name != CHECKSUM}))
+    write(path, (json_text({**plain, CHECKSUM: _checksum(plain)}, indent) + "\n").encode())
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result that `write_result` wrote, without its checksum; those of older versions have none.
+
+    Raises Refused for a file that is not JSON, or not what was written, and OSError for one that cannot be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # of many brackets
+        raise Refused(f"{path} is damaged (it is not JSON)") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{path} is damaged (it is not an object)")
+    expected = value.pop(CHECKSUM, None)
+    if expected is not None and expected != _checksum(value):
+        raise Refused(f"{path} is damaged (it is not what was written)")
+    return value
+
+
+def _checksum(value: Any) -> str:
+    return f"{zlib.crc32(json.dumps(value).encode()):08x}"
 
 
 def _finite(value: Any) -> Any:

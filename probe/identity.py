@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
 from probe.files import difference
@@ -19,7 +19,7 @@ _STORES = ("store.zarr", "store.zarr.partial")
 _JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
 _COMMANDS = ("locate", "anatomy", "predict")
 _TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
-_REMEDY = "leave the option out, measure the run anew with --overwrite, or choose another --out"
+_REMEDY = "use --overwrite or another --out, or leave the option out"
 
 
 def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _methods(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def check_of_run(
     folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Any], dtypes: Any, but: Sequence[str] = ()
 ) -> None:
-    """Raises Refused, naming both values, where the run in the folder is of another model, M, revision, dtype or seed.
+    """Raises FileExistsError, naming both values, where the run in the folder is of another model, M, revision, dtype or seed.
 
     settings: of the new plan. methods: its methods; those that the run has too must have the same parameters. dtypes:
     gives the dtype of a model with such options.
@@ -107,15 +107,15 @@ def check_of_run(
     if not there:
         return
     if problem := differing(there, settings):
-        raise Refused(f"{folder} is a run of {problem}; {_REMEDY}")
+        raise Occupied(f"{folder} is a run of {problem}; {_REMEDY}")
     then, now = there.get("source_dtype") or dtypes(there), dtypes(settings)
     if then != now:
-        raise Refused(f"{folder} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
+        raise Occupied(f"{folder} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
     for name, config in _methods(there).items():
         mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
         for key in sorted(config.keys() & mine.keys()):
             if config[key] != mine[key]:
-                raise Refused(f"{folder} holds {name} of another {difference(key, config[key], mine[key])}; {_REMEDY}")
+                raise Occupied(f"{folder} holds {name} of another {difference(key, config[key], mine[key])}; {_REMEDY}")
 
 
 def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
-from probe.files import write, write_json
+from probe.files import write, write_result
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
@@ -84,7 +84,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     maps = Maps.of(analysis)
     write_figures(analysis, summary, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
-    write_json(folder / "summary.json", summary, 2)
+    write_result(folder / "summary.json", summary, 2)
     return summary
 
 

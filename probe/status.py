@@ -16,6 +16,7 @@ from mesa.errors import NotFound, Refused
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
+from probe.files import read_result
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
 from probe.store.results import REPORTED
@@ -138,6 +139,12 @@ def _lacking(folder: Path) -> str:
         missing = [name for name in names if not (place / name).exists()]
         if missing and (place / "journal.jsonl").exists():
             return f"{' and '.join(missing)} of {command or 'eval'} not written; the same command writes them"
+        try:
+            read_result(place / names[0])
+        except FileNotFoundError:
+            continue
+        except (OSError, Refused) as error:
+            return f"{error}; the same command writes it anew"
     return ""
 
 
@@ -206,7 +213,6 @@ def _summary(path: Path, summary: Path) -> dict[str, Any]:
     try:
         if summary.stat().st_mtime < path.stat().st_mtime:
             return {}
-        content = json.loads(summary.read_text(encoding="utf-8"))
+        return read_result(summary)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}

@@ -38,7 +38,7 @@ LAYERS = """
     probe.law             <- mesa probe.statistics probe.request probe.tasks probe.capture probe.files probe.experiment probe.evaluation probe.store probe.thresholds probe.law.formula probe.figures
     probe.attention       <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.interventions   <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
-    probe.status          <- probe.experiment probe.store
+    probe.status          <- probe.files probe.experiment probe.store
     probe.mechanism_report <- probe.glossary probe.files probe.store probe.figures probe.interventions probe.attention
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.verdict         <- probe.glossary probe.statistics probe.evaluation probe.store probe.thresholds

@@ -14,8 +14,7 @@ from probe.attention.request import PARTS, AnatomyPlan
 from probe.attention.sentences import RETRIEVES
 from probe.experiment.journal import Journal
 from probe.experiment.run import summary_of
-from probe.files import json_text, write_json
-from probe.files import write as write_file
+from probe.files import write_result
 from probe.statistics import half_width, wilson
 from probe.store.results import ANATOMY, TOKENS
 
@@ -27,9 +26,9 @@ def write(plan: AnatomyPlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is a row to tell of."""
     summary = summarize(plan, journal)
     if journal.rows:
-        write_json(out / ANATOMY, summary)
+        write_result(out / ANATOMY, summary)
     if tokens := token_summary(plan, journal):
-        write_file(out / TOKENS, json_text(tokens, None).encode())
+        write_result(out / TOKENS, tokens, None)
     return summary
 
 

@@ -23,7 +23,7 @@ from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
-from probe.files import write_json
+from probe.files import write_result
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -57,7 +57,7 @@ def run_harness(
         "failed": [task.key for task in lost],
         "results": results,
     }
-    write_json(out / RESULTS, summary)
+    write_result(out / RESULTS, summary)
     return summary
 
 

@@ -20,7 +20,7 @@ from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
-from probe.files import write_json
+from probe.files import write_result
 from probe.tasks.retrieval_tasks import RetrievalTask
 from probe.tasks.ruler import RULER, RulerTask
 
@@ -155,7 +155,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "cells": summarize(rows, TASKS),
     }
     if journal.rows:  # else it would make the folder look like another program's
-        write_json(out / "summary.json", summary)
+        write_result(out / "summary.json", summary)
     return summary
 
 

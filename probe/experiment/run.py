@@ -58,7 +58,7 @@ class Experiment:
         raise NotImplementedError
 
     def check_of_run(self, out: Path, *, overwrite: bool = False) -> None:
-        """Raises Refused where the run in the folder `out` is of another model, M, revision, dtype or seed."""
+        """Raises FileExistsError where the run in the folder `out` is of another model, M, revision, dtype or seed."""
         own = (self.folder if self.folder != "." else self.journal,) if overwrite else ()
         check_of_run(out, self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config), own)
 

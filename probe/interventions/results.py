@@ -11,7 +11,7 @@ import numpy as np
 
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.run import summary_of
-from probe.files import json_text, write_json
+from probe.files import json_text, write_result
 from probe.interventions.head_search import (
     ENOUGH,
     MOST,
@@ -65,7 +65,7 @@ def write(plan: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is a row to tell of."""
     summary = summarize(plan, journal)
     if journal.rows:
-        write_json(out / LOCATED, summary)
+        write_result(out / LOCATED, summary)
     return summary
 
 

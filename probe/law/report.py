@@ -13,7 +13,7 @@ from probe.experiment.journal import Rows
 from probe.figures.prediction import prediction_chart
 from probe.figures.render import rendered
 from probe.files import write as write_file
-from probe.files import write_json
+from probe.files import write_result
 from probe.law.calibration import ORIGIN, REFERENCE
 from probe.law.plan import PredictPlan
 from probe.law.prediction import predict
@@ -26,7 +26,7 @@ def write(plan: PredictPlan, rows: Rows, out: Path) -> tuple[dict[str, Any], lis
     summary = predict(plan, losses_of(plan, rows))
     folder = out / FOLDER
     paths = [folder / SUMMARY]
-    write_json(paths[0], summary)
+    write_result(paths[0], summary)
     if summary["refusal"]:
         return summary, paths
     paths.append(folder / "prediction.csv")

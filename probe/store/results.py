@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.errors import NotFound, Refused
+from probe.files import read_result
 from probe.identity import left_out, tell_left_out
 from probe.store.reader import Run, open_run, store_mark
 
@@ -40,7 +40,7 @@ def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
     if not all((folder / name).exists() for name in REPORTED):
         return None
     try:
-        summary = json.loads((folder / REPORTED[-1]).read_text(encoding="utf-8"))
+        summary = read_result(folder / REPORTED[-1])
         matches = summary.get(MARK) == store_mark((run or open_run(folder)).hidden.attrs)
     except (OSError, ValueError, AttributeError):  # not whole, or there is no store
         return None
@@ -53,12 +53,12 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
     if not path.is_file() or tell_left_out(folder, command):
         return None
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        for key in keys:
-            summary[key]
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`"
-        raise Refused(problem) from error
+        summary = read_result(path)
+    except Refused as error:
+        raise Refused(f"{error}; write it anew: `mesa-lens {command} --out {folder}`") from error
+    if lacking := [key for key in keys if key not in summary]:
+        problem = f"{path} is damaged (it has no {lacking[0]!r}); write it anew: `mesa-lens {command} --out {folder}`"
+        raise Refused(problem)
     return summary
 
 

@@ -6,6 +6,7 @@ import pytest
 from commands import main
 
 from probe.evaluation import run as running
+from probe.files import read_result
 from probe.tasks.retrieval_tasks import RetrievalTask
 
 
@@ -16,7 +17,7 @@ def words(model):
 
 
 def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
+    return read_result(folder / "summary.json")
 
 
 def test_the_list_of_tasks_needs_no_model(capsys):

@@ -6,6 +6,7 @@ import re
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.files import read_result
 from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
@@ -39,7 +40,7 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
 
 
 def test_summary(summary, folder):
-    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert read_result(folder / "summary.json") == summary
     rows = {row["method"]: row for row in summary["methods"]}
     assert 71 <= rows["origin"]["threshold_onset"]["length"] <= 80
     assert summary["onset_by"] == "drift"

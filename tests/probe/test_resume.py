@@ -17,6 +17,7 @@ from probe import run, stages
 from probe.capture.spec import CaptureSpec
 from probe.experiment import model_spec as source
 from probe.experiment.task import TasksLost
+from probe.files import read_result
 from probe.plan import ProbeRequest
 from probe.run import run_probe
 from probe.store.regions import whole_passes
@@ -66,7 +67,7 @@ def scored(out):
 def same(out, other):
     assert scored(out) == scored(other)
     assert files(out / "store.zarr") == files(other / "store.zarr")
-    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (out, other))
+    first, second = (read_result(folder / "summary.json") for folder in (out, other))
     assert first | {"created": "", "store": ""} == second | {"created": "", "store": ""}
     assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
 

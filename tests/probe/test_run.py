@@ -12,6 +12,7 @@ from commands import main
 
 from mesa.models import tokenizer_of
 from probe.experiment import model_spec as source
+from probe.files import read_result
 from probe.statistics import wilson
 
 
@@ -45,7 +46,7 @@ def test_everything_promised_is_written(finished):
     names = {path.name for path in finished.iterdir()}
     assert {"store.zarr", "report.html", "summary.json"} <= names
     assert not any("partial" in name for name in names)
-    summary = json.loads((finished / "summary.json").read_text())
+    summary = read_result(finished / "summary.json")
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
     scores = summary["methods"][0]["scores"][str(summary["trained_length"])]
     low, high = scores["tail_nll_interval"]
@@ -99,7 +100,7 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     shutil.copytree(finished / "store.zarr", out / "store.zarr")
     assert main(["report", str(out)]) == 0
     assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
-    former, anew = (json.loads((folder / "summary.json").read_text()) for folder in (finished, out))
+    former, anew = (read_result(folder / "summary.json") for folder in (finished, out))
     assert former == anew
     assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)

@@ -145,7 +145,7 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(eval_re
         r"seed \(0 there, 1 now\)": {"seed": 1},
         r"samples \(2 there, 3 now\)": {"samples": 3},
         r"longest length \(200 there, 300 now\)": {"lengths": (96, 300)},
-        r"dtype \(None there, bfloat16 now\)": {"load": {"dtype": "bfloat16"}},
+        r"dtype \(float32 there, bfloat16 now\)": {"load": {"dtype": "bfloat16"}},
         r"trained_length \(160 there, 150 now\)": {"trained_length": 150},
     }.items():
         with pytest.raises(FileExistsError, match=rf"another {message}; use --overwrite"):
@@ -189,7 +189,7 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(eval_request, tmp_path
     run(plan(here), out)
     changed = tiny.model(seed=1, vocabulary=tokenizer_of(eval_request.model).vocab_size, trained=160)
     changed.save_pretrained(folder)
-    with pytest.raises(FileExistsError, match=r"holds a run with another .*weights; use --overwrite or another --out"):
+    with pytest.raises(FileExistsError, match=r"with other weights .*; use --overwrite or another --out"):
         run(plan(here), out)
 
 

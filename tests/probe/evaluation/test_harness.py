@@ -13,6 +13,7 @@ from lm_tasks import write_tasks
 import mesa
 from probe.evaluation import harness
 from probe.experiment import model_spec as source
+from probe.files import read_result
 
 
 def command(folder, tasks, *options):
@@ -61,7 +62,7 @@ def finished(folder):
 @pytest.mark.slow
 def test_local_tasks_are_scored_for_each_method(folder, finished):
     assert finished["code"] == 0
-    written = json.loads((folder / "out" / "harness.json").read_text())
+    written = read_result(folder / "out" / "harness.json")
     assert written["max_length"] == 300
     assert list(written["results"]) == ["origin", "mesa"]
     for results in written["results"].values():

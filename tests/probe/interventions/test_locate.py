@@ -10,6 +10,7 @@ from elsewhere import Elsewhere
 from headed import HEAD
 
 from probe.experiment.runner import LOCAL
+from probe.files import read_result
 from probe.interventions.request import LocateRequest, estimate, plan
 from probe.interventions.results import summarize
 from probe.interventions.run import locate
@@ -38,7 +39,7 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     assert "tasks are left; the same command continues" in capsys.readouterr().err
     assert located(checkpoint, tmp_path, *kinds, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary == json.loads((tmp_path / "locate" / "summary.json").read_text())
+    assert summary == read_result(tmp_path / "locate" / "summary.json")
     assert summary["tasks_left"] == 0
     weaves = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("weave", "only")]
     alone = {(row["layer"], row["head"]): row["share"] for row in weaves}

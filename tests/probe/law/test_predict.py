@@ -7,6 +7,7 @@ import pytest
 
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
+from probe.files import read_result
 from probe.law.plan import configs, plan
 from probe.request import PredictRequest
 from probe.tasks.score import heldout_ids
@@ -29,7 +30,7 @@ def out(tmp_path_factory):
 
 
 def test_it_predicts_who_fails_and_who_holds(out):
-    summary = json.loads((out / "prediction.json").read_text())
+    summary = read_result(out / "prediction.json")
     methods = summary["methods"]
     assert methods["rerope"]["failure"]["length"] is None
     assert methods[K2]["failure"]["length"] < 1024
@@ -59,7 +60,7 @@ def test_it_writes_a_table_and_figures(out):
 def test_a_finished_run_measures_nothing_again(out, capsys):
     journal = (out / "journal.jsonl").read_bytes()
     assert main(["predict", "--out", str(out.parent), *WORDS, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((out / "prediction.json").read_text())
+    assert json.loads(capsys.readouterr().out) == read_result(out / "prediction.json")
     assert (out / "journal.jsonl").read_bytes() == journal
 
 
