@@ -98,7 +98,7 @@ def _methods(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def check_of_run(
     folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Any], dtypes: Any, but: Sequence[str] = ()
 ) -> None:
-    """Raises FileExistsError, naming both values, where the run in the folder is of another model, M, revision, dtype or seed.
+    """Raises FileExistsError, naming both values, where the run there is of another model, M, revision, dtype or seed.
 
     settings: of the new plan. methods: its methods; those that the run has too must have the same parameters. dtypes:
     gives the dtype of a model with such options.
