@@ -24,6 +24,7 @@ from transformer_lens.model_bridge.generalized_components import (
     JointGateUpMLPBridge,
     JointQKVAttentionBridge,
     LinearBridge,
+    NormalizationBridge,
 )
 from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,7 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
-from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable
+from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable, is_own
 from mesa.errors import Failed, Refused
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
@@ -79,6 +80,12 @@ class MethodAttention(AttentionBridge):
         running = kwargs.get("attention_mask")
         attached = isinstance(running, Pass)
         if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
+            if is_own(self.original_component):
+                raise Refused(
+                    f"TransformerLens computes a {type(self.original_component).__name__} anew where something listens "
+                    "inside it, and this one has a forward or hooks of its own; attach mesa.Origin, under which the "
+                    "module's attention is hooked"
+                )
             if self._refusal:
                 raise Failed(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
             return super().forward(*args, **kwargs)
@@ -355,5 +362,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
             dtype=model.dtype,
             device=str(model.device),
         )
+    for part in built.modules():
+        if isinstance(part, NormalizationBridge) and is_own(part.original_component):
+            part.use_native_layernorm_autograd = True  # else TransformerLens computes it anew
     built.__class__ = MethodBridge
     return built

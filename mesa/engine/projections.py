@@ -16,11 +16,16 @@ from mesa.errors import Refused
 
 def is_plain(module: Any) -> bool:
     """Whether a module computes what its weight and bias say, and nothing else: no adapter, quantization, hook."""
-    own = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's moves tensors only
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    return isinstance(module, nn.Linear) and type(module).forward in _FORWARDS and not (
-        own or hooked or is_parametrized(module)
-    )  # fmt: skip
+    if not isinstance(module, nn.Linear) or type(module).forward not in _FORWARDS:
+        return False
+    return not (is_own(module) or is_parametrized(module))
+
+
+def is_own(module: Any) -> bool:
+    """Whether a module computes other things than a library's class does: by a forward of its own, or hooks."""
+    replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's moves tensors only
+    library = type(module).forward.__module__.partition(".")[0] in ("torch", "transformers", "mesa")
+    return bool(replaced or not library or module._forward_hooks or module._forward_pre_hooks)
 
 
 def check_readable(module: Any, name: str) -> None:
@@ -95,6 +100,11 @@ class SharedGateUp(JointGateUpMLPBridge):
 
     def set_original_component(self, original_component: nn.Module) -> None:
         """As the class below has it."""
+        if is_own(original_component):
+            raise Refused(
+                f"TransformerLens computes a {type(original_component).__name__} anew, and this one has a forward or "
+                "hooks of its own; remove them, or use the model with mesa.applied alone"
+            )
         check_readable(getattr(original_component, self.fused_attr), self.fused_attr)
         super().set_original_component(original_component)
         joint: Any = LinearBridge(name=self.fused_attr)

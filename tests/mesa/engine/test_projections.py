@@ -162,3 +162,40 @@ def test_a_peft_model_that_adds_tokens_is_refused(tokenizer):
 
     with pytest.raises(mesa.errors.Refused, match="PromptTuningConfig adds tokens"):
         mesa.bridge(Holding(tiny.model(), PromptTuningConfig()), tokenizer)
+
+
+def given_own_forwards(model, ending):
+    """Gives modules whose class is called so a forward of their own, as a subclass's would be."""
+    for module in model.modules():
+        base = type(module)
+        if base.__name__.endswith(ending):
+
+            def forward(self, *args, base=base, **kwargs):
+                output = base.forward(self, *args, **kwargs)
+                return (output[0] * 1.5, *output[1:]) if isinstance(output, tuple) else output * 1.5
+
+            module.__class__ = type(
+                f"Mine{base.__name__}", (base,), {"forward": forward, "__module__": base.__module__}
+            )
+
+
+@pytest.mark.parametrize("ending", ["Norm", "MLP", "Attention"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_neox", "bloom", "mpt", "olmo2"])
+def test_modules_with_forwards_of_their_own_are_computed_by_them_or_refused(family, ending, tokenizer):
+    model = families.build(family)
+    given_own_forwards(model, ending)
+    expected = logits(model, "")
+    if (family, ending) == ("phi3", "MLP") or (ending == "Attention" and family in ("bloom", "mpt")):
+        with pytest.raises(mesa.Refused, match=r"a Mine.*forward"):
+            under_origin(mesa.bridge(model, tokenizer))
+        return
+    bridge = mesa.bridge(model, tokenizer)
+    torch.testing.assert_close(logits(model, "", bridge), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(under_origin(bridge), expected, atol=1e-5, rtol=0)
+    if ending == "Attention":
+        with pytest.raises(mesa.Refused, match=r"attach mesa\.Origin"):
+            bridge.run_with_cache(tiny.tokens(length=40))
+
+
+def under_origin(bridge):
+    return logits(bridge.original_model, "origin", lambda ids: bridge.run_with_cache(ids)[0])
