@@ -41,8 +41,13 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
     bad = [layer for layer, finite in good.items() if not finite]
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
-        whose = f"{owner}: " if owner else ""
-        raise Failed(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
+        raise not_finite(model, what, owner)
+
+
+def not_finite(model: Any, what: str, owner: str = "") -> Failed:
+    """The error for values of a model's pass that are a NaN or an infinity."""
+    whose = f"{owner}: " if owner else ""
+    return Failed(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
 
 
 def check_finite(name: str, model: torch.nn.Module) -> None:

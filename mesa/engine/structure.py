@@ -27,6 +27,7 @@ from mesa.engine.passes import Bypassed, Pass, span_of
 from mesa.engine.rope import Layout, OfKind, Rotation
 from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Refused
+from mesa.finite import not_finite
 from mesa.plan import Plan, Region, token_index
 
 TOKENS = 32
@@ -256,6 +257,8 @@ class _Probe:
         if id(module) not in self.layer_of:
             raise Refused(self._refusal(f"its attention {path} is in none of its layers"))
         layer = self.layer_of[id(module)]
+        if not all(states.isfinite().all() for states in (query, key, value)):
+            raise not_finite(self.model, f"states of layer {layer - 1}" if layer else "embeddings")
         made = [self.made[states.data_ptr()][0] for states in (query, key) if states.data_ptr() in self.made]
         norms = tuple(norm for norm in made if cast(Tensor, norm.weight).numel() == query.shape[-1])
         self.made.clear()

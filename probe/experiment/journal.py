@@ -175,7 +175,7 @@ def _problem(row: Row, needed: Sequence[str]) -> str:
         return f"holds no {' or '.join(map(repr, needed))}"
     nll = row.get("nll", [])
     numbers = isinstance(nll, list) and all(isinstance(value, int | float) for value in nll)
-    return "" if numbers and _is_finite(nll) else "has an 'nll' that is no list of numbers"
+    return "" if numbers and _is_finite(nll) else "has an 'nll' that is not a list of numbers"
 
 
 def _is_finite(value: Any) -> bool:
