@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mesa.errors import Refused
 
@@ -48,22 +51,26 @@ def within(name: str, tokenizer: Any, rows: int | None) -> Any:
             f"model {name!r} knows {rows} tokens and its tokenizer gives {max(beyond) + 1}, e.g. "
             f"{beyond[others]!r} ({others}); its config.json (vocab_size) or its tokenizer is another model's"
         )
-    encode = tokenizer._encode_plus
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        encoded = encode(*args, **kwargs)
-        _check_ids(name, encoded, beyond, rows)
-        return encoded
-
-    tokenizer._encode_plus = checked
+    tokenizer.__class__, tokenizer.beyond, tokenizer.whose = _checking(type(tokenizer)), beyond, (name, rows)
     return tokenizer
 
 
-def _check_ids(name: str, encoded: Mapping[str, Any], beyond: Mapping[int, str], rows: int) -> None:
-    ids = encoded["input_ids"]
-    ids = ids.tolist() if hasattr(ids, "tolist") else ids
-    flat = [number for row in ids for number in row] if ids and isinstance(ids[0], list) else ids
-    unknown = min(set(flat) & set(beyond), default=None)
+@cache
+def _checking(base: type[Any]) -> type[Any]:
+    """A class of tokenizers whose texts hold no token `beyond` a model's rows."""
+
+    class Checking(base):
+        def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
+            encoded, (name, rows) = super()._encode_plus(*args, **kwargs), self.whose
+            _check_ids(name, rows, encoded["input_ids"], self.beyond)
+            return encoded
+
+    Checking.__name__ = base.__name__  # by which a folder names it
+    return Checking
+
+
+def _check_ids(name: str, rows: int, ids: Any, beyond: Mapping[int, str]) -> None:
+    unknown = min(set(np.unique(np.concatenate([np.ravel(row) for row in ids] or [[]]))) & set(beyond), default=None)
     if unknown is not None:
         raise Refused(
             f"a text holds {beyond[unknown]!r}, which is token {unknown} of the tokenizer, and model {name!r} knows "
