@@ -152,8 +152,9 @@ def _path(value: Any) -> Path:
         raise Refused(f"{_SHORT.repr(value)} is not a path")
     if isinstance(value, str) and not value.strip():  # the working directory
         raise Refused(f"{value!r} is empty; name a file or folder")
+    path = Path(value)
     try:
-        path = Path(value).expanduser()
+        path = path.expanduser()
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass  # for who reads it to say
