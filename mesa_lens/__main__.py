@@ -1,7 +1,19 @@
-"""`python -m mesa_lens`."""
+"""`mesa-lens`, also as `python -m mesa_lens`: an interrupt is one line from the first import on."""
+
+from __future__ import annotations
 
 import sys
 
-from mesa_lens.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command; its exit code."""
+    try:
+        from mesa_lens.cli import main as command
+    except KeyboardInterrupt:
+        print("\nmesa-lens: interrupted; nothing half-written was left", file=sys.stderr)
+        return 1
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -239,12 +239,14 @@ def run_experiment(
     planning: the module with `plan` of the request, `estimate` and `pass_counts` of the plan. measured: of the plan,
     the folder, and how it is run. reported: whether a probe's report in the folder tells of it.
     """
+    from probe.experiment.interrupts import check_interrupt
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
 
     runner, until = runner_of(options, request.load), deadline(options.minutes)
     planned = planning.plan(request)
+    check_interrupt()
     if options.estimate:
         models = [(planned.config, planning.pass_counts(planned))]
         print_estimate(options, planning.estimate(planned), models, request, as_json=options.json)

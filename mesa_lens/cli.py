@@ -7,18 +7,16 @@ import errno
 import importlib
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mesa.errors import Failed, Refused
 from mesa.methods import meant
 from mesa_lens import __version__
 from mesa_lens.arguments import add_command
+from probe.experiment.interrupts import interruptible
 
 
 class _Once(argparse._StoreAction):
@@ -103,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
-        with _terminated_as_interrupted():
+        with interruptible():
             parser().parse_args([word for word in argv if word != "--debug"], args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
@@ -128,19 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         traceback.print_exception(error)
         return 1
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
 
 
 def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:

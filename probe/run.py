@@ -22,6 +22,7 @@ from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.worker import eval_tasks
+from probe.experiment.interrupts import check_interrupt
 from probe.experiment.journal import Journal
 from probe.experiment.lock import how_to_resume, owned, tell_finished
 from probe.experiment.pool import Pool
@@ -57,6 +58,7 @@ def run_probe(
     removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
     """
     plan = make_plan(request)
+    check_interrupt()
     runner.check(request.load)
     with owned(out):
         if not overwrite:
@@ -89,6 +91,7 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
         with ExitStack() as stack:
             _measure_and_capture(plan, out, overwrite, runner, stack)
     with _resumable(out, None, overwrite):
+        check_interrupt()
         return write_report(out, by)
 
 
