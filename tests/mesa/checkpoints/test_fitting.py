@@ -137,6 +137,11 @@ def test_a_length_that_no_file_states_is_none(folder, capsys):
     assert ModelOptions(model=str(folder), trained_length=96).checked_model()[1] == 96
 
 
+def test_a_length_of_a_model_in_memory_may_be_a_default():
+    report = mesa.check(tiny.model(), None, methods="rerope", minutes=0.01)
+    assert "M = 24, by the config, which was read from no file" in report.rows[0].detail
+
+
 @pytest.mark.parametrize(
     ("config", "stated", "length"),
     [
