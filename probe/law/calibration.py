@@ -147,7 +147,7 @@ class Calibration:
         costs = [[self.gap_cost(at, masked=masked).mean() for at in self.gaps] for masked in (False, True)]
         return float(np.sqrt(((law.at(self.gap_keys) - np.array(costs)) ** 2).mean()))
 
-    def misfits(self, law: Law) -> np.ndarray:
+    def needed_factors(self, law: Law) -> np.ndarray:
         """The factors on Z, from 1/16 to 16, with which the law would have the loss of each gap, by either control."""
         factors = np.geomspace(1 / 16, 16, 81)
         predicted = np.array([law.at(self.gap_keys, factor) for factor in factors])

@@ -28,15 +28,24 @@ def predict(plan: PredictPlan, losses: Losses) -> dict[str, Any]:
         "lengths": list(plan.lengths),
         "texts": len(plan.texts),
         "refusal": calibration.refusal(),
+        "misfit": None,
         "methods": {},
     }
     weights = resampled(len(plan.texts), DRAWS)
     draws = [] if summary["refusal"] else [calibration.law(weight) for weight in weights]
     factors = [1.0]
     if draws:
-        misfits = calibration.misfits(draws[0])
-        factors += np.random.default_rng(0).choice(misfits, DRAWS).tolist()
-        summary["law"] = _law(calibration, draws, misfits)
+        needed = calibration.needed_factors(draws[0])
+        factors += np.random.default_rng(0).choice(needed, DRAWS).tolist()
+        misfit = calibration.gap_rms(draws[0])
+        summary["misfit"] = {
+            "rms": misfit,
+            "too_large": misfit >= NATS_ABOVE,
+            "units": "nats/token",
+            "gaps": len(calibration.gaps),
+            "largest_cost": float(max(calibration.gap_cost(at, masked=False).mean() for at in calibration.gaps)),
+        }
+        summary["law"] = _law(calibration, draws, needed)
     for name, method in plan.methods.items():
         row: dict[str, Any] = {"config": method.describe(), "refusal": plan.refused.get(name, "") or summary["refusal"]}
         if not row["refusal"]:
@@ -100,7 +109,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float(((difference > 0) + (difference == 0) / 2).mean())
 
 
-def _law(calibration: Calibration, draws: Sequence[Law], misfits: np.ndarray) -> dict[str, Any]:
+def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> dict[str, Any]:
     first = draws[0]
     ones = np.ones(calibration.texts)
     raw, controlled = calibration.fit_powers(first.excess, ones)
@@ -110,8 +119,7 @@ def _law(calibration: Calibration, draws: Sequence[Law], misfits: np.ndarray) ->
         "power_over_no_gap": raw,
         "power_over_masked": controlled,
         "scale_power": _with_ends([law.scale_power for law in draws]) if calibration.has_log_n else None,
-        "gap_rms": calibration.gap_rms(first),
-        "misfits": np.quantile(misfits, [0.025, 0.975]).tolist(),
+        "needed_factors": np.quantile(needed, [0.025, 0.975]).tolist(),
         "origin_fails": failure_length(range(calibration.trained_length, calibration.longest), first.excess),
         "excess": {
             "position": (positions + calibration.trained_length - 1).tolist(),

@@ -18,6 +18,7 @@ from probe.law.calibration import ORIGIN, REFERENCE
 from probe.law.plan import PredictPlan
 from probe.law.prediction import predict
 from probe.law.run import FOLDER, SUMMARY, losses_of
+from probe.store.results import misfit_text
 from probe.thresholds.stated_window import FAR, NATS_ABOVE
 
 
@@ -68,15 +69,15 @@ def _calibrated(summary: Mapping[str, Any]) -> str:
     """What Origin loses, and the law that was fitted."""
     law, trained, longest = summary["law"], summary["trained_length"], max(summary["lengths"])
     factor = f"scale^-{_with_ends(law['scale_power'])} x " if law["scale_power"] else ""
-    fails, (low, high) = law["origin_fails"], law["misfits"]
+    fails, (low, high) = law["origin_fails"], law["needed_factors"]
     text = (
         f"Origin loses {law['excess']['value'][-1]:z.2f} nats/token over {REFERENCE} at {longest} tokens, and "
         f"{'does not fail up to there' if fails is None else f'fails at {fails}'} "
         f"(M = {trained}, {summary['texts']} texts).\n"
         f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} ("
         f"{law['power_over_no_gap']:z.1f} by the loss over no gap, {law['power_over_masked']:z.1f} over masked keys); "
-        f"the law misses the loss of {len(law['gaps'])} gaps by {law['gap_rms']:z.2f} nats/token (rms); they ask for "
-        f"{low:.2g} to {high:.2g} times this Z.\n"
+        f"gaps ask for {low:.2g} to {high:.2g} times this Z.\n"
+        f"{misfit_text(summary)}\n"
         f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
     )
     if (longest if fails is None else fails) < FAR * trained:

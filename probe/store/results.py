@@ -64,7 +64,7 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
 
 _KEYS = {
     LOCATED: "model trained_length layers methods loss_gaps effects smallest",
-    PREDICTION: "model trained_length lengths refusal methods",
+    PREDICTION: "model trained_length lengths refusal misfit methods",
     ANATOMY: "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads",
     TOKENS: "model trained_length reference layers tokens queries methods",
 }
@@ -123,6 +123,16 @@ def predicted_text(predicted: Mapping[str, Any] | None) -> str:
     none = f"none up to {predicted['longest']}"
     low, high = (end or none for end in predicted["ends"])
     return f"{predicted['length']} [{low}, {high}]" if predicted["length"] else none
+
+
+def misfit_text(prediction: Mapping[str, Any]) -> str:
+    """How far a prediction's law is from the losses that it was fitted to, as a sentence with its unit."""
+    misfit = prediction["misfit"]
+    text = (
+        f"Misfit of the law to the {misfit['gaps']} gaps that it was fitted to: {misfit['rms']:z.2f} {misfit['units']} "
+        f"(rms; the costliest gap costs {misfit['largest_cost']:z.2f})"
+    )
+    return f"{text}: too large, do not rely on what is predicted." if misfit["too_large"] else f"{text}."
 
 
 def percent(value: float | None, low: float | None, high: float | None) -> str:

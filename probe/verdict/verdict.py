@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.evaluation.summary import Table, plain_table
 from probe.glossary import explained, template
-from probe.store.results import VERDICT, Located
+from probe.store.results import VERDICT, Located, misfit_text
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
@@ -105,7 +105,7 @@ def predicted_by(
     return [
         f"Predicted failure: the length from which on a method loses {NATS_ABOVE} nats/token more than lm-infinite, "
         f"computed from Origin's losses on {prediction['texts']} texts and the method's distances, up to "
-        f"{max(prediction['lengths'])} tokens (docs/law.md)."
+        f"{max(prediction['lengths'])} tokens (docs/law.md). {misfit_text(prediction)}"
     ]
 
 

@@ -29,8 +29,8 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str, others: Losses | None 
     """Laws from the even texts, judged on the odd ones; the config `fitted` is judged apart from the others.
 
     A single text serves both: then p and q rest on its gaps and on Origin alone, and intervals are over configs.
-    others: losses of other texts; then p and q come from these, all texts are judged, and what p and q they would have
-    had is told too.
+    others: losses of other texts; then p and q come from these, and all texts are judged. by_judged_texts: what p and q
+    these would have had.
     """
     step = min(2, len(plan.texts))
     halves = [{key: values[begin % step :: step] for key, values in losses.items()} for begin in (0, 1)]
@@ -85,7 +85,12 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str, others: Losses | None 
         "lengths": lengths,
         "texts": {"fitted": fit.texts, "judged": test.texts},
         "power_over_no_gap_and_masked": fit.fit_powers(law.excess, ones),
-        **({} if others is None else {"by_judged_texts": {"power": alone.power, "scale_power": alone.scale_power}}),
+        "misfit": {"value": round(fit.gap_rms(law), 4), "gaps": len(fit.gaps), "units": "nats/token"},
+        "by_judged_texts": {
+            "power": alone.power,
+            "scale_power": alone.scale_power,
+            "misfit": _rounded(test.gap_rms(alone)),
+        },
         "rules": {
             rule: {
                 **({"power": laws[rule].power, "scale_power": laws[rule].scale_power} if rule in laws else {}),
@@ -148,7 +153,7 @@ def _coverage(
         return {}
     draws = zip(resampled(fit.texts, DRAWS // 5), resampled(test.texts, DRAWS // 5, seed=1), strict=True)
     draws = [(fit.law(first), second) for first, second in draws]
-    factors = np.random.default_rng(0).choice(fit.misfits(law), len(draws))
+    factors = np.random.default_rng(0).choice(fit.needed_factors(law), len(draws))
     curves = [
         excess_curve(np.average(test.differences(), axis=0, weights=counts), plan.trained_length) for _, counts in draws
     ]

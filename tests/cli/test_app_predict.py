@@ -30,6 +30,7 @@ def prediction(refusal: str = "") -> dict:
         "excess": {"position": positions, "value": (np.arange(len(positions)) / 100).tolist()},
     }
     base = {"model": "m", "trained_length": M, "lengths": LENGTHS, "texts": 8, "refusal": refusal}
+    base["misfit"] = {"rms": 0.07, "too_large": False, "units": "nats/token", "gaps": 9, "largest_cost": 1.5}
     return {**base, "law": law, "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, "lm-infinite": row}}
 
 

@@ -49,8 +49,10 @@ def test_a_failure_lasts_to_the_longest_length(excess, length):
     assert failure_length([10, 20, 30], np.array(excess)) == length
 
 
-def planted(power: float, scale_power: float, noise: float = 0.02, steepness: float = 2.5) -> dict:
-    """Losses of a calibration under a law with these powers; masking costs nothing."""
+def planted(
+    power: float, scale_power: float, noise: float = 0.02, steepness: float = 2.5, longest: int = LONGEST
+) -> dict:
+    """Losses of a calibration under a law with these powers, to `longest` tokens; masking costs nothing."""
     rng = np.random.default_rng(1)
     curve = steepness * np.linspace(0, 1, LONGEST - M + 1) ** 1.3
     law = Law(M, curve, power, scale_power)
@@ -62,12 +64,12 @@ def planted(power: float, scale_power: float, noise: float = 0.02, steepness: fl
         return level[:, queries] + law.at(far) + rng.normal(0, noise, (TEXTS, scored))
 
     passes = {
-        (ORIGIN, LONGEST): mesa.Origin(trained_length=M),
-        (REFERENCE, LONGEST): mesa.LMInfinite(trained_length=M),
-        (LOG_N, LONGEST): mesa.Origin(trained_length=M, log_n=True),
+        (ORIGIN, longest): mesa.Origin(trained_length=M),
+        (REFERENCE, longest): mesa.LMInfinite(trained_length=M),
+        (LOG_N, longest): mesa.Origin(trained_length=M, log_n=True),
     }
     result = {key: losses(method, key[1], key[1] - 1) for key, method in passes.items()}
-    for name, method in gap_methods(M, M, LONGEST).items():
+    for name, method in gap_methods(M, M, longest).items():
         result[name, M] = losses(method, M, M // 4)
     return result
 
@@ -79,6 +81,26 @@ def test_planted_powers_are_read_back(power, scale_power):
     assert calibration.refusal() == ""
     assert abs(law.power - power) <= 0.15
     assert abs(law.scale_power - scale_power) <= 0.3
+
+
+@pytest.mark.parametrize("longest", [128, 160, 256])
+@pytest.mark.parametrize("power", [0.0, 0.5, 3.0])
+def test_a_short_curve_gives_the_same_power_as_a_long_one(power, longest):
+    """Gaps beyond its end would cost more than it knows, and move the power."""
+    calibration = Calibration.of(M, M, longest, planted(power, 0, noise=0.004, longest=longest))
+    law = calibration.law(np.ones(TEXTS))
+    assert calibration.refusal() == ""
+    assert power - 0.15 <= law.power <= power + max(0.15, power / 3)
+    assert calibration.gap_rms(law) < 0.03
+
+
+def test_the_misfit_is_the_distance_to_the_gaps_cost_in_nats():
+    losses = planted(0.5, 0, noise=0)
+    for name, length in losses:
+        if name.startswith("gap "):
+            losses[name, length] = losses[name, length] + 0.8  # whatever the distances
+    calibration = Calibration.of(M, M, LONGEST, losses)
+    assert calibration.gap_rms(Law(M, calibration.law(np.ones(TEXTS)).excess, 0.5)) == pytest.approx(0.8, abs=0.05)
 
 
 def test_no_excess_is_nothing_to_predict():
@@ -98,12 +120,12 @@ def test_gaps_that_follow_the_law_ask_for_no_other_factor_and_those_that_do_not_
     losses = planted(0.5, 0, noise=0)
     calibration = Calibration.of(M, M, LONGEST, losses)
     law = calibration.law(np.ones(TEXTS))
-    assert np.quantile(calibration.misfits(law), [0.1, 0.9]) == pytest.approx([1, 1], abs=0.3)
+    assert np.quantile(calibration.needed_factors(law), [0.1, 0.9]) == pytest.approx([1, 1], abs=0.3)
     assert calibration.gap_rms(law) < 0.05
     for key in losses:
         if key[0].startswith("gap "):
             losses[key] = losses["no gap", M] + 2 * (losses[key] - losses["no gap", M])
-    assert np.median(Calibration.of(M, M, LONGEST, losses).misfits(law)) > 1.3
+    assert np.median(Calibration.of(M, M, LONGEST, losses).needed_factors(law)) > 1.3
     assert Calibration.of(M, M, LONGEST, losses).gap_rms(law) > 0.1
 
 

@@ -274,3 +274,18 @@ def test_why_nothing_is_predicted_is_a_note(planted, trained, count):
     assert (
         sum("Predicted failure: none. By mesa-lens predict, Origin loses nothing." in note for note in notes) == count
     )
+
+
+def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_law(planted):
+    where = {name: planted[name] for name in ("model", "trained_length")}
+    row = {"config": planted["method_configs"]["mesa"], "failure": {"length": 200, "ends": [180, None]}}
+    misfit = {"rms": 0.61, "too_large": True, "units": "nats/token", "gaps": 6, "largest_cost": 4.2}
+    result = verdict(
+        planted,
+        None,
+        {**where, "refusal": "", "misfit": misfit, "texts": 8, "lengths": [320], "methods": {"mesa": row}},
+    )
+    at = cells(result)["mesa"]
+    assert (at["predicted failure"], at["drift onset"]) == ("200 [180, none up to 320]", "none up to 320")
+    (note,) = [note for note in result["notes"] if note.startswith("Predicted failure:")]
+    assert "the 6 gaps that it was fitted to: 0.61 nats/token (rms; the costliest gap costs 4.20): too large" in note
