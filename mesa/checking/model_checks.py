@@ -33,8 +33,8 @@ def model_note(subject: Subject, stated: int | None) -> Row:
     config = subject.model.config
     try:
         by_config = stated or length_choice(config) or f"M = {trained_length(config)}, by the config"
-        if not (stated or config._name_or_path):
-            by_config += ", which was read from no file: it may be transformers' default"
+        if not config._name_or_path:
+            by_config = f"{by_config}, which was read from no file: it may be transformers' default"
         window = f"M = {stated}, as stated" if stated else by_config
     except Refused:
         window = "no M in the config: give --trained-length"
