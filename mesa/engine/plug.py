@@ -64,7 +64,7 @@ class Attachment:
         originals = structure.rotaries(self.decoder) if rotary else {}
         self._fresh: dict[Any, Any] = {place: families.fresh_rotary(module) for place, module in originals.items()}
         self._frozen: dict[Any, Any] = {place: families.frozen_rotary(module) for place, module in originals.items()}
-        self._attends = self._found(verify) if rotary else {}
+        self._attends = self._attending(verify) if rotary else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self.slopes = None if rotary else families.slopes(self.decoder)
         self.attached = self._warned = False
@@ -76,10 +76,10 @@ class Attachment:
         self._running = local()
         self._lock = Lock()
 
-    def _found(self, verify: bool) -> dict[int, structure.Attends]:
+    def _attending(self, verify: bool) -> dict[int, structure.Attends]:
         """How each attention module, by its id, attends."""
-        found, modules = structure.structure_of(self.model, verify), self._modules
-        return {id(modules[path]): attends for path, attends in found.items()}
+        layers, modules = structure.structure_of(self.model, verify), self._modules
+        return {id(modules[path]): attends for path, attends in layers.items()}
 
     @property
     def running(self) -> passes.Pass | None:
@@ -168,7 +168,7 @@ class Attachment:
         running = self.running
         if running is None:
             raise passes.Bypassed(self.why())
-        place = (path, structure.kind_asked(module, args, kwargs))
+        place = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(place)
         positions = running.cached if running.padded else running.cached[:1]
         given = structure.placed(module, args, kwargs, positions)

@@ -77,7 +77,7 @@ def structure_of(model: Any, verify: bool = True) -> Structure:
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
         key = (type(model), repr(config))
         if key not in _known or not all(path in known for path in _known[key]):
-            _known[key] = _Probe(model, verify).found()
+            _known[key] = _Probe(model, verify).structure()
         _of_model[model] = _known[key]
     return _of_model[model]
 
@@ -97,7 +97,7 @@ def _unwrapped(path: str) -> str:
 
 def rotaries(decoder: nn.Module) -> dict[tuple[str, str | None], nn.Module]:
     """The decoder's rotary modules by path and kind of layer: those with inverse frequencies that take positions."""
-    found: dict[tuple[str, str | None], nn.Module] = {}
+    rotaries: dict[tuple[str, str | None], nn.Module] = {}
     seen = set[int]()
     for path, module in paths(decoder).items():
         names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
@@ -107,8 +107,8 @@ def rotaries(decoder: nn.Module) -> dict[tuple[str, str | None], nn.Module]:
         seen.add(id(module))
         for name in names:
             kind = name.removesuffix("inv_freq").removesuffix("_") or None
-            found[path, kind] = module if kind is None else OfKind(module, kind)
-    return found
+            rotaries[path, kind] = module if kind is None else OfKind(module, kind)
+    return rotaries
 
 
 def position_argument(module: Any) -> str | None:
@@ -117,7 +117,7 @@ def position_argument(module: Any) -> str | None:
     return next((name for name in ("position_ids", "positions") if name in inspect.signature(forward).parameters), None)
 
 
-def kind_asked(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def requested_kind(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The kind of layer whose frequencies a call of a rotary module asks for; None where it has one only."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("layer_type")
@@ -144,13 +144,13 @@ class _Probe:
     verify: bool
     why_not: str = ""
     layers: dict[str, Attends] = field(default_factory=dict)
-    made: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
+    normed: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.decoder: Any = self.model.get_decoder()
         self.paths = paths(self.decoder)
         self.path_of = {id(module): path for path, module in reversed(self.paths.items())}
-        self.asked = set[tuple[str, str | None]]()
+        self.requested = set[tuple[str, str | None]]()
         layers = list(enumerate(layers_of(self.model)))
         self.layer_of = {id(module): number for number, layer in reversed(layers) for module in layer.modules()}
         self.rotaries = rotaries(self.decoder)
@@ -164,7 +164,7 @@ class _Probe:
         return f"model type {self.model.config.model_type!r} is not supported: {reason}"
 
     @torch.no_grad()
-    def found(self) -> Structure:
+    def structure(self) -> Structure:
         """By the path of each attention module."""
         embedding = self.model.get_input_embeddings()
         place = embedding.weight.device
@@ -209,7 +209,7 @@ class _Probe:
         def forward(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             names = [name for name in ("x", "hidden_states") if name in inspect.signature(inner).parameters]
             states = args[0] if args else kwargs[names[0]]
-            self.asked.add((self.path_of[id(module)], kind_asked(module, args, kwargs)))
+            self.requested.add((self.path_of[id(module)], requested_kind(module, args, kwargs)))
             given, name = placed(module, args, kwargs, torch.zeros(1, TOKENS)), str(position_argument(module))
             own = torch.arange(TOKENS, device=states.device)
             rows = torch.stack([torch.zeros_like(own), own])
@@ -228,7 +228,7 @@ class _Probe:
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor):
-                self.made[output.data_ptr()] = module, output  # held, so that its place is not another's
+                self.normed[output.data_ptr()] = module, output  # held, so that its place is not another's
 
         norms = [
             module
@@ -259,9 +259,11 @@ class _Probe:
         layer = self.layer_of[id(module)]
         if not all(states.isfinite().all() for states in (query, key, value)):
             raise not_finite(self.model, f"states of layer {layer - 1}" if layer else "embeddings")
-        made = [self.made[states.data_ptr()][0] for states in (query, key) if states.data_ptr() in self.made]
-        norms = tuple(norm for norm in made if cast(Tensor, norm.weight).numel() == query.shape[-1])
-        self.made.clear()
+        norms_before = [
+            self.normed[states.data_ptr()][0] for states in (query, key) if states.data_ptr() in self.normed
+        ]
+        norms = tuple(norm for norm in norms_before if cast(Tensor, norm.weight).numel() == query.shape[-1])
+        self.normed.clear()
         kind, norms = self._kind(layer, query, key, norms)
         names = tuple(self.path_of[id(norm)] for norm in norms) if norms else None
         self.layers[path] = Attends(layer, kind, names)  # pyright: ignore[reportArgumentType]
@@ -283,14 +285,15 @@ class _Probe:
         if after:
             states = [part / weight_of(norm, part) for part, norm in zip(states, after, strict=True)]
         best, fewest = math.inf, None
-        for path, name in sorted(self.asked, key=str):
+        for path, name in sorted(self.requested, key=str):
             rotary = self.rotaries[path, name]
             frequencies: Any = rotary.inv_freq
             for layout in _layouts(query, len(frequencies)):
                 turn = Rotation(layout, frequencies.to(query.device))
                 at = torch.arange(TOKENS, device=query.device)
                 off = max(
-                    float((turn(part[:1], at, _PLAN) - part[1:]).abs().max() / part.abs().max()) for part in states
+                    float((turn(part[:1], at, _PLAN) - part[1:]).abs().max() / (part.abs().max() or 1))
+                    for part in states
                 )
                 if off < best:
                     best, fewest = off, Kind(path, name, layout)

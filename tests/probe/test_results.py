@@ -33,7 +33,7 @@ def test_a_result_comes_back_and_every_changed_digit_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "", "[]", "5", "null", "{", "\x00"])
-def test_a_damaged_result_is_refused_and_told_of(text, tmp_path):
+def test_a_damaged_result_is_refused_by_its_name(text, tmp_path):
     path = tmp_path / "predict" / "prediction.json"
     path.parent.mkdir()
     path.write_text(text)

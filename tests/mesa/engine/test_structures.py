@@ -91,7 +91,7 @@ class OwnForCausalLM(LlamaForCausalLM):
     """A model of a name of its own, built like others."""
 
 
-def test_a_class_that_nobody_has_heard_of_is_accepted():
+def test_a_class_of_an_unknown_name_is_accepted():
     config = structures.AutoConfig.for_model("llama", **structures.SIZES)
     config.model_type = "own"
     model = OwnForCausalLM(config).eval()

@@ -79,10 +79,10 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
 
 
 def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):
-    stale = tmp_path / "run" / "locate" / "summary.json"
-    stale.parent.mkdir(parents=True)
+    stale, model = tmp_path / "run" / "locate" / "summary.json", headed.folder(tmp_path / "model", [])
+    located(model, tmp_path / "run")
     stale.write_text("{}")
-    assert located(headed.folder(tmp_path / "model", []), tmp_path / "run", "--overwrite") == 1
+    assert located(model, tmp_path / "run", "--overwrite") == 1
     assert not stale.exists()
     assert "no method is significantly better than Origin" in capsys.readouterr().err
 

@@ -58,7 +58,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     json.dumps(record(measured.stated), allow_nan=False)
 
 
-def test_a_loss_that_is_slightly_but_surely_above_that_of_a_shorter_text_makes_m_doubtful():
+def test_a_loss_that_is_slightly_and_certainly_above_that_of_a_shorter_text_makes_m_doubtful():
     measured = measured_failure(scores(), 512)
     assert measured.stated.outcome == MAY_BE_TOO_LARGE
     assert measured.judged_by
