@@ -288,7 +288,7 @@ def test_what_a_cache_lacks_is_explained(model, tokenizer):
     for cache in (few, few.to("cpu"), few.remove_batch_dim()):
         for key, reason in (
             (("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
-            (("resid_post", 9), "no hook of this model"),
+            (("resid_post", 9), "not a hook of this model"),
             (("pattern", 2), "names_filter or stop_at_layer left it out"),
         ):
             with pytest.raises(KeyError, match=reason):
