@@ -251,9 +251,9 @@ def test_a_pickled_cache_serves_nowhere():
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_rotary_module_replaced_in_the_block_is_an_error(family):
     model = build(family)
-    before = model.model.rotary_emb
+    other = copy.deepcopy(model.model.rotary_emb)
     with mesa.applied(model, cases.method("rerope")):
-        model.model.rotary_emb = before
+        model.model.rotary_emb = other
         with pytest.raises(RuntimeError, match="rotary module, which gives it its positions, was replaced inside"):
             model(tokens(1, 30))
 
