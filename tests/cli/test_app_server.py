@@ -1,6 +1,7 @@
 """`mesa-lens app`: what it refuses before it starts, whom the server answers, and which files it reads."""
 
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
 from mesa_lens.dashboard.guard import Guard, host_name, refusal
+from probe.files import write_result
 from probe.report import write_report
 
 SOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -196,7 +198,7 @@ def test_what_a_files_numbers_say_stays_text(opened, tmp_path, undrawn):
     run = a_run(tmp_path / "runs" / "mine")
     write_report(run)
     path, hostile = run / "summary.json", "<img src=x onerror=alert(1)>"
-    path.write_text(path.read_text().replace('"captured_length": 320', f'"captured_length": "{hostile}"'))
+    write_result(path, {**json.loads(path.read_text()), "captured_length": hostile})
     assert hostile in path.read_text()
     html = "".join(part.proto.body for part in opened("overview").get("html"))
     assert "&lt;img src=x" in html
