@@ -35,5 +35,5 @@ def test_a_folder_with_a_journal_of_any_experiment_is_a_runs(name, tmp_path):
 def test_every_number_of_tokens_may_be_in_thousands():
     assert [read_as(Tokens, text) for text in ("2k", "1K", "300")] == [2048, 1024, 300]
     for wrong in ("k", "0k", "-1k", "2kk", "1.5k"):
-        with pytest.raises(ValueError, match="whole number"):
+        with pytest.raises(ValueError, match="is not an integer"):
             read_as(Tokens, wrong)
