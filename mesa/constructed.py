@@ -112,6 +112,8 @@ class ConstructedLlamaConfig(LlamaConfig):
 class ConstructedRotaryEmbedding(LlamaRotaryEmbedding):
     """Llama's rotary embedding whose angles are float64 (Llama's are float32, which moves scores by 1e-6)."""
 
+    angle_dtype = torch.float64
+
     @staticmethod
     def compute_default_rope_parameters(config: Any, **kwargs: Any) -> tuple[Tensor, float]:
         """Angles a token (pair,), and no factor on cos and sin."""

@@ -156,7 +156,9 @@ class Attachment:
             for frozen in self._frozen.values():
                 families.settle(frozen, prompt_length)
             for kind in self._kinds:
-                turns[kind] = Rotation(kind.layout, self._frozen[kind[:2]].inv_freq.clone())
+                frozen = self._frozen[kind[:2]]
+                accurate = getattr(frozen, "angle_dtype", torch.float32)
+                turns[kind] = Rotation(kind.layout, frozen.inv_freq.clone(), accurate)
         return turns
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:

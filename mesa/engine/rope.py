@@ -88,11 +88,11 @@ class Rotation:
     """Turns states by given distances in one pass; its layers share the tables of cos and sin.
 
     frequencies: the rotary module's, in radians a token; it does not scale (YaRN's factor is applied once, by the
-    model's own module).
+    model's own module). accurate: the dtype in which the model computes angles, float32 unless its module says else.
     """
 
-    def __init__(self, layout: Layout, frequencies: Tensor) -> None:
-        self.layout, self.frequencies = layout, frequencies
+    def __init__(self, layout: Layout, frequencies: Tensor, accurate: torch.dtype = torch.float32) -> None:
+        self.layout, self.frequencies, self.accurate = layout, frequencies, accurate
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
@@ -111,13 +111,15 @@ class Rotation:
         return self.layout.turn(states, cos, sin)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """cos and sin (token, pair), computed in float32."""
+        """cos and sin (token, pair), computed in `accurate`."""
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)
             scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
             frequencies = frequencies * torch.from_numpy(scale).to(frequencies)
-        angles = positions[:, None].float().to(states.device) * frequencies[: self.layout.pairs].float()
+        angles = positions[:, None].to(states.device, self.accurate) * frequencies[: self.layout.pairs].to(
+            self.accurate
+        )
         sin = -angles.sin() if self.layout.backwards else angles.sin()
         return angles.cos().to(states.dtype), sin.to(states.dtype)
 
