@@ -46,6 +46,7 @@ def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.1, 0.25, 0.5, 1.0])
 def test_an_interrupt_of_the_first_seconds_is_one_line(seconds, tmp_path):
     words = [sys.executable, "-m", "mesa_lens", "probe", "--out", str(tmp_path / "out")]
