@@ -14,7 +14,7 @@ def reported(tmp_path):
     """A run with the smallest summary of its own."""
     folder = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
     mark = store_mark(open_run(folder).hidden.attrs)
-    (folder / "summary.json").write_text(json.dumps({"store": mark, "verdict": {}}))
+    (folder / "summary.json").write_text(json.dumps({"store": mark, "verdict": {}, "onset_by": "drift"}))
     (folder / "report.html").write_text("")
     return folder
 
