@@ -27,6 +27,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
+        _pending.clear()
         for number, handler in former.items():
             signal.signal(number, handler)
 

@@ -30,8 +30,7 @@ def test_a_swallowed_interrupt_comes_again_at_the_next_stage(number):
         with pytest.raises(KeyboardInterrupt):
             showing_progress("measuring").__enter__()
     assert signal.getsignal(number) is before
-    with interruptible():
-        check_interrupt()  # a former command's is forgotten
+    check_interrupt()  # a former command's is forgotten
 
 
 def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path, monkeypatch, capsys):
