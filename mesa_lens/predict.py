@@ -22,8 +22,9 @@ def run(request: PredictRequest, options: AddedOptions) -> int:
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
     from probe.experiment.run import run as run_plan
-    from probe.law.report import sentences, write
+    from probe.law.report import write
     from probe.law.run import FOLDER, Predict
+    from probe.law.sentences import sentences
 
     journal, failed = run_plan(experiment := Predict(plan), out, **how)
     if left := len(experiment.tasks(journal.rows)):

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from probe.evaluation.run import run as run_evaluation
     from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
+    from probe.law.report import predict_failure
     from probe.opened import Run, open_run
     from probe.report import write_report
-    from probe.request import EvalRequest, ProbeRequest
+    from probe.request import EvalRequest, PredictRequest, ProbeRequest
     from probe.run import run_probe
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
@@ -34,9 +35,10 @@ _MODULES = {
     "probe.capture.spec": "CaptureSpec",
     "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
     "probe.figures.heatmap": "default_regions regions",
+    "probe.law.report": "predict_failure",
     "probe.opened": "Run open_run",
     "probe.report": "write_report",
-    "probe.request": "EvalRequest ProbeRequest",
+    "probe.request": "EvalRequest PredictRequest ProbeRequest",
     "probe.run": "run_probe",
     "probe.store.select": "hook_values",
     "probe.thresholds.analysis": "analyse summarize",
@@ -56,34 +58,11 @@ _LAZY = {
 
 # fmt: off
 __all__ = [
-    "CaptureSpec",
-    "CrossingRule",
-    "DriftRule",
-    "EvalRequest",
-    "ProbeRequest",
-    "Run",
-    "analyse",
-    "bridge_to",
-    "capture_states",
-    "curves_export",
-    "default_regions",
-    "drift_export",
-    "drift_onsets",
-    "find_drift",
-    "heatmap_export",
-    "hook_values",
-    "measured_failure",
-    "negative_control",
-    "open_run",
-    "plan_evaluation",
-    "regions",
-    "run_evaluation",
-    "run_probe",
-    "search",
-    "summarize",
-    "threshold_export",
-    "threshold_onsets",
-    "write_report",
+    "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "PredictRequest", "ProbeRequest", "Run", "analyse",
+    "bridge_to", "capture_states", "curves_export", "default_regions", "drift_export", "drift_onsets", "find_drift",
+    "heatmap_export", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation",
+    "predict_failure", "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export",
+    "threshold_onsets", "write_report",
 ]
 # fmt: on
 

@@ -30,9 +30,11 @@ from probe.figures.heatmap import (
 from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
 from probe.figures.mechanism_export import anatomy_export, located_export, located_tables
+from probe.figures.prediction import prediction_export
 from probe.figures.static import picture
 from probe.figures.token_views import attention_view, loss_view
 from probe.interventions.sentences import located_findings
+from probe.law.sentences import sentences
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
@@ -45,6 +47,7 @@ from probe.store.results import (
     headline,
     read_anatomy,
     read_located,
+    read_prediction,
     run_summary,
 )
 from probe.store.select import check_labels, hook_values, one_prompt
@@ -257,6 +260,15 @@ class Run(reader.Run):
         table = Table("", ("method", "measured failure", onset_title(analysis.rule)), rows)
         return Result(self.evaluation, plain_table(table), export)
 
+    def prediction(self) -> Result:
+        """What `mesa-lens predict` computed in the folder: excess loss and failure length by method (docs/law.md).
+
+        NotFound where it was not run. Where nothing is predicted, the text says why, and data is empty.
+        """
+        summary = read_prediction(self.folder)
+        export = prediction_export(summary)
+        return Result(export.numbers.get("prediction", xr.Dataset()), "\n\n".join(sentences(summary)), export)
+
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
         summary = read_located(self.folder)
@@ -291,7 +303,7 @@ class Run(reader.Run):
         """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
-        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), located(), anatomy(), tokens()"
+        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()"
         return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{parts}"
 
     @cached_property

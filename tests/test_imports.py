@@ -45,7 +45,7 @@ LAYERS = """
     probe.eval_report     <- probe.files probe.evaluation probe.figures probe.verdict probe.glossary
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan
-    probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
+    probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.law probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa

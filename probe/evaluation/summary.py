@@ -19,6 +19,7 @@ from probe.tasks.base import Metric, Task
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 LONGPPL = "longppl"
+_WIDTH = 110  # of text in a terminal
 _NARROWEST = 8  # characters of a column that wraps
 Samples = dict[int, float]
 """Scores by sample; the same number is the same prompt under every method."""
@@ -171,6 +172,12 @@ def places(cells: Sequence[Mapping[str, Any]]) -> int:
 def tables(cells: Sequence[Mapping[str, Any]]) -> str:
     """`score_tables` as plain text."""
     return "\n\n".join(map(plain_table, score_tables(cells)))
+
+
+def filled(text: str) -> str:
+    """The text in lines of a terminal's width, and of no more than 110 characters."""
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    return textwrap.fill(text, width, break_on_hyphens=False)  # methods' names have hyphens
 
 
 def plain_table(table: Table) -> str:

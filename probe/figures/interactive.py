@@ -278,6 +278,20 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
 
 
+def _beside_rules(panel: Panel) -> list[float] | None:
+    """Ends of a logarithmic axis that leave room beside a rule at or beyond the lines' ends; None where none is there.
+
+    Without it such a rule is drawn upon the labels of the y axis.
+    """
+    values = np.log10(np.concatenate([line.x[line.x > 0] for line in panel.lines] or [[]]))
+    rules = np.log10([rule.at for rule in panel.rules if rule.vertical])
+    if not values.size or not rules.size or values.min() < rules.min() <= rules.max() < values.max():
+        return None
+    low, high = min(values.min(), rules.min()), max(values.max(), rules.max())
+    room = 0.06 * (high - low or 1)
+    return [low - room, high + room]
+
+
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     figure.update_yaxes(title_text=escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
     x: dict[str, Any] = {"title_text": escaped(panel.x_title), "title_standoff": 8, "zeroline": False}
@@ -285,4 +299,6 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         labels = map(str, panel.x_ticks) if panel.log_x else panel.x_labels or map(str, panel.x_ticks)
         x |= {"tickvals": list(panel.x_ticks), "ticktext": list(map(escaped, labels))}
         x |= {"type": "log"} if panel.log_x else {"tickangle": 0}
+    if panel.log_x and (ends := _beside_rules(panel)):
+        x["range"] = ends
     figure.update_xaxes(**x, row=1, col=column)

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from mesa.methods import Method
 from mesa.plan import relative_positions
+from probe.figures.export import Export
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, grouped, log_ticks, same_range, trained_rule
 from probe.figures.styles import RED, STYLES, Look, nth, style
 from probe.law.formula import Law, far_keys_by_length, length_grid
@@ -58,6 +60,33 @@ def prediction_chart(summary: Mapping[str, Any]) -> Chart:
     if any("measured" in methods[name] for name in others):
         title += ", markers: measured"
     return Chart(title, same_range(panels))
+
+
+def prediction_export(summary: Mapping[str, Any]) -> Export:
+    """The chart, and a table: excess (nats/token) by method and length with 95% ends, and failure lengths by method.
+
+    NaN: not predicted, not measured, or no failure up to the longest length; `refusal` says why nothing is predicted.
+    """
+    if summary["refusal"]:
+        return Export({}, {})
+    methods, lengths = summary["methods"], summary["lengths"]
+    variables: dict[str, Any] = {}
+    for side in ("predicted", "measured"):
+        rows = [
+            row.get(side) or [{"excess": None, "excess_ends": (None, None)}] * len(lengths) for row in methods.values()
+        ]
+        values = np.array([[(entry["excess"], *entry["excess_ends"]) for entry in row] for row in rows], float)
+        for number, end in enumerate(("", "_low", "_high")):
+            attrs = {"long_name": f"{side} excess over lm-infinite", "units": "nats/token"}
+            variables[f"{side}{end}"] = (("method", "length"), values[..., number], attrs)
+    none = {"length": None, "ends": (None, None)}
+    failures = [(at["length"], *at["ends"]) for at in (row.get("failure", none) for row in methods.values())]
+    for end, column in zip(("", "_low", "_high"), np.array(failures, float).T, strict=True):
+        variables[f"predicted_failure{end}"] = ("method", column, {"units": "tokens"})
+    variables["refusal"] = ("method", [row["refusal"] for row in methods.values()])
+    attrs = {"model": summary["model"], "trained_length": summary["trained_length"]}
+    numbers = xr.Dataset(variables, {"method": list(methods), "length": lengths}, attrs)
+    return Export({"prediction": prediction_chart(summary)}, {"prediction": numbers})
 
 
 def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> Chart:

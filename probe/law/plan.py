@@ -171,9 +171,9 @@ def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
 def unsupported_reason(method: Method) -> str:
     """Why the law says nothing of a method; empty where it does."""
     if method.needs_rotary:
-        return "it changes rotary frequencies, and predictions use distances alone"
+        return "rotary frequencies are changed, and predictions use distances alone"
     if method.layers is not None or method.heads is not None:
-        return "it is applied to some layers or heads, and predictions are for all of them"
+        return "some layers or heads alone have the method, and predictions are for all of them"
     return ""
 
 

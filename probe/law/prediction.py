@@ -155,9 +155,7 @@ def _predicted(
     grid = length_grid(plan.lengths, trained)
     far = far_keys_by_length(method, grid, QUERIES)
     if any(law.is_beyond(far) for law in draws):
-        return {
-            "refusal": f"its keys are further away than any of Origin's within {longest} tokens; try longer --lengths"
-        }
+        return {"refusal": f"keys are further away than any of Origin's within {longest} tokens; try longer --lengths"}
     excess = np.array([law.at(far, times) + cost for law, times, cost in zip(draws, factors, costs, strict=True)])
     rows = []
     for length in plan.lengths:

@@ -84,7 +84,7 @@ def _read(name: Path, folder: Path) -> Mapping[str, Any]:
     return summary
 
 
-read_located, read_anatomy = partial(_read, LOCATED), partial(_read, ANATOMY)
+read_located, read_prediction, read_anatomy = (partial(_read, name) for name in (LOCATED, PREDICTION, ANATOMY))
 
 
 def having(rows: Sequence[Row], **labels: Any) -> list[Row]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.evaluation.summary import Table, plain_table
+from probe.evaluation.summary import Table, filled, plain_table
 from probe.glossary import explained, template
 from probe.store.results import VERDICT, Located, misfit_text
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
 from probe.verdict.tables import difference_table, method_table, score_table
-
-_WIDTH = 110  # of the text in a terminal
 
 
 def verdict(
@@ -140,15 +136,10 @@ def terminal_text(summary: Mapping[str, Any]) -> str:
 
 def text(verdict: Mapping[str, Any]) -> str:
     """Sentences, table and notes, for a terminal."""
-    sentences = [_filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"]]
+    sentences = [filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"]]
     table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
-    notes = map(_filled, verdict["notes"])
-    return "\n\n".join([_filled(verdict.get("about", "")), "\n".join(sentences), table, "\n".join(notes)])
-
-
-def _filled(text: str) -> str:
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
-    return textwrap.fill(text, width, break_on_hyphens=False)  # methods' names have hyphens
+    notes = map(filled, verdict["notes"])
+    return "\n\n".join([filled(verdict.get("about", "")), "\n".join(sentences), table, "\n".join(notes)])
 
 
 def html(verdict: Mapping[str, Any], opening: str = "") -> str:

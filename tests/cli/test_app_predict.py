@@ -26,12 +26,17 @@ def prediction(refusal: str = "") -> dict:
     }
     law = {
         "power": {"value": 0.5, "ends": [0.4, 0.6]},
+        "power_over_no_gap": 0.6,
+        "power_over_masked": 0.4,
+        "needed_factors": [0.5, 2.0],
+        "origin_fails": 114,
         "scale_power": {"value": 0.0, "ends": [0, 0]},
         "excess": {"position": positions, "value": (np.arange(len(positions)) / 100).tolist()},
     }
     base = {"model": "m", "trained_length": M, "lengths": LENGTHS, "texts": 8, "refusal": refusal}
     base["misfit"] = {"rms": 0.07, "too_large": False, "units": "nats/token", "gaps": 9, "largest_cost": 1.5}
-    return {**base, "law": law, "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, "lm-infinite": row}}
+    others = {"yarn": {"config": {}, "refusal": "rotary frequencies are changed"}, "lm-infinite": row}
+    return {**base, "law": law, "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, **others}}
 
 
 @pytest.fixture
@@ -60,10 +65,20 @@ def test_moving_a_parameter_moves_the_failure(opened):
     app.slider(key="predict.leaky-rerope.k").set_value(1.2).run()
     assert "Predicted: leaky-rerope fails at" in shown_texts(app)
     app.selectbox(key="predicted").set_value("rerope").run()
-    assert "its measured cost inside M is +0.10 nats/token" in shown_texts(app)
+    assert "its measured cost inside M, +0.10 nats/token, is included" in shown_texts(app)
     app.slider(key="predict.rerope.window").set_value(200).run()
     assert "is not below the trained length 64" in shown_texts(app)
+    assert "Methods of this run" in shown_texts(app)  # all the same
     assert not app.exception
+
+
+def test_the_page_says_what_it_leaves_out_what_z_is_and_how_well_the_law_fits(opened):
+    texts = shown_texts(opened(prediction()))
+    assert "Left out: dynamic-ntk, ntk-mixed, yarn, cope (they change rotary frequencies" in texts
+    assert "Not predicted: yarn: rotary frequencies are changed." in texts
+    assert "Z is their weighted number: each counts (distance - M + 1)^p." in texts
+    assert "Here p = 0.5 [0.4, 0.6], so both their number and their distance count." in texts
+    assert "Misfit of the law to the 9 gaps that it was fitted to: 0.07 nats/token" in texts
 
 
 def test_log_n_is_not_predicted_where_it_was_not_measured(opened):

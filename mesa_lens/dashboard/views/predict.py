@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import streamlit as st
 
@@ -11,9 +12,11 @@ from mesa.errors import Refused
 from mesa.methods import Method, make, standard_methods
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.figures.export import Export
-from probe.figures.prediction import method_chart, prediction_chart
+from probe.figures.figure_data import Chart
+from probe.figures.prediction import method_chart, prediction_export
+from probe.law.calibration import ORIGIN
 from probe.law.formula import failure_length, far_keys_by_length, length_grid, stored_law
+from probe.law.sentences import law_sentences, left_out
 from probe.store.results import find_prediction
 
 _QUERIES = 8
@@ -28,35 +31,53 @@ def page(context: Context) -> None:
     if summary["refusal"]:
         st.info(ui.plain(f"Nothing is predicted: {summary['refusal']}."))
         return
-    law, lengths, trained = stored_law(summary), summary["lengths"], summary["trained_length"]
-    names = [name for name, method in standard_methods().items() if name != "origin" and not method.needs_rotary]
+    known = {name: method for name, method in standard_methods().items() if name != ORIGIN}
+    names = [name for name, method in known.items() if not method.needs_rotary]
     name = str(st.selectbox("Method", names, names.index("leaky-rerope"), key="predicted", bind="query-params"))
-    method = _parameters(name, trained)
-    if method is None:
-        return
-    known = [row for row in summary["methods"].values() if row["config"] == _config(method) and "cost_inside" in row]
-    cost = known[0]["cost_inside"] if known else 0.0
-    grid = length_grid(lengths, trained)
+    others = ", ".join(name for name in known if name not in names)
+    st.caption(
+        ui.plain(
+            f"Left out: {others} (they change rotary frequencies and leave distances as they are, so the law says "
+            f"nothing of them), and {ORIGIN}, whose measured loss the law starts from."
+        )
+    )
+    if method := _parameters(name, summary["trained_length"]):
+        _predicted(summary, method)
+    st.subheader("What it is predicted from", anchor=False)
+    st.markdown(ui.bullets(law_sentences(summary)))
+    _of_run(context, summary)
+
+
+def _predicted(summary: Mapping[str, Any], method: Method) -> None:
+    """The failure length in a sentence, the distances and the loss; or why nothing is predicted."""
+    law, lengths, trained = stored_law(summary), summary["lengths"], summary["trained_length"]
+    grid, longest = length_grid(lengths, trained), max(lengths)
     far = far_keys_by_length(method, grid, _QUERIES)
     if summary["law"]["scale_power"] is None and (far.scales != 1).any():
         st.info("Not predicted: what log n takes away was not measured; predict any method with log n in this run.")
         return
     if law.is_beyond(far):
-        st.info(f"Not predicted: its keys are further away than Origin's at {max(lengths)} tokens.")
+        st.info(ui.plain(f"Not predicted: keys are further away than any of {ORIGIN}'s within {longest} tokens."))
         return
-    failure = failure_length(grid, law.at(far) + cost)
-    longest = max(lengths)
+    rows = (row for row in summary["methods"].values() if row["config"] == _config(method))
+    cost = next((row["cost_inside"] for row in rows if "cost_inside" in row), None)
+    failure = failure_length(grid, law.at(far) + (cost or 0.0))
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
-    inside = f"its measured cost inside M is {cost:+z.2f} nats/token" if known else "a cost inside M is not included"
-    st.markdown(ui.plain(f"Predicted: {name} {answer} (M = {trained}; {inside})."))
-    chart = method_chart(law, method, lengths, cost)
-    ui.show(chart, "method")
+    inside = "a cost inside M is not included"
+    if cost is not None:
+        inside = f"its measured cost inside M, {cost:+z.2f} nats/token, is included"
+    st.markdown(ui.plain(f"Predicted: {method.name} {answer} (M = {trained}; {inside})."))
+    ui.show(method_chart(law, method, lengths, cost or 0.0), "method")
+
+
+def _of_run(context: Context, summary: Mapping[str, Any]) -> None:
+    """The methods that the command was given: their curves, and those that nothing is predicted of."""
     st.subheader("Methods of this run", anchor=False)
-    figure = prediction_chart(summary)
-    ui.show(figure, "predictions")
-    ui.buttons(
-        lambda: Export({"prediction": figure}, {}), ui.file_stem(context.run.name, "prediction"), ui.FORMS[:-1], ()
-    )
+    export = prediction_export(summary)
+    ui.show(cast(Chart, export.figures["prediction"]), "predictions")
+    if left := left_out(summary):
+        st.markdown(ui.bullets(left))
+    ui.buttons(lambda: export, ui.file_stem(context.run.name, "prediction"), ui.FORMS, ("csv",))
 
 
 def _parameters(name: str, trained: int) -> Method | None:

@@ -9,6 +9,7 @@ from synthetic import evaluation, hidden_states
 from probe.figures import interactive, styles
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_map
+from probe.figures.figure_data import Chart, Line, Panel, Rule
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.render import html_embed, least_width
 from probe.figures.static import draw
@@ -154,3 +155,13 @@ def test_long_titles_of_panels_stand_in_lines(hidden, crossings):
     plain, figure = interactive.draw(chart), interactive.draw(long)
     assert max(map(len, figure.layout.annotations[0].text.split("<br>"))) <= 36
     assert figure.layout.height - plain.layout.height == figure.layout.margin.t - plain.layout.margin.t > 30
+
+
+@pytest.mark.parametrize("at", [64.0, 128.0, 1024.0])
+def test_a_rule_at_or_beyond_the_ends_of_the_lines_has_room_beside_it(at):
+    line = Line("a", np.array([128.0, 1024.0]), np.array([0.0, 1.0]), "#000000", "solid", "circle")
+    rule = Rule(at, "M", "#000000", vertical=True)
+    panel = Panel("", "tokens", "nats", (line,), (0, 1), rules=(rule,), x_ticks=(128, 1024), log_x=True)
+    low, high = interactive.draw(Chart("", (panel,))).layout.xaxis.range
+    assert low < np.log10(min(at, 128)) - 0.03
+    assert high > np.log10(1024) + 0.03

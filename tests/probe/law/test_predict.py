@@ -2,9 +2,13 @@
 
 import csv
 import json
+import shutil
 
+import numpy as np
 import pytest
+from synthetic import hidden_states, write_run
 
+import probe
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.files import read_result
@@ -73,6 +77,32 @@ def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, 
     assert f"Misfit of the law to the 15 gaps that it was fitted to: {misfit['rms']:.2f} nats/token" in printed.out
     assert 0 < misfit["rms"] < 0.5
     assert "are left" not in printed.err
+
+
+def test_python_predicts_as_the_command_does_and_an_opened_run_shows_it(out, tmp_path):
+    load = {"device": "cpu", "trust_remote_code": False}  # as a command states it
+    words = {"methods": "rerope,yarn,pi", "configs": (K2, FAR), "lengths": (512, 2048), "samples": 3}
+    request = PredictRequest(**words, load=load, check=True)
+    summary = probe.predict_failure(request, out.parent)
+    written = json.loads((out / "prediction.json").read_text())
+    assert summary["methods"]["rerope"]["failure"] == written["methods"]["rerope"]["failure"]
+    run = write_run(tmp_path / "run", hidden_states(256, layers=1, dims=4), trained_length=256)
+    shutil.copytree(out, run / "predict", ignore=shutil.ignore_patterns("journal.jsonl"))  # of another model
+    shown = probe.open_run(run).prediction()
+    at = shown.data.sel(method=K2, length=2048)
+    assert at["predicted"].item() == summary["methods"][K2]["predicted"][1]["excess"]
+    assert at["predicted"].attrs["units"] == "nats/token"
+    assert 256 < at["predicted_failure"].item() < 1024
+    assert np.isnan(shown.data["predicted"].sel(method="yarn")).all()
+    assert "frequencies" in shown.data["refusal"].sel(method="yarn").item()
+    assert "Misfit of the law" in repr(shown)
+    assert {path.suffix for path in shown.save(tmp_path / "files", "svg,csv")} == {".svg", ".csv"}
+
+
+def test_a_run_without_a_prediction_names_the_command(tmp_path):
+    run = probe.open_run(write_run(tmp_path / "run", hidden_states(layers=1, dims=4)))
+    with pytest.raises(FileNotFoundError, match="mesa-lens predict --out"):
+        run.prediction()
 
 
 @pytest.mark.parametrize(
