@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
-from mesa.errors import Refused
+from mesa.errors import Failed, Refused
 from probe.experiment.lock import how_to_resume
 from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
@@ -113,12 +113,16 @@ class AddedOptions(RunOptions):
 
 
 class Results(NamedTuple):
-    """What an experiment gave: its summary, the same as text, tasks that no worker could finish, and tasks left."""
+    """What an experiment gave: its summary, the same as text, tasks that no worker could finish, and tasks left.
+
+    refusal: why all of them together give no result; else empty.
+    """
 
     summary: Mapping[str, Any]
     text: str
     failed: int
     left: str
+    refusal: str = ""
 
 
 def add_command(
@@ -259,6 +263,8 @@ def run_experiment(
 
             if store_of(options.out).exists():
                 write_report(options.out)
+    if results.refusal:
+        raise Failed(results.refusal)
     if results.failed:
         print_continues(options, f"{results.failed} cells failed")
     elif results.left:

@@ -34,7 +34,8 @@ _WRITTEN = {
 class Part:
     """One kind of work in a folder. cells: how many in all, None where that is unknown. failed: left out for good.
 
-    file: its journal. damaged: numbers of lines. seconds: the time left; None: unknown, or nothing is running.
+    file: its journal. damaged: numbers of lines. seconds: the time left; None: unknown, or nothing is running. refusal:
+    why what is done gives no result.
     """
 
     command: str
@@ -45,6 +46,7 @@ class Part:
     file: Path | None = None
     damaged: tuple[int, ...] = ()
     seconds: float | None = None
+    refusal: str = ""
 
     @property
     def left(self) -> int | None:
@@ -72,7 +74,7 @@ class Status:
             seconds = None if part.seconds is None else round(part.seconds, 1)
             counts = {"done": part.done, "failed": part.failed, "left": part.left, "of": part.cells}
             row = {"command": part.command, "what": part.what, **counts}
-            row |= {"seconds_left": seconds, "damaged_lines": list(part.damaged)}
+            row |= {"seconds_left": seconds, "damaged_lines": list(part.damaged), "refusal": part.refusal}
             rows.append({key: value for key, value in row.items() if value not in ("", [])})
         return rows
 
@@ -97,6 +99,7 @@ class Status:
             damaged = f"; damaged: line {', '.join(map(str, part.damaged))}" if part.damaged else ""
             done = f"{part.done} of {'unknown' if total is None else total} {part.what} done"
             lines.append(f"  {name}: {done}{''.join(counts)}{time}{damaged}")
+            lines += [f"  {name} ended without a result: {part.refusal}"] if part.refusal else []
         nothing = [] if self.parts else ["  nothing is done yet"]
         return "\n".join([*lines, *nothing, *([f"  {self.lacking}"] if self.lacking else [])])
 
@@ -171,12 +174,13 @@ def _parts(folder: Path) -> Iterator[Part]:
     yield from _probe_parts(folder)
     for command in ("", "locate", "anatomy", "predict"):
         if (path := folder / command / "journal.jsonl").exists():
-            journal, summary = read_journal(path), _summary(path, folder / command / "summary.json")
+            journal, summary = read_journal(path), _summary(path, path.with_name(_WRITTEN[command][0]))
             failed = 0 if command else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
             total = journal.expected  # but of a run that ended, what its summary says
             if "tasks_left" in summary:
                 total = len(journal.rows) + failed + summary["tasks_left"]
-            yield _journal_part(command or "eval", "cells", path, journal, total, failed)
+            part = _journal_part(command or "eval", "cells", path, journal, total, failed)
+            yield replace(part, refusal=str(summary.get("refusal", "")))
 
 
 def _journal_part(

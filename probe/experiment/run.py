@@ -80,6 +80,10 @@ class Experiment:
         """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
+    def refusal(self, rows: Rows) -> str:
+        """Why all rows together give no result; empty where they do, or are not all there."""
+        return ""
+
     def wanted(self, task: Task) -> bool:
         """Whether a task is still to be run, after what was recorded so far."""
         return True
@@ -128,7 +132,7 @@ def opened(
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)
         rows = journal.rows
-        if not experiment.tasks(rows):
+        if not (experiment.tasks(rows) or experiment.refusal(rows)):
             tell_finished(out)
         yield journal, pool
 

@@ -26,7 +26,7 @@ from probe.interventions.head_search import (
 from probe.interventions.interventions import Heads, by_layer
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.request import ORIGIN, Group, LocatePlan
-from probe.interventions.tasks import remaining
+from probe.interventions.tasks import no_gap, remaining
 from probe.store.results import LOCATED
 
 _WEAVE = ("kind", "way", "layer", "head")
@@ -37,7 +37,8 @@ _SET = ("share", "low", "high", "random_low", "random", "random_high")
 def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
     """The summary of a plan, ready for JSON; shares only where the gap is judged.
 
-    What is there for some items alone is scored on these; `items` says on how many.
+    What is there for some items alone is scored on these; `items` says on how many. refusal: why a finished run has
+    nothing to restore; else empty.
     """
     rows, tables = journal.rows, ("loss_gaps", "effects", "inside", "smallest")
     summary: dict[str, Any] = {
@@ -45,6 +46,7 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
         "layers": plan.layers,
         "heads": plan.config.num_attention_heads,
         "tasks_left": remaining(plan, rows),
+        "refusal": no_gap(plan, rows),
         **{name: [] for name in tables},
     }
     for group in sorted(plan.items, key=lambda group: group[1]):

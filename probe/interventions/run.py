@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,9 @@ from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Measure, Task
 from probe.interventions.clamp import threshold_dims
-from probe.interventions.head_search import has_runs, paired
-from probe.interventions.loss_gap import LEAST
 from probe.interventions.passes import BASELINE, PATCHED, RunPair, blocks
 from probe.interventions.request import ORIGIN, Group, LocatePlan, needed_bytes
-from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, judged_methods, kinds, remaining, tasks
+from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, kinds, no_gap, remaining, tasks
 from probe.store.results import LOCATED
 from probe.tasks.retrieval import repeated_word
 
@@ -127,6 +125,10 @@ class Locate(Experiment):
         """The rows that the journal lacks, as far as can be foreseen."""
         return remaining(self.plan, rows)
 
+    def refusal(self, rows: Rows) -> str:
+        """As for Experiment: why there is nothing to restore."""
+        return no_gap(self.plan, rows)
+
     def method(self, key: Key) -> Method | None:
         """As for Experiment."""
         return self.plan.methods.get(str(key[2]))
@@ -142,26 +144,6 @@ def locate(
 ) -> tuple[Journal, list[Task]]:
     """The journal of the folder `out` with every row of the plan, unless `until` came before; and the lost tasks.
 
-    Raises RuntimeError where no method differs from Origin, and what `run` raises.
+    Raises what `run` raises.
     """
-    experiment = Locate(plan, 1 if runner.is_local else BATCH)
-    journal, lost = run(experiment, out, overwrite=overwrite, until=until, runner=runner)
-    rows = journal.rows
-    if not (lost or experiment.tasks(rows) or any(judged_methods(plan, rows, group) for group in plan.items)):
-        raise Failed(_no_gap(plan, rows))
-    return journal, lost
-
-
-def _no_gap(plan: LocatePlan, rows: Rows) -> str:
-    """Why there is nothing to restore."""
-
-    def intervals() -> Iterator[str]:
-        for group in plan.items:
-            for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
-                gap = paired(plan, rows, group, name).gap
-                yield f"{name} {group[0]} at {group[1]}: [{gap.low:+z.3f}, {gap.high:+z.3f}]"
-
-    return (
-        f"no method is significantly better than Origin, by {LEAST} nats/token or more; Origin's loss less the "
-        f"method's: {', '.join(intervals())}; take longer --lengths, other --methods or more --samples"
-    )
+    return run(Locate(plan, 1 if runner.is_local else BATCH), out, overwrite=overwrite, until=until, runner=runner)

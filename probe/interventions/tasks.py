@@ -10,6 +10,7 @@ from probe.experiment.task import Key, Task
 from probe.interventions.clamp import Clamp, clamps
 from probe.interventions.head_search import has_runs, is_searchable, next_round, paired, rounds
 from probe.interventions.interventions import HeadSet, Plain, weaves
+from probe.interventions.loss_gap import LEAST
 from probe.interventions.passes import BASELINE, PATCHED
 from probe.interventions.request import ORIGIN, Group, LocatePlan, task_bytes
 
@@ -70,6 +71,21 @@ def judged_methods(plan: LocatePlan, rows: Rows, group: Group) -> list[str]:
     """The methods with a significant gap to Origin, of those whose plain runs are all there."""
     there = [name for name in plan.compared if has_runs(plan, rows, group, name)]
     return [name for name in there if paired(plan, rows, group, name).gap.judged]
+
+
+def no_gap(plan: LocatePlan, rows: Rows) -> str:
+    """Why a run that has all its rows has nothing to restore; empty where it has, or is not finished."""
+    if tasks(plan, rows) or any(judged_methods(plan, rows, group) for group in plan.items):
+        return ""
+    gaps = {(name, *group): paired(plan, rows, group, name).gap for group in plan.items for name in plan.compared}
+    intervals = [
+        f"{name} {measure} at {length}: [{gap.low:+z.3f}, {gap.high:+z.3f}]"
+        for (name, measure, length), gap in gaps.items()
+    ]
+    return (
+        f"no method is significantly better than Origin, by {LEAST} nats/token or more; Origin's loss less the "
+        f"method's: {', '.join(intervals)}; take longer --lengths, other --methods or more --samples"
+    )
 
 
 def known_clamps(plan: LocatePlan, rows: Rows, group: Group) -> list[Clamp]:

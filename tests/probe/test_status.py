@@ -10,6 +10,7 @@ from holding import held
 from mesa_lens.cli import main
 from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
+from probe.files import write_result
 from probe.status import status_of
 from probe.store import store
 
@@ -110,6 +111,14 @@ def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):
     assert status.state == "unfinished"
     assert f"process {holder.pid} on" in status.text()
     assert f"ended and left its {LOCK}" in status.text()
+
+
+def test_a_command_that_measured_all_and_has_no_result_says_why(tmp_path):
+    evaluated(tmp_path / "predict" / "journal.jsonl", 2, 2)
+    write_result(tmp_path / "predict" / "prediction.json", {"refusal": "there is no failure to predict"})
+    status = status_of(tmp_path)
+    assert status.state == "finished"
+    assert "predict ended without a result: there is no failure to predict" in status.text()
 
 
 @pytest.mark.parametrize(("folder", "written"), [("", "summary.json"), ("locate", "report.html")])

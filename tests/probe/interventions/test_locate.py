@@ -79,12 +79,21 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
 
 
 def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):
-    stale, model = tmp_path / "run" / "locate" / "summary.json", headed.folder(tmp_path / "model", [])
-    located(model, tmp_path / "run")
-    stale.write_text("{}")
-    assert located(model, tmp_path / "run", "--overwrite") == 1
-    assert not stale.exists()
-    assert "no method is significantly better than Origin" in capsys.readouterr().err
+    """Its run is finished, and says so wherever one looks: there is nothing left that could change it."""
+    run, model, reason = tmp_path / "run", headed.folder(tmp_path / "model", []), "no method is significantly better"
+    assert located(model, run) == 1
+    assert reason in capsys.readouterr().err
+    status = status_of(run)
+    assert (status.state, status.parts[0].left, status.lacking) == ("finished", 0, "")
+    assert f"locate ended without a result: {reason}" in status.text()
+    assert status.rows()[0]["refusal"].startswith(reason)
+    assert "nothing is located" in (run / "locate" / "report.html").read_text()
+    (run / "locate" / "summary.json").write_text("{}")
+    for again in ((), ("--overwrite",)):
+        assert located(model, run, *again) == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "locating" not in line and line]
+        assert reason in line
+        assert read_result(run / "locate" / "summary.json")["refusal"].startswith(reason)
 
 
 @pytest.fixture(scope="module")
