@@ -11,7 +11,6 @@ import pandas as pd
 from tqdm import tqdm
 
 from mesa.errors import Failed
-from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import pooled_longppl, summarize
 from probe.evaluation.worker import EvalKey, EvalWorker, eval_tasks
@@ -22,7 +21,7 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.files import write_result
 from probe.tasks.retrieval_tasks import RetrievalTask
-from probe.tasks.ruler import RULER, RulerTask
+from probe.tasks.ruler import RulerTask
 
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ["task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib"]
@@ -150,7 +149,6 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "out_of_memory": too_large,
         "failed": failed,
         "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        "effective": effective_lengths(rows, [task.name for task in RULER], plan.setting.trained_length),
         "longppl": pooled_longppl(rows),
         "cells": summarize(rows, TASKS),
     }

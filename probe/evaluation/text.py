@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import LONGPPL, Table, longppl_table, measure, of_methods, places
 
 
@@ -44,9 +43,9 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def summary_tables(result: Mapping[str, Any]) -> list[Table]:
-    """The tables of effective lengths and of LongPPL, where the tasks were run."""
-    tables = (effective_table(result.get("effective", ())), longppl_table(result.get("longppl", ())))
-    return [table for table in tables if table]
+    """The table of LongPPL, where it was run."""
+    table = longppl_table(result.get("longppl", ()))
+    return [table] if table else []
 
 
 def harness_table(result: Mapping[str, Any]) -> Table:

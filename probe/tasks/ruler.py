@@ -26,11 +26,10 @@ _COPIED = Metric("copied", "share of them in a stretch of the prompt", of_prompt
 
 @dataclass(frozen=True)
 class Size:
-    """A size of a task: in words, as options of its builder, and the trained lengths from which RULER uses it."""
+    """A size of a task: in words, and as options of its builder."""
 
     about: str
-    options: tuple[tuple[str, Any], ...] = ()
-    least: int = 0
+    options: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,8 @@ class RulerTask(Task):
     about: str
     build: Build
     generated: int
-    sizes: tuple[Size, ...] = (Size("RULER's size"),)
+    sizes: tuple[Size, ...]
     metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings", most=1), _COPIED)
-    reads_depth: bool = False
     batched: ClassVar[bool] = True
 
     def answer_tokens(self, setting: Setting) -> int:
@@ -125,10 +123,9 @@ def copied(tokenizer: Any, prompt: ListPrompt, tokens: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _size(task: RulerTask, tokenizer: Any, trained_length: int) -> Size:
-    sizes = [size for size in task.sizes if trained_length >= size.least]
     setting = Setting(trained_length, (trained_length,), documents=(np.arange(trained_length),))
     room = task.answer_tokens(setting)
-    for size in sizes:
+    for size in task.sizes:
         rng = np.random.default_rng(0)
         try:
             prompts = [
@@ -138,26 +135,9 @@ def _size(task: RulerTask, tokenizer: Any, trained_length: int) -> Size:
             continue
         if max(len(prompt.answer_ids) for prompt in prompts) <= room:
             return size
-    return sizes[-1]
+    return task.sizes[-1]
 
 
-_BINARY = (Metric("recall", "share found", binary=True), _COPIED)
-_CWE = tuple(
-    Size(
-        f"{common} common words {repeats[0]} times, others {repeats[1]}, {'an' if example else 'no'} example",
-        (("common", common), ("repeats", repeats), ("example", example)),
-        least,
-    )
-    for common, repeats, example, least in (
-        (10, (30, 3), (10, 3), 4096),  # RULER's from 4096 tokens on
-        (10, (6, 1), (3, 1), 0),  # RULER's below
-        (10, (6, 1), None, 0),
-        (5, (6, 1), None, 0),
-        (3, (6, 1), None, 0),
-        (3, (4, 1), None, 0),
-        (2, (3, 1), None, 0),
-    )
-)
 _VT = tuple(
     Size(
         f"{hops} hops, {'no example' if example is None else f'an example with {example} rounds of noise'}",
@@ -166,40 +146,5 @@ _VT = tuple(
     for hops, example in ((4, 10), (4, 0), (4, None), (3, None), (2, None), (1, None))
 )
 
-RULER = (
-    RulerTask(
-        "niah-multikey-2",
-        "RULER: one number among needles alone",
-        ruler_prompts.niah_lines,
-        128,
-        metrics=_BINARY,
-        reads_depth=True,
-    ),
-    RulerTask(
-        "niah-multikey-3",
-        "RULER: one uuid among needles of uuids alone",
-        ruler_prompts.niah_lines,
-        128,
-        (Size("RULER's size", (("uuids", True),)),),
-        _BINARY,
-        reads_depth=True,
-    ),
-    RulerTask(
-        "niah-multivalue",
-        "RULER: several numbers of one name in running text",
-        ruler_prompts.niah,
-        128,
-        tuple(Size(f"{count} values", (("values", count),)) for count in (4, 3, 2)),
-    ),
-    RulerTask(
-        "niah-multiquery",
-        "RULER: the numbers of several names in running text",
-        ruler_prompts.niah,
-        128,
-        tuple(Size(f"{count} queries", (("keys", count),)) for count in (4, 3, 2)),
-    ),
-    RulerTask("vt", "RULER: all variables of a chain of assignments", ruler_prompts.variables, 30, _VT),
-    RulerTask("cwe", "RULER: the commonest words of a list", ruler_prompts.common_words, 120, _CWE),
-    RulerTask("fwe", "RULER: the three commonest coded words", ruler_prompts.frequent_words, 50),
-)
-"""RULER's synthetic tasks beside its single needles (`retrieval_tasks.py`)."""
+RULER = (RulerTask("vt", "RULER: all variables of a chain of assignments", ruler_prompts.variables, 30, _VT),)
+"""RULER's variable tracking, beside its single needles (`retrieval_tasks.py`); lm-eval has the other tasks."""

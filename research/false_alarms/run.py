@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
 from mesa.methods import make
-from probe.evaluation.effective import effective_lengths
 from probe.thresholds.drift import DriftRule, find_drift
 from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.failure import measured_failure
@@ -195,27 +194,6 @@ def intervals() -> Rows:
             yield {"case": label, "prompts": prompts, "draws": draws, "covered": covered / draws}
 
 
-def effective() -> Rows:
-    """How often the bounds of an effective length hold the true one, of scores of 0 and 1 and of thirds."""
-    holds_to, draws = 512, 300
-    shares = {128: 0.95, 256: 0.9, 512: 0.85, 1024: 0.75, 2048: 0.6}  # of the base .95, 512 keeps .89 and 1024 .79
-    for parts in (1, 3):
-        for prompts in (2, 5, 10, 20):
-            rng, covered, judged = np.random.default_rng([6, parts, prompts]), 0, 0
-            for _ in range(draws):
-                rows = [
-                    {"task": "vt", "method": "origin", "length": length, "sample": sample, "metric": "recall"}
-                    | {"score": rng.binomial(parts, shares[length]) / parts}
-                    for length in shares
-                    for sample in range(prompts)
-                ]
-                (entry,) = effective_lengths(rows, ["vt"], M)
-                judged += entry["unjudged"] is None
-                covered += (entry["low"] or 0) <= holds_to <= (entry["high"] or 0)
-            share = covered / judged if judged else math.nan
-            yield {"parts": parts, "prompts": prompts, "draws": draws, "judged": judged, "covered": share}
-
-
 def stated() -> Rows:
     """How often M is called too large of scores that are the same at every length up to M."""
     lengths, rng, draws = (32, 64, 96, 128, 160, 192, M), np.random.default_rng(4), 300
@@ -236,8 +214,7 @@ def _scores(lengths: tuple[int, ...], nll: np.ndarray, hits: np.ndarray) -> xr.D
 
 
 STUDIES = {
-    study.__name__: study
-    for study in (noise, changes, short_windows, growth, random_weights, intervals, effective, stated)
+    study.__name__: study for study in (noise, changes, short_windows, growth, random_weights, intervals, stated)
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 from pages import drawn, shown_texts
 from results import evaluation, write_evaluation
 
-from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 from probe.experiment.journal import Journal
@@ -38,7 +37,7 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     assert any("mine-passkey.csv" in key for key in keys)
 
 
-def test_effective_lengths_and_longppl_come_first_and_scores_of_prompts_are_in_no_table(opened, tmp_path):
+def test_longppl_comes_first_and_scores_of_prompts_are_in_no_table(opened, tmp_path):
     summary = evaluation()
     scores = {"recall": 0.9, "copied": 0.2}
     rows = [
@@ -47,13 +46,11 @@ def test_effective_lengths_and_longppl_come_first_and_scores_of_prompts_are_in_n
         for metric, score in scores.items()
     ]
     summary["cells"] += summarize(rows, TASKS)
-    summary["effective"] = effective_lengths(rows, ["vt"], 256)
     summary["longppl"] = [{"method": "origin", "length": 256, "longppl": 3.217, "keys": 40, "texts": 5}]
     summary["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
     (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(summary))
     app = opened()
-    effective, longppl, *others = (element.value.set_index("method") for element in app.dataframe)
-    assert effective["vt"].tolist() == ["0.90 [0.46, 0.99]; copying 0.20", "at least 256 [256, 256]"]
+    longppl, *others = (element.value.set_index("method") for element in app.dataframe)
     assert longppl.loc["origin", "256"] == "3.22"
     assert "vt: 4 hops, no example; 30 tokens generated." in shown_texts(app)
     assert len(others) == 3  # passkey's difference and means, vt's means
