@@ -17,7 +17,7 @@ def run(request: AnatomyRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
     from probe.attention import request as planning
 
-    return run_experiment(request, options, planning, _measured)
+    return run_experiment(request, options, planning, _measured, folder="anatomy")
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

@@ -236,14 +236,22 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
 
 
 def run_experiment(
-    request: Any, options: RunOptions, planning: Any, measured: Callable[..., Results], *, reported: bool = True
+    request: Any,
+    options: RunOptions,
+    planning: Any,
+    measured: Callable[..., Results],
+    *,
+    folder: str = "",
+    reported: bool = True,
 ) -> int:
     """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
 
     planning: the module with `plan` of the request, `estimate` and `pass_counts` of the plan. measured: of the plan,
-    the folder, and how it is run. reported: whether a probe's report in the folder tells of it.
+    the folder, and how it is run. folder: of its journal, below --out. reported: whether a probe's report in --out
+    tells of it.
     """
     from probe.experiment.interrupts import check_interrupt
+    from probe.experiment.journal import known_rows
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
@@ -252,8 +260,11 @@ def run_experiment(
     planned = planning.plan(request)
     check_interrupt()
     if options.estimate:
-        models = [(planned.config, planning.pass_counts(planned))]
-        print_estimate(options, planning.estimate(planned), models, request, as_json=options.json)
+        place = options.out / folder / "journal.jsonl"
+        rows = {} if options.overwrite else known_rows(place, planned.settings)
+        passes, left = planning.pass_counts(planned), planning.pass_counts(planned, rows)
+        text = f"{planning.estimate(planned)}{done_text(options.out, passes, left)}"
+        print_estimate(options, text, [(planned.config, left)], request, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
         results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
@@ -280,6 +291,14 @@ def run_experiment(
 def print_continues(output: OutputOptions, reason: str) -> None:
     """Prints on stderr why a run is not whole, and how it continues."""
     print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
+
+
+def done_text(out: Path, passes: Mapping[Any, float], left: Mapping[Any, float]) -> str:
+    """A line that says which part of the passes of a run in the folder is done; empty where none is."""
+    every, remaining = sum(passes.values()), sum(left.values())
+    if remaining == every:
+        return ""
+    return f"\ndone in {out}, or not needed: {every - remaining:,.0f} of {every:,.0f} passes; the time is of those left"
 
 
 def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any, *, as_json: bool = False) -> None:

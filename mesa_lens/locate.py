@@ -15,9 +15,9 @@ OUT = "runs/locate"
 
 def run(request: LocateRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
-    from probe.interventions import request as planning
+    from probe.interventions import estimate as planning
 
-    return run_experiment(request, options, planning, _measured)
+    return run_experiment(request, options, planning, _measured, folder="locate")
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

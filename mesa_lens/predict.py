@@ -17,7 +17,7 @@ def run(request: PredictRequest, options: AddedOptions) -> int:
     """Measures what is missing, then predicts."""
     from probe.law import plan as planning
 
-    return run_experiment(request, options, planning, _measured)
+    return run_experiment(request, options, planning, _measured, folder="predict")
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

@@ -8,6 +8,7 @@ from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
     WorkerOptions,
+    done_text,
     print_estimate,
     resumable,
     runner_of,
@@ -25,14 +26,15 @@ def run(
 ) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.plan import estimate, pass_counts, plan
-    from probe.run import run_probe
+    from probe.run import done_already, run_probe
 
     runner = runner_of(workers, request.load)
     if output.estimate:
         planned = plan(request)
-        print_estimate(
-            workers, estimate(planned), [(planned.config, pass_counts(planned))], request, as_json=printing.json
-        )
+        rows, captured = ({}, set()) if output.overwrite else done_already(planned, output.out)
+        passes, left = pass_counts(planned), pass_counts(planned, rows, captured)
+        text = f"{estimate(planned)}{done_text(output.out, passes, left)}"
+        print_estimate(workers, text, [(planned.config, left)], request, as_json=printing.json)
         return 0
     with resumable(output):
         summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)

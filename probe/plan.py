@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -152,18 +153,21 @@ def estimate(plan: ProbePlan) -> str:
     )
 
 
-def pass_counts(plan: ProbePlan) -> dict[tuple[Method, int], float]:
-    """Passes of the run, captured and measured, by method and length."""
+def pass_counts(
+    plan: ProbePlan, rows: Collection[Any] = (), captured: Collection[tuple[str, str]] = ()
+) -> dict[tuple[Method, int], float]:
+    """Passes of the run, captured and measured, by method and length, but for those that are done.
+
+    rows: keys of the journal. captured: methods and prompts.
+    """
     setting = Setting(plan.trained_length, plan.lengths, plan.request.samples)
-    lengths = plan.lengths if plan.request.samples else ()
-    counts = {
-        (method, length): sum(TASKS[task].tokens(length, setting) for task in by_length.TASKS) / length
-        for method in plan.methods.values()
-        for length in lengths
-    }
-    for method in plan.methods.values():
-        counts[method, plan.length] = counts.get((method, plan.length), 0.0) + len(plan.prompts)
-    return counts
+    counts: dict[tuple[Method, int], float] = defaultdict(float)
+    for name, method in plan.methods.items():
+        for length in plan.lengths if plan.request.samples else ():
+            left = [task for task in by_length.TASKS if (task, name, length) not in rows]
+            counts[method, length] += sum(TASKS[task].tokens(length, setting) for task in left) / length
+        counts[method, plan.length] += sum((name, prompt) not in captured for prompt in plan.prompts)
+    return dict(counts)
 
 
 def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:

@@ -23,7 +23,7 @@ from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.worker import eval_tasks
 from probe.experiment.interrupts import check_interrupt
-from probe.experiment.journal import Journal
+from probe.experiment.journal import Journal, Rows, known_rows
 from probe.experiment.lock import how_to_resume, owned, tell_finished
 from probe.experiment.pool import Pool
 from probe.experiment.run import run_tasks
@@ -72,6 +72,15 @@ def run_probe(
 def is_whole(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
     return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
+
+
+def done_already(plan: ProbePlan, out: Path) -> tuple[Rows, set[tuple[str, str]]]:
+    """The measured rows, and the captured (method, prompt) pairs, that a run in the folder `out` would continue."""
+    try:
+        there = store.find_store(store_of(out), **template(plan))
+    except Refused:  # another's
+        there = None
+    return ({}, set()) if there is None else (known_rows(out / by_length.JOURNAL), whole_passes(there))
 
 
 def remove_run(out: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,9 +137,9 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
     return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))
 
 
-def pass_counts(plan: AnatomyPlan) -> Counter[tuple[Method, int]]:
-    """Passes of a run by method and length."""
-    return Counter((plan.methods[name], length) for _, name, length, _ in plan.keys)
+def pass_counts(plan: AnatomyPlan, rows: Collection[Key] = ()) -> Counter[tuple[Method, int]]:
+    """Passes of a run by method and length, those that the journal's rows lack."""
+    return Counter((plan.methods[key[1]], key[2]) for key in plan.keys if key not in rows)
 
 
 def estimate(plan: AnatomyPlan) -> str:

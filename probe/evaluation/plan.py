@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -199,21 +199,21 @@ def estimate(plan: EvalPlan) -> str:
     )
 
 
-def pass_counts(plan: EvalPlan) -> dict[tuple[Method, int], float]:
-    """Passes of a run by method and length, those that choose key tokens included."""
+def pass_counts(plan: EvalPlan, rows: Collection[Any] = ()) -> dict[tuple[Method, int], float]:
+    """Passes of a run by method and length, those that choose key tokens included, for what the journal's rows lack."""
     counts: dict[tuple[Method, int], float] = defaultdict(float)
-    for task, name, length in plan.cells:
+    for task, name, length in (cell for cell in plan.cells if cell not in rows):
         counts[plan.methods[name], length] += TASKS[task].tokens(length, plan.setting) / length
-    for key, count in evaluator_passes(plan).items():
+    for key, count in evaluator_passes(plan, rows).items():
         counts[key] += count
     return dict(counts)
 
 
-def evaluator_passes(plan: EvalPlan) -> dict[tuple[Method, int], float]:
+def evaluator_passes(plan: EvalPlan, rows: Collection[Any] = ()) -> dict[tuple[Method, int], float]:
     """Passes that choose key tokens, by their method and length: once a length for all methods."""
     counts: dict[tuple[Method, int], float] = defaultdict(float)
     if plan.evaluator:
-        for length in {length for task, _, length in plan.cells if TASKS[task].keyed}:
+        for length in {cell[2] for cell in plan.cells if cell not in rows and TASKS[cell[0]].keyed}:
             contexts = short_contexts(length, plan.setting.trained_length)
             for tokens in (length, *(end - begin for begin, _, end in contexts)):
                 counts[plan.evaluator, tokens] += plan.setting.samples

@@ -33,15 +33,21 @@ def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], execu
     models: configs, each with its passes. The trial runs the first layers with random weights: no model is loaded.
     """
     try:
-        ranges = [seconds(config, load, executor, passes) for config, passes in models if passes]
+        ranges = [seconds(config, load, executor, left) for config, passes in models if (left := _counted(passes))]
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
+    if not ranges:
+        return "time: none, no pass is left"
     threads = torch.get_num_threads()
     ends = dict.fromkeys(format_seconds(sum(end)) for end in zip(*ranges, strict=True))
     return (
         f"time: about {' to '.join(ends)} for the passes, if this machine stays as busy as it is now ({threads} "
         f"thread{'s' * (threads > 1)}; range of a short trial, repeated)"
     )
+
+
+def _counted(passes: Passes) -> Passes:
+    return {key: count for key, count in passes.items() if count > 0}
 
 
 def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:

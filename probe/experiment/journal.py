@@ -82,6 +82,17 @@ def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str,
         raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
+def known_rows(path: Path, settings: Mapping[str, Any] | None = None) -> Rows:
+    """The rows of a journal that a run with these settings would continue; none where it is another's or damaged."""
+    try:
+        file = read_journal(path)
+        if settings is not None and file.rows:
+            check_settings(path, file.settings or {}, settings)
+    except (Refused, OSError):
+        return {}
+    return file.rows
+
+
 def bad_row(path: Path, key: Key, problem: str) -> Refused:
     """The error for a row that is sealed and yet not what a command writes."""
     return Refused(f"{path}: the row of {list(key)} {problem}; remove its line, use --overwrite or another --out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,9 @@ from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import check_prompts, passes_text, peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
-from probe.interventions.interventions import weaves
 from probe.interventions.passes import Item, items
 from probe.options import parse_ranges
 from probe.request import LocateRequest
@@ -150,24 +148,3 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
         "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
     return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes)
-
-
-def pass_counts(plan: LocatePlan) -> dict[tuple[Method, int], float]:
-    """Passes of both runs and of weaves by method and length; a pass from a layer on is a part of one."""
-    depth, wanted = plan.config.num_hidden_layers, "weave" in plan.request.kinds
-    woven = weaves(plan.layers, plan.heads, plan.request.ways) if wanted else ()
-    passes = 2 + sum((depth - weave.layer) / depth for weave in woven)
-    counts: dict[tuple[Method, int], float] = defaultdict(float)
-    for name in plan.compared:
-        for item in (item for prompts in plan.items.values() for item in prompts):
-            counts[plan.methods[name], len(item.ids)] += passes
-    return counts
-
-
-def estimate(plan: LocatePlan) -> str:
-    """Passes, tokens and memory of a run, as text."""
-    prompts, longest = sum(map(len, plan.items.values())), max(length for _, length in plan.items)
-    beside = [f"beside {kind}" for kind in ("clamp", "smallest") if kind in plan.request.kinds]
-    names = (f"{len(plan.layers)} layers", f"{len(plan.heads)} heads", f"{len(plan.compared)} methods")
-    what = ", ".join([*names, f"{prompts} prompts", *beside])
-    return passes_text(what, pass_counts(plan), longest, needed_bytes(plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,9 +184,11 @@ def needed_bytes(plan: PredictPlan) -> int:
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
 
 
-def pass_counts(plan: PredictPlan) -> Counter[tuple[Method, int]]:
-    """Passes by method and length."""
-    return Counter((part.method, part.length) for part in plan.passes.values() for _ in plan.texts)
+def pass_counts(plan: PredictPlan, rows: Collection[Any] = ()) -> Counter[tuple[Method, int]]:
+    """Passes by method and length, those that the journal's rows lack."""
+    keys = ((key, (*key, text)) for key in plan.passes for text in range(len(plan.texts)))
+    left, passes = [key for key, row in keys if row not in rows], plan.passes
+    return Counter((passes[key].method, passes[key].length) for key in left)
 
 
 def estimate(plan: PredictPlan) -> str:

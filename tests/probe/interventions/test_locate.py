@@ -11,7 +11,8 @@ from headed import HEAD
 
 from probe.experiment.runner import LOCAL
 from probe.files import read_result
-from probe.interventions.request import LocateRequest, estimate, plan
+from probe.interventions.estimate import estimate
+from probe.interventions.request import LocateRequest, plan
 from probe.interventions.results import summarize
 from probe.interventions.run import locate
 from probe.status import status_of
