@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mesa.checking.oracle import Positions, attention_output, seen_by
+from mesa.checking.oracle import Positions, Seen, attention_output, seen_by
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
 from mesa.checking.rows import NOT_RUN, Comparison, Row, worst_row
 from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
@@ -50,10 +50,12 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
     mistake = 0.0
     for setting in reversed(subject.settings):
         stock, ids = subject.stock[setting], subject.ids(setting.length)
-        with applied(subject.model, method, prompt_length=setting.prompt) as attachment:
-            with record_method(attachment) as calls:
-                fused = run(subject.model, ids).logits
-            comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
+        with (
+            applied(subject.model, method, prompt_length=setting.prompt) as attachment,
+            record_method(attachment) as calls,
+        ):
+            fused = run(subject.model, ids).logits
+        comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
         if setting == last:
             nope = NoPE(trained_length=subject.pretended)
             other = _logits(subject, nope, setting, "fused") if method.as_trained else fused
@@ -111,34 +113,42 @@ _LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
 
 def against_pairs(subject: Subject, setting: Setting, attachment: Attachment, calls: Calls) -> Iterator[Comparison]:
-    """Comparisons in some layers; to be consumed while the method is attached."""
+    """Comparisons in some layers."""
     plan = attachment.method.plan(setting.length, setting.prompt)
-    unrotated = before_rotation(subject.model, calls)
-    for layer in _some(sorted(calls.functions), _LAYERS):
+    unrotated = before_rotation(subject.model, subject.ids(setting.length), calls)
+    for number in _some(range(len(calls.functions)), _LAYERS):
+        call = calls.functions[number]
         if attachment.slopes is None:
-            at = _scaled(subject.stock[setting].positions[layer], plan)
+            at = _scaled(subject.stock[setting].positions[number], plan)
         else:
             at = Positions(slopes=attachment.slopes.double().numpy())
-        where = f"in layer {layer} at {setting.length} tokens"
-        yield _of_layer(calls.functions[layer], unrotated[layer], plan, at, subject.model.dtype, where)
+        where = f"in layer {call.attends.layer} at {setting.length} tokens"
+        yield _of_layer(call, unrotated[number], plan, at, subject.model.dtype, where)
 
 
 def _of_layer(
     call: AttentionCall, unrotated: AttentionCall, plan: Plan, at: Positions, dtype: torch.dtype, where: str
 ) -> Comparison:
-    """The largest difference, with what rounding makes, and what every distance one too large would."""
+    """The largest difference, with what rounding makes, and what every distance one too large would.
+
+    Where no position enters, the mistake is a key too few.
+    """
     query, keys, values = (array(states[0]) for states in (unrotated.query, unrotated.key, call.value))
     group, output, largest = len(query) // len(keys), array(call.output[0]), np.zeros(3)
     for token in _some(range(1, plan.length), _TOKENS):
-        seen = seen_by(plan, token, call.window)
-        farther = seen._replace(distance=seen.distance + (seen.keys < token))  # all but itself: the nearest mistake
+        seen = seen_by(plan, token, None if unrotated.seen is None else unrotated.seen[token].cpu().numpy())
+        there = seen.query_position
+        farther = seen._replace(query_position=there + (seen.keys < token))  # all but itself: the nearest mistake
+        if at.none:
+            farther = Seen(*(part[1:] for part in seen)) if len(seen.keys) > 1 else seen
         sign = np.random.default_rng(4).choice((-1.0, 1.0), len(seen.keys))
-        blurred = seen._replace(distance=seen.distance + plan.length * 2**-24 * sign)  # as float32 angles are
+        blurred = seen._replace(query_position=there + plan.length * 2**-24 * sign)  # as float32 angles are
         for head in _some(range(len(query)), _HEADS):
             states = query[head, token], keys[head // group], values[head // group]
+            sink = None if call.sinks is None else float(call.sinks[head])
             noisy = perturbed(states[0], dtype, 0), perturbed(states[1], dtype, 1), perturbed(states[2], dtype, 2)
             true, rounded, mistaken = (
-                attention_output(given, pairs, call.scaling, at, head)
+                attention_output(given, pairs, call.scaling, at, head, call.softcap, sink)
                 for given, pairs in ((states, seen), (noisy, blurred), (states, farther))
             )
             others = output[token, head], perturbed(rounded, dtype, 3), mistaken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
 from mesa.errors import Refused
 from mesa.finite import check_finite
-from mesa.methods import Method, NoPE, Origin
+from mesa.methods import LMInfinite, Method, NoPE, Origin
 from mesa.support import is_rotary, length_choice, trained_length
 
 HOOKS = "bridge against hidden states"
@@ -114,8 +115,10 @@ def stock_against_origin(subject: Subject) -> Row:
     """The stock model against Origin."""
     comparisons = []
     for setting in subject.settings:
+        subject.record_stock(setting)
         stock, logits = subject.stock[setting], []
-        for method in (Origin, NoPE):
+        turns = not stock.positions or not all(at.none for at in stock.positions)
+        for method in (Origin, NoPE if turns else LMInfinite):
             with applied(subject.model, method(trained_length=subject.pretended)):
                 logits.append(run(subject.model, subject.ids(setting.length)).logits)
         difference, mistake = (max_difference(other, stock.logits) for other in logits)
@@ -127,37 +130,39 @@ def stock_against_origin(subject: Subject) -> Row:
 
 
 def rotary(subject: Subject) -> Row:
-    """Every layer's queries and keys against the rotation that the model's rotary module detail."""
+    """The queries and keys of every layer that rotates, and the rotation by its rotary module's frequencies."""
     name = "rotary"
     if not is_rotary(subject.model.config.model_type):
         return Row(name, NOT_RUN, "the model has no rotary embeddings")
     setting = subject.settings[-1]
     stock = subject.stock[setting]
-    layers = subject.model.config.num_hidden_layers
-    silent = [layer for layer in range(layers) if layer not in stock.calls.functions or layer not in stock.unrotated]
-    if silent:
-        detail = f"layer {silent[0]} does not call its attention through transformers' AttentionInterface"
-        return Row(name, FAILED, f"{detail}; no method can be attached to it")
-    comparisons = [_rotary_layer(subject, setting, layer) for layer in range(layers)]
+    turning = [number for number, at in enumerate(stock.positions) if not at.none]
+    if not turning:
+        return Row(name, NOT_RUN, "none of the model's layers rotates its queries and keys")
+    comparisons = [_rotary_layer(subject, setting, number) for number in turning]
     detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
     remedy = "this layer gives tokens other positions, so that methods would weave distances it does not use"
     return worst_row(name, "", comparisons, detail, remedy)
 
 
-def _rotary_layer(subject: Subject, setting: Setting, layer: int) -> Comparison:
-    """A layer's comparison; the mistake is one position."""
+def _rotary_layer(subject: Subject, setting: Setting, number: int) -> Comparison:
+    """The comparison of an attention call; the mistake is one position."""
     stock = subject.stock[setting]
-    call, unrotated, at = stock.calls.functions[layer], stock.unrotated[layer], stock.positions[layer]
+    call, unrotated, at = stock.calls.functions[number], stock.unrotated[number], stock.positions[number]
     index = np.arange(float(setting.length))
     blur, dtype, largest = setting.length * 2.0**-24, subject.model.dtype, np.zeros(3)
-    for theirs, ours in ((call.query, unrotated.query), (call.key, unrotated.key)):
+    both = ((call.query, unrotated.query), (call.key, unrotated.key))
+    for (theirs, ours), weight in zip(both, (None, None) if at.weights is None else at.weights, strict=True):
+        turned = partial(rotated, positions=at, weight=weight)
         for head in range(ours.shape[1]):
             state, got = array(ours[0, head]), array(theirs[0, head])
-            true = rotated(state, index, at)
-            off = perturbed(rotated(perturbed(state, dtype, 0), index + blur, at), dtype, 1)
-            differences = [abs(other - true).max() for other in (got, off, rotated(state, index + 1, at))]
+            true = turned(state, index)
+            off = perturbed(turned(perturbed(state, dtype, 0), index + blur), dtype, 1)
+            differences = [abs(other - true).max() for other in (got, off, turned(state, index + 1))]
             largest = np.maximum(largest, differences)
-    return Comparison(float(largest[0]), ALLOWED * float(largest[1]), float(largest[2]), f"in layer {layer}")
+    return Comparison(
+        float(largest[0]), ALLOWED * float(largest[1]), float(largest[2]), f"in layer {call.attends.layer}"
+    )
 
 
 def restored(subject: Subject) -> Row:

@@ -1,20 +1,22 @@
-"""Inputs and outputs of a model's attention, layer by layer, recorded during a forward pass."""
+"""Inputs and outputs of a model's attention, call by call, recorded during a forward pass."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-from transformers import AttentionInterface, Cache
+from torch import Tensor, nn
+from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from mesa.decoder import layers_of, removed
+from mesa.checking.oracle import Positions
+from mesa.decoder import removed, replaced
+from mesa.engine import structure
 from mesa.engine.plug import Attachment
 
 _NAME = "mesa_lens_check"
@@ -22,79 +24,104 @@ _NAME = "mesa_lens_check"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call of an attention function: query, key, value (batch, head, token, dim), and the output, tokens first."""
+    """A call of an attention function: query, key, value (batch, head, token, dim), and the output, tokens first.
 
+    softcap and sinks (head,): None where there are none. seen: which keys the model's own mask lets a query see
+    (query, key), None where that was not asked for.
+    """
+
+    attends: structure.Attends
     query: Tensor
     key: Tensor
     value: Tensor
     scaling: float
-    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
     output: Tensor
+    seen: Tensor | None = None
 
 
 @dataclass
 class Calls:
-    """The calls of a pass by layer: of attention modules, and of the attention functions in them."""
+    """The calls of a pass, in their order, and the frequencies of its rotary modules at that time."""
 
-    modules: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    functions: dict[int, AttentionCall] = field(default_factory=dict)
+    functions: list[AttentionCall] = field(default_factory=list)
+    frequencies: dict[tuple[str, str | None], Tensor] = field(default_factory=dict)
+
+    def positions(self, decoder: nn.Module) -> list[Positions]:
+        """How positions enter each call by these frequencies; none where it does not rotate."""
+        return [self._of(call.attends, structure.paths(decoder), call.query) for call in self.functions]
+
+    def _of(self, attends: structure.Attends, modules: dict[str, nn.Module], query: Tensor) -> Positions:
+        if attends.kind is None:
+            return Positions()
+        rotary, kind, layout = attends.kind
+        norms = [structure.weight_of(modules[path], query) for path in attends.norms or ()]
+        return Positions(
+            self.frequencies[rotary, kind].double().cpu().numpy()[: layout.pairs],
+            layout.begin,
+            layout.interleaved,
+            layout.backwards,
+            weights=np.stack([norm.detach().double().cpu().numpy() for norm in norms]) if norms else None,
+        )
 
 
-def _recording(calls: Calls, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(calls: Calls, known: Callable[[Any], structure.Attends], inner: Callable[..., Any]) -> Any:
     """The attention function `inner`, whose calls are recorded."""
 
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
         output, weights = inner(module, query, key, value, mask, *args, **kwargs)
         scaling = args[0] if args else kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        calls.functions[module.layer_idx] = AttentionCall(
-            query, key, value, scaling, kwargs.get("sliding_window"), output
-        )
+        special = kwargs.get("softcap"), kwargs.get("s_aux")
+        calls.functions.append(AttentionCall(known(module), query, key, value, scaling, *special, output))
         return output, weights
 
     return attention
 
 
 @contextmanager
-def _record_modules(model: Any, calls: Calls) -> Iterator[None]:
-    """The calls of every rotary attention module are recorded, as its decoder layer makes them."""
-
-    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layer: int) -> None:
-        calls.modules[layer] = module, args, kwargs
-
-    handles = [
-        module.register_forward_pre_hook(partial(keep, layer=layer), with_kwargs=True, prepend=True)
-        for layer, whole in enumerate(layers_of(model))
-        for module in whole.modules()
-        if module is not whole and "position_embeddings" in inspect.signature(module.forward).parameters
-    ]
-    with removed(handles):
-        yield
-
-
-@contextmanager
 def _attention_replaced(model: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """The model calls an attention function of ours, with masks as for sdpa."""
+    """The model calls an attention function of ours, with whole masks as for sdpa, and computes every token."""
+
+    def mask(**kwargs: Any) -> Any:
+        return AttentionMaskInterface._global_mapping["sdpa"](**{**kwargs, "allow_is_causal_skip": False})
+
     before = model.config._attn_implementation
     AttentionInterface.register(_NAME, function)
-    AttentionMaskInterface.register(_NAME, AttentionMaskInterface._global_mapping["sdpa"])
+    AttentionMaskInterface.register(_NAME, mask)
     try:
         model.config._attn_implementation = _NAME
-        yield
+        with replaced(*structure.whole_prompts(model.get_decoder())):
+            yield
     finally:
         model.config._attn_implementation = before
         AttentionInterface._global_mapping.pop(_NAME)
         AttentionMaskInterface._global_mapping.pop(_NAME)
 
 
+def _plain(module: Any, *states: Any, scaling: float | None = None, **_: Any) -> Any:
+    return AttentionInterface._global_mapping["sdpa"](module, *states, scaling=scaling)
+
+
 @contextmanager
 def record_stock(model: Any) -> Iterator[Calls]:
-    """The calls of the stock model, whose attention is sdpa meanwhile."""
-    calls = Calls()
-    with (
-        _attention_replaced(model, _recording(calls, AttentionInterface._global_mapping["sdpa"])),
-        _record_modules(model, calls),
-    ):
+    """The calls of the stock model, whose attention is sdpa meanwhile, without soft cap and sinks."""
+    calls, decoder = Calls(), model.get_decoder()
+    modules, found = structure.paths(decoder), structure.structure_of(model)
+    known, places = {id(modules[path]): attends for path, attends in found.items()}, structure.rotaries(decoder)
+
+    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, path: str) -> None:
+        place = path, structure.requested_kind(module, args, kwargs)
+        frequencies: Any = places[place].inv_freq
+        calls.frequencies[place] = frequencies.clone()  # which a long text may change in place
+
+    handles = [
+        modules[path].register_forward_hook(partial(keep, path=path), with_kwargs=True)
+        for path in dict.fromkeys(path for path, _ in places)
+    ]
+    function = _recording(calls, lambda module: known[id(module)], _plain)
+    with removed(handles), _attention_replaced(model, function):
         yield calls
 
 
@@ -102,32 +129,41 @@ def record_stock(model: Any) -> Iterator[Calls]:
 def record_method(attachment: Attachment) -> Iterator[Calls]:
     """The calls of a model under a method."""
     calls, function = Calls(), attachment.attention
-    attachment.attention = _recording(calls, function)  # pyright: ignore[reportAttributeAccessIssue]
+    attachment.attention = _recording(calls, attachment.attends, function)
     AttentionInterface.register(attachment.name, attachment.attention)
     try:
-        with _record_modules(attachment.model, calls):
-            yield calls
+        yield calls
     finally:
         del attachment.__dict__["attention"]
         AttentionInterface.register(attachment.name, function)
 
 
-def before_rotation(model: Any, calls: Calls) -> Mapping[int, AttentionCall]:
-    """The calls' queries, keys and values before rotation: the attention modules are run once more, without it.
+@torch.no_grad()
+def before_rotation(model: Any, ids: Tensor, calls: Calls) -> Sequence[AttentionCall]:
+    """The calls' queries and keys before rotation, and what each query may see.
 
-    Those of models without rotary embeddings are as they were call.
+    The model reads the tokens again, all at its rotary modules' position 0, while every attention call gives what was
+    recorded. To be called while no method is attached. Calls of models without rotary embeddings stay as they are.
     """
-    if not calls.modules:
+    decoder, unrotated, recorded = model.get_decoder(), list[AttentionCall](), iter(calls.functions)
+    places = structure.rotaries(decoder)
+    if not places:
         return calls.functions
-    unrotated = Calls()
 
-    def nothing(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        output = value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        return output, None
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *_: Any, **__: Any) -> Any:
+        call = next(recorded)
+        unrotated.append(replace(call, query=query, key=key, seen=mask[0, 0] if mask is not None else None))
+        return call.output, None
 
-    with _attention_replaced(model, _recording(unrotated, nothing)), torch.no_grad():
-        for module, args, kwargs in calls.modules.values():
-            cos, sin = kwargs["position_embeddings"]
-            without_cache = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
-            module(*args, **{**without_cache, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))})
-    return unrotated.functions
+    def at_zero(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        zeros = torch.zeros(1, ids.shape[1], dtype=torch.long, device=ids.device)
+        return (), structure.placed(module, args, kwargs, zeros)
+
+    modules = structure.paths(decoder)
+    handles = [
+        modules[path].register_forward_pre_hook(at_zero, with_kwargs=True)
+        for path in dict.fromkeys(path for path, _ in places)
+    ]
+    with removed(handles), _attention_replaced(model, attention):
+        model(ids, use_cache=False)
+    return unrotated

@@ -59,7 +59,8 @@ def worst_row(check: str, method: str, comparisons: Sequence[Comparison], detail
         numbers = {"difference": sharp.difference, "allowed": sharp.allowed, "mistake": sharp.mistake}
         why = f"rounding ({sharp.allowed:.1e}) would hide a mistake ({sharp.mistake:.1e}); run it with --dtype float32"
         if sharp.mistake * 1e3 < sharp.allowed:
-            why = "the method changes nothing here (a sliding window may hide it); use a smaller --pretended"
+            why = "the method changes nothing here (a sliding window or layers without positions may hide it); "
+            why += "use a smaller --pretended"
         return Row(check, NOT_RUN, f"{sharp.where}: {why}", method, **numbers)
     return Row(check, PASSED, f"{detail}, {worst.where}", method, **numbers)
 

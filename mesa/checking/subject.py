@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
 from mesa.decoder import removed
-from mesa.errors import Failed, Refused
+from mesa.errors import Failed
 from mesa.support import is_rotary
 
 ALLOWED = 8.0
@@ -33,13 +33,13 @@ class Setting(NamedTuple):
 
 @dataclass
 class Stock:
-    """What the stock model computes of a setting's tokens; by layer, how its queries and keys were rotated."""
+    """What the stock model computes of a setting's tokens; of each attention call, how positions enter it."""
 
     logits: Tensor
     states: tuple[Tensor, ...]
-    calls: Calls
-    unrotated: Mapping[int, AttentionCall]
-    positions: dict[int, Positions]
+    calls: Calls = field(default_factory=Calls)
+    unrotated: Sequence[AttentionCall] = ()
+    positions: list[Positions] = field(default_factory=list)
     allowed: float = 0.0
     allowed_states: list[float] = field(default_factory=list)
 
@@ -73,21 +73,24 @@ class Subject:
         except (RuntimeError, IndexError) as error:
             why = f"the stock model itself cannot read {setting.length} tokens ({error}); use a smaller --pretended"
             raise Failed(why) from error
-        calls = Calls()
-        if is_rotary(self.model.config.model_type):
-            with record_stock(self.model) as calls:
-                run(self.model, ids)
-        stock = Stock(plain.logits, plain.hidden_states, calls, before_rotation(self.model, calls), {})
+        stock = Stock(plain.logits, plain.hidden_states)
         with rounding_perturbed(self.model):
             off = run(self.model, ids, output_hidden_states=True)
         stock.allowed = ALLOWED * max_difference(off.logits, plain.logits)
         stock.allowed_states = [
             ALLOWED * max_difference(*pair) for pair in zip(off.hidden_states, plain.hidden_states, strict=True)
         ]
-        for layer, (_, _, kwargs) in calls.modules.items():
-            stock.positions[layer] = _positions(self.model.get_decoder(), *kwargs["position_embeddings"])
         self.stock[setting] = stock
         return stock
+
+    def record_stock(self, setting: Setting) -> None:
+        """Notes a rotary stock model's attention calls; Refused where no method can be attached."""
+        stock, ids = self.stock[setting], self.ids(setting.length)
+        if is_rotary(self.model.config.model_type):
+            with record_stock(self.model) as stock.calls:
+                run(self.model, ids)
+            stock.unrotated = before_rotation(self.model, ids, stock.calls)
+            stock.positions = stock.calls.positions(self.model.get_decoder())
 
 
 @torch.no_grad()
@@ -104,18 +107,6 @@ def max_difference(ours: Tensor, theirs: Tensor) -> float:
 def array(states: Tensor) -> np.ndarray:
     """The states in float64."""
     return states.detach().double().cpu().numpy()
-
-
-def _positions(decoder: Any, cos: Tensor, sin: Tensor) -> Positions:
-    """The frequencies, among those that the decoder's rotary modules hold, that a layer's cos and sin were made of."""
-    scaled, half = float(cos[0, 0].float().mean()), cos.shape[-1] // 2
-    known = [buffer.double().cpu() for name, buffer in decoder.named_buffers() if name.endswith("inv_freq")]
-    fitting = [buffer for buffer in known if buffer.shape == (half,)]
-    if not fitting:
-        raise Refused(f"no rotary module of the decoder has the {half} frequencies that its layers are given")
-    used = [part[0, 1, :half].double().cpu() / scaled for part in (cos, sin)]
-    off = [float((buffer.cos() - used[0]).abs().max() + (buffer.sin() - used[1]).abs().max()) for buffer in fitting]
-    return Positions(fitting[int(np.argmin(off))].numpy(), scaled)
 
 
 def unit(dtype: torch.dtype) -> float:

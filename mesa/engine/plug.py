@@ -81,6 +81,15 @@ class Attachment:
         layers, modules = structure.structure_of(self.model, verify), self._modules
         return {id(modules[path]): attends for path, attends in layers.items()}
 
+    def attends(self, module: Any) -> structure.Attends:
+        """How an attention module attends."""
+        known = self._attends.get(id(module)) if self.slopes is None else structure.Attends(module.layer_idx, None)
+        if known is None:
+            raise passes.Bypassed(
+                f"{self.method.name}: a {type(module).__name__} attends that did not when it was tried"
+            )
+        return known
+
     @property
     def running(self) -> passes.Pass | None:
         """The pass that runs in this thread."""
@@ -262,11 +271,7 @@ class Attachment:
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise passes.Bypassed(running.owner.why())
-        attends = self._attends.get(id(module)) if self.slopes is None else structure.Attends(module.layer_idx, None)
-        if attends is None:
-            raise passes.Bypassed(
-                f"{self.method.name}: a {type(module).__name__} attends that did not when it was tried"
-            )
+        attends = self.attends(module)
         layer, kind = attends.layer, attends.kind
         if kind is not None and kind[:2] not in running.placed:
             raise passes.Bypassed(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -75,7 +76,7 @@ def structure_of(model: Any, verify: bool = True) -> Structure:
     if model not in _of_model:
         known = paths(model.get_decoder())
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
-        key = (type(model), repr(config))
+        key = (type(model), repr(config), *((path, type(module)) for path, module in known.items()))
         if key not in _known or not all(path in known for path in _known[key]):
             _known[key] = _Probe(model, verify).structure()
         _of_model[model] = _known[key]
@@ -232,11 +233,27 @@ class _Probe:
 
         norms = [
             module
-            for module in self.decoder.modules()
-            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1
+            for module in self.paths.values()  # of a bridge's, the ones inside
+            if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 1
         ]
-        with removed([norm.register_forward_hook(note) for norm in norms]):
+        layers = enumerate(layers_of(self.model))
+        hooks = [layer.register_forward_hook(partial(self._check_layer, number)) for number, layer in layers]
+        with removed([*hooks, *(norm.register_forward_hook(note) for norm in norms)]):
             yield
+
+    def _check_layer(self, number: int, layer: nn.Module, args: Any, output: Any) -> None:
+        """Refused where positions reach a layer's output by another way than its attention calls, which are equal."""
+        states = output[0] if isinstance(output, tuple) else output
+        if not isinstance(states, Tensor) or len(states) != 2:
+            return
+        off = float((states[1] - states[0]).abs().max())
+        if not off <= max(1e-3, _rounding(states)) * float(states.abs().max()):
+            raise Refused(
+                self._refusal(
+                    f"layer {number} uses positions without calling its attention through transformers' "
+                    "AttentionInterface"
+                )
+            )
 
     def mask(self, **kwargs: Any) -> Pass:
         """What layers are given in the mask's place."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import cases
 import pytest
+import structures
 import tiny
 import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
@@ -49,6 +50,47 @@ def test_every_family_passes(family, tmp_path):
     assert set(said) <= {("rotary", "")} if kind in ("mpt", "bloom") else not said
     assert len(rows(report, "passed")) + len(said) == 6 + 3 * len(CHECKS)
     assert f"\n| {kind} | " in PAGE
+
+
+STRUCTURED = (
+    "some layers do not rotate",
+    "linear layers",
+    "MLA",
+    "sinks",
+    "soft cap",
+    "norms after the rotation",
+    "chunks",
+)
+
+
+@pytest.mark.parametrize("structure", STRUCTURED)
+def test_every_structure_passes(structure, tokenizer):
+    report = checked(structures.build(structure), tokenizer)
+    assert not report.failed
+    assert {check for check, _ in rows(report, "not run")} <= {"bridge against hidden states"}
+    assert len(rows(report, "passed")) >= 5 + len(CHECKS)
+
+
+@pytest.mark.parametrize(("structure", "lost"), [("sinks", "s_aux"), ("soft cap", "softcap")])
+def test_what_changes_a_softmax_is_checked_by_pairs(structure, lost, tokenizer, monkeypatch):
+    """The engine without it; at attach it would be refused, which is left out here."""
+    scoring, model = attention.Schedule.scoring, structures.build(structure)
+    with mesa.applied(model, cases.method("rerope")):
+        pass
+    left = {"softcap": 0, "s_aux": 1}[lost]
+    monkeypatch.setattr(
+        attention.Schedule,
+        "scoring",
+        lambda self, *given: scoring(self, *(None if place == left else part for place, part in enumerate(given))),
+    )
+    assert ("fused against pairs", "rerope") in rows(checked(model, tokenizer), "failed")
+
+
+def test_where_no_layer_rotates_masks_are_checked(tokenizer):
+    report = checked(structures.build("no layer rotates"), tokenizer, "rerope,lm-infinite")
+    assert not report.failed
+    assert rows(report, "not run")["rotary", ""] == "none of the model's layers rotates its queries and keys"
+    assert ("fused against pairs", "lm-infinite") in rows(report, "passed")
 
 
 @pytest.mark.slow
@@ -97,7 +139,7 @@ class Bypassing(LlamaAttention):
     """Attention of its own, as remote code has it."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
-        return self.o_proj(self.q_proj(hidden_states)), None
+        return self.o_proj(self.q_proj(hidden_states) * position_embeddings[0].repeat(1, 1, 4)), None
 
 
 def test_attention_that_bypasses_transformers_fails(tokenizer):
@@ -106,7 +148,7 @@ def test_attention_that_bypasses_transformers_fails(tokenizer):
     report = checked(model.eval(), tokenizer)
     failed = rows(report, "failed")
     assert set(failed) == {("stock against origin", "")}
-    assert "origin is attached, but layer 1 does not run it" in failed["stock against origin", ""]
+    assert "layer 1 uses positions without calling its attention" in failed["stock against origin", ""]
     assert ("fused against pairs", "rerope") in rows(report, "not run")
 
 

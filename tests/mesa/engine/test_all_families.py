@@ -86,6 +86,13 @@ MORE = {
     "deepseek_v3": {"head_dim": 8, "num_key_value_heads": 4},
     "deepseek_v32": {"head_dim": 8, "num_key_value_heads": 4},
     "dots3_note": {"num_key_value_heads": 4},
+    "falcon_h1": {
+        "mamba_chunk_size": 8,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 8,
+        "mamba_n_heads": 4,
+    },
     "gemma3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 17},
     "gemma3n": {
         "activation_sparsity_pattern": [0.0, 0.0],
@@ -201,8 +208,10 @@ def build(family):
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.15)
-        else:
+        elif weight.any():
             weight.data.mul_(torch.rand_like(weight) + 0.5)
+        else:  # such as zaya's factors on keys, without which its attention sees no position
+            weight.data.add_(torch.rand_like(weight))
     return model
 
 
