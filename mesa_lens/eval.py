@@ -24,7 +24,7 @@ class HarnessOptions:
     limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
 
 
-HELP = "run passkey, RULER, LongEval, NLL, LongPPL, summaries, latency or lm-eval tasks under each method"
+HELP = "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method"
 EXAMPLE = "mesa-lens eval --task passkey,nll --samples 10 --out runs/eval"
 OUT = "runs/eval"
 
@@ -47,8 +47,8 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
     from probe.eval_report import write_eval_report
     from probe.evaluation.run import run as run_cells
-    from probe.evaluation.summary import plain_table, tables
-    from probe.evaluation.text import notes, summary_tables
+    from probe.evaluation.summary import tables
+    from probe.evaluation.text import notes
     from probe.figures.curves import write_curves
 
     summary = run_cells(plan, out, **how)
@@ -59,7 +59,7 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
     text = ""
     if summary["cells"]:
         files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        paragraphs = [tables(summary["cells"]), *map(plain_table, summary_tables(summary)), "\n".join(notes(summary))]
+        paragraphs = [tables(summary["cells"]), "\n".join(notes(summary))]
         text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
     return Results(summary, text, len(summary["failed"]), left)
 
@@ -73,7 +73,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
     from probe.files import json_text
 
     runner = runner_of(options, request.load)
-    unused = {name: getattr(request, name) for name in ("text", "data", "depth", "evaluator_method")}
+    unused = {name: getattr(request, name) for name in ("text", "data", "depth")}
     for name, value in {**unused, "estimate": options.estimate or None, "minutes": options.minutes}.items():
         if value is not None:
             raise Refused(f"--{name.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")

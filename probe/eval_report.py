@@ -9,7 +9,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from probe.evaluation.summary import difference_tables, mean_tables
-from probe.evaluation.text import sentences, summary_tables
+from probe.evaluation.text import sentences
 from probe.figures.curves import evaluation_charts
 from probe.figures.render import html_embed
 from probe.files import write
@@ -38,7 +38,7 @@ def render_evaluation(summary: Mapping[str, Any]) -> str:
         sentences=sentences(summary),
         figures=[figure for task, figure in figures.items() if task not in _COSTS],
         costs=[figure for task, figure in figures.items() if task in _COSTS],
-        first=[*summary_tables(summary), *difference_tables(cells[0])],
+        first=list(difference_tables(cells[0])),
         means=list(mean_tables(cells[0])),
         cost_tables=[*mean_tables(cells[1]), *difference_tables(cells[1])],
         tables=["samples"],

@@ -42,7 +42,6 @@ TERMS = {
     "95% interval": "Where the mean would lie, with 95% certainty, if other texts of this kind were drawn.",
     "false alarm": "The same rule calls a break inside the trained window, where the model works.",
     "smallest set of heads": "The fewest attention heads in which the method restores 90% of the loss, as layer.head.",
-    "LongPPL": "Perplexity of those tokens alone that need a long text before them. Lower is better.",
 }
 """By term, in the words of a reader who has not met it."""
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(TERMS, key=len, reverse=True)))})(?=s?(?![\w-]))")

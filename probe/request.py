@@ -234,9 +234,6 @@ class EvalRequest(MethodsRequest):
     )
     new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=_DATA)
     batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
-    evaluator_method: Text | None = option(
-        None, "task longppl only: the method under which the model picks the key tokens", unset="rerope"
-    )
 
 
 def _tried(kind: Kind) -> dict[str, Any]:

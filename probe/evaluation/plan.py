@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,15 +9,14 @@ from typing import Any
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.methods import Method, make, meant
+from mesa.methods import Method, meant
 from mesa.models import bytes_a_number, tokenizer_of
-from mesa.support import check_method
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.request import EvalRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.latency import Latency
-from probe.tasks.likelihood import LIKELIHOOD, short_contexts
+from probe.tasks.likelihood import LIKELIHOOD
 from probe.tasks.retrieval_tasks import RETRIEVAL
 from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
@@ -30,16 +28,13 @@ PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 SCORED_PROMPTS = 3
 """Version of prompts and how answers are scored."""
-EVALUATOR = "rerope"
-"""The method under which key tokens are chosen, unless another is stated."""
 
 
 @dataclass(frozen=True)
 class EvalPlan:
     """A request, checked: methods, shared setting, and the cells (task, method, length).
 
-    sizes: by task, how large it is, where that depends on the trained window. evaluator: the method under which the
-    model itself chooses the key tokens of `keyed` tasks, which are not run under it.
+    sizes: by task, how large it is, where that depends on the trained window.
     """
 
     request: EvalRequest
@@ -47,7 +42,6 @@ class EvalPlan:
     setting: Setting
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
-    evaluator: Method | None = None
 
     @property
     def trained_length(self) -> int:
@@ -62,7 +56,6 @@ class EvalPlan:
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
-            if not (TASKS[task].keyed and self.evaluator and self.evaluator.name == self.methods[method].name)
         ]
         return sorted(cells, key=lambda cell: cell[2])
 
@@ -117,7 +110,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
     sizes = {task.name: task.describe(tokenizer, setting) for task in tasks if isinstance(task, RulerTask)}
-    plan = EvalPlan(request, methods, setting, config, sizes, _evaluator(request, methods, setting, config))
+    plan = EvalPlan(request, methods, setting, config, sizes)
     for task in tasks:
         for length in task.passes(setting):
             task.check(tokenizer, length, setting)
@@ -157,66 +150,23 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
     return fitting
 
 
-def _evaluator(request: EvalRequest, methods: Mapping[str, Method], setting: Setting, config: Any) -> Method | None:
-    """What chooses key tokens; None where no task needs it. stderr names the method that is left out for it."""
-    name, window = request.evaluator_method or EVALUATOR, setting.trained_length
-    if not any(TASKS[task].keyed for task in request.tasks):
-        if request.evaluator_method is not None and request.tasks:
-            raise Refused(f"--evaluator-method {name} is for longppl, which --task does not name")
-        return None
-    if name == "origin" and max(setting.lengths) > window:
-        raise Refused(
-            f"--evaluator-method origin does not reach {max(setting.lengths)} tokens, its window is {window}; "
-            f"use {EVALUATOR}"
-        )
-    evaluator = make(name, window)
-    try:
-        check_method(config, evaluator)
-    except Refused as error:
-        raise Refused(f"longppl's evaluator: {error}; give --evaluator-method") from error
-    left_out = [label for label, method in methods.items() if method.name == name]
-    if left_out and len(methods) == len(left_out):
-        raise Refused(
-            f"longppl: {name} chooses the key tokens and is the one method under test; add --methods, or give another "
-            "--evaluator-method"
-        )
-    if left_out:
-        sys.stderr.write(f"left out: longppl under {', '.join(left_out)}, which chooses its key tokens\n")
-    return evaluator
-
-
 def estimate(plan: EvalPlan) -> str:
     """Cells, tokens and memory of a run, as text."""
     cells, setting = plan.cells, plan.setting
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
     needed = memory_bytes(plan.config, plan.request.tasks, setting, bytes_a_number(plan.config, plan.request.load))
-    read = sum(length * count for (_, length), count in evaluator_passes(plan).items())
-    choosing = f", and {read:,.0f} by which {plan.evaluator.name} chooses key tokens" if plan.evaluator else ""
     return (
         f"{len(cells)} cells ({len(plan.request.tasks)} tasks x {len(plan.methods)} methods), "
-        f"{setting.samples} samples each: about {tokens:,} prompt tokens{choosing}\n"
+        f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
         f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
 
 
 def pass_counts(plan: EvalPlan, rows: Collection[Any] = ()) -> dict[tuple[Method, int], float]:
-    """Passes of a run by method and length, those that choose key tokens included, for what the journal's rows lack."""
+    """Passes of a run by method and length, for what the journal's rows lack."""
     counts: dict[tuple[Method, int], float] = defaultdict(float)
     for task, name, length in (cell for cell in plan.cells if cell not in rows):
         counts[plan.methods[name], length] += TASKS[task].tokens(length, plan.setting) / length
-    for key, count in evaluator_passes(plan, rows).items():
-        counts[key] += count
-    return dict(counts)
-
-
-def evaluator_passes(plan: EvalPlan, rows: Collection[Any] = ()) -> dict[tuple[Method, int], float]:
-    """Passes that choose key tokens, by their method and length: once a length for all methods."""
-    counts: dict[tuple[Method, int], float] = defaultdict(float)
-    if plan.evaluator:
-        for length in {cell[2] for cell in plan.cells if cell not in rows and TASKS[cell[0]].keyed}:
-            contexts = short_contexts(length, plan.setting.trained_length)
-            for tokens in (length, *(end - begin for begin, _, end in contexts)):
-                counts[plan.evaluator, tokens] += plan.setting.samples
     return dict(counts)
 
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from mesa.errors import Failed
 from probe.evaluation.plan import TASKS, EvalPlan
-from probe.evaluation.summary import pooled_longppl, summarize
+from probe.evaluation.summary import summarize
 from probe.evaluation.worker import EvalKey, EvalWorker, eval_tasks
 from probe.experiment.journal import Journal, Rows, bad_row
 from probe.experiment.progress import is_over
@@ -145,11 +145,9 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     summary = {
         **summary_of(plan),
         "sizes": dict(plan.sizes),
-        "evaluator": plan.evaluator and plan.evaluator.name,
         "out_of_memory": too_large,
         "failed": failed,
         "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        "longppl": pooled_longppl(rows),
         "cells": summarize(rows, TASKS),
     }
     if journal.rows:  # else it would make the folder look like another program's

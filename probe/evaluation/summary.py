@@ -18,7 +18,6 @@ from probe.statistics import Ends, bonett_price, shown, student, wilson
 from probe.tasks.base import Metric, Task
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
-LONGPPL = "longppl"
 _WIDTH = 110  # of text in a terminal
 _NARROWEST = 8  # characters of a column that wraps
 Samples = dict[int, float]
@@ -234,41 +233,6 @@ def _title(cells: Sequence[Mapping[str, Any]]) -> str:
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     counts = sorted({cell["n"] for cell in cells})
     return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-
-
-def pooled_longppl(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """LongPPL by method and length: e to the mean NLL over all key tokens of all texts, as in the public code.
-
-    keys: the number of these tokens, in so many texts.
-    """
-    scores = {
-        metric: {
-            (row["method"], row["length"], row["sample"]): row["score"]
-            for row in rows
-            if row["task"] == LONGPPL and row["metric"] == metric
-        }
-        for metric in ("key_nll", "keys")
-    }
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for key, nll in scores["key_nll"].items():
-        groups.setdefault(key[:2], []).append((nll, scores["keys"][key]))
-    return [
-        {
-            "method": method,
-            "length": length,
-            "longppl": float(np.exp(np.average([nll for nll, _ in texts], weights=[count for _, count in texts]))),
-            "keys": int(sum(count for _, count in texts)),
-            "texts": len(texts),
-        }
-        for (method, length), texts in sorted(groups.items(), key=lambda item: item[0][1])
-    ]
-
-
-def longppl_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
-    """LongPPL, a row a method, a column a length; None: there is none."""
-    texts = {(entry["method"], entry["length"]): f"{entry['longppl']:.3g}" for entry in entries}
-    columns = list(dict.fromkeys(entry["length"] for entry in entries))
-    return cross_table("LongPPL: e to the mean NLL over all key tokens of all texts", texts, columns) if texts else None
 
 
 def cross_table(title: str, texts: Mapping[tuple[str, Any], str], columns: Sequence[Any]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.evaluation.summary import LONGPPL, Table, longppl_table, measure, of_methods, places
+from probe.evaluation.summary import Table, measure, of_methods, places
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
@@ -32,20 +32,8 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """The sizes of tasks, who chose LongPPL's key tokens and how many there are, as sentences."""
-    sentences = [f"{task}: {size}." for task, size in summary.get("sizes", {}).items()]
-    cells = [cell for cell in summary["cells"] if (cell["task"], cell["metric"]) == (LONGPPL, "keys")]
-    if not cells:
-        return sentences
-    counts = {cell["length"]: (round(cell["mean"] * cell["n"]), cell["n"]) for cell in cells}
-    listed = ", ".join(f"{count} in {texts} texts at {length}" for length, (count, texts) in sorted(counts.items()))
-    return [*sentences, f"LongPPL's key tokens were chosen by the model under {summary['evaluator']}: {listed}."]
-
-
-def summary_tables(result: Mapping[str, Any]) -> list[Table]:
-    """The table of LongPPL, where it was run."""
-    table = longppl_table(result.get("longppl", ()))
-    return [table] if table else []
+    """The sizes of tasks, as sentences."""
+    return [f"{task}: {size}." for task, size in summary.get("sizes", {}).items()]
 
 
 def harness_table(result: Mapping[str, Any]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,14 +11,12 @@ import torch
 
 import mesa
 from mesa.finite import states_checked
-from mesa.methods import Method
 from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import Measure, Task
 from probe.tasks.latency import devices, watched_peak
-from probe.tasks.likelihood import Keyed, key_tokens
 
 EvalKey = tuple[str, str, int]
 """Task, method and length."""
@@ -49,21 +46,10 @@ class EvalWorker(PlanWorker):
 def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> Measure:
     """The function that measures a plan's tasks on a loaded model."""
 
-    @functools.cache
-    def keyed(name: str, length: int, evaluator: Method) -> list[Keyed]:
-        """The samples of a keyed task with their key tokens, chosen once for all methods."""
-        prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
-        about = f"{name}'s evaluator, {evaluator.name}"
-        with mesa.applied(loaded.model, evaluator, executor=plan.request.executor), states_checked(loaded.model, about):
-            return [Keyed(ids, key_tokens(loaded, ids, plan.setting.trained_length)) for ids in prepared]
-
     def row(task: Task) -> dict[str, Any] | None:
         name, method, length = str(task.key[0]), str(task.key[1]), int(task.key[2])
         try:
-            if plan.evaluator and TASKS[name].keyed:
-                prepared = keyed(name, length, plan.evaluator)
-            else:
-                prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
+            prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
         except RuntimeError as error:
             if _is_out_of_memory(error):
                 return None

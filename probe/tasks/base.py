@@ -86,9 +86,6 @@ class Task(ABC):
     reads_pairs: ClassVar[bool] = False
     """Whether it reads `Setting.pairs`."""
 
-    keyed: ClassVar[bool] = False
-    """Whether an evaluator chooses what is scored, after `prepare` and before `measure`."""
-
     def passes(self, setting: Setting) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""
         return setting.lengths

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from probe.evaluation.summary import score_tables
-from probe.evaluation.text import harness_table, sentences, summary_tables
+from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import curves_chart, evaluation_charts
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import default_regions, heatmap_grid, layer_limits, pool, regions
@@ -64,7 +64,7 @@ def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, An
     charts = evaluation_charts(result)
     return {
         "figures": [Markup(html_embed(chart)) for chart in charts.values()],
-        "tables": [*summary_tables(result), *score_tables(result["cells"])],
+        "tables": list(score_tables(result["cells"])),
         "words": sentences(result),
     }
 

@@ -11,7 +11,7 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import HARNESS, Context, results, unfinished
-from probe.evaluation.summary import difference_tables, longppl_table, mean_tables
+from probe.evaluation.summary import difference_tables, mean_tables
 from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
@@ -44,12 +44,9 @@ def page(context: Context) -> None:
 
 
 def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
-    """LongPPL, differences to the reference, curves with downloads, and all means in a fold."""
+    """Differences to the reference, curves with downloads, and all means in a fold."""
     for sentence in sentences(summary):
         st.markdown(ui.plain(sentence))
-    if values := longppl_table(summary.get("longppl", ())):
-        st.subheader("LongPPL", anchor=False)
-        ui.table(values)
     differences = list(difference_tables(summary["cells"]))
     if differences:
         st.subheader("Differences to the reference", anchor=False)

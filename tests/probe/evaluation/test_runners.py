@@ -15,7 +15,7 @@ from probe.evaluation.worker import EvalWorker
 
 @pytest.fixture(scope="module")
 def eval_request(eval_request):
-    return replace(eval_request, tasks=("passkey", "nll", "longppl"), lengths=(96, 150))
+    return replace(eval_request, tasks=("passkey", "nll", "nll-position"), lengths=(96, 150))
 
 
 @pytest.fixture(scope="module")
