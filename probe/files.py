@@ -6,14 +6,22 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mesa.errors import Refused
+from mesa.errors import Occupied, Refused
 
 CHECKSUM = "checksum"
 """The key of a result's checksum."""
+GENERATOR = '<meta name="generator" content="mesa-lens">'
+"""What every page of ours has in its head."""
+_HEAD = 1024  # bytes that hold it
+_OURS = {
+    ".json": lambda content: b'"trained_length"' in content or b'"checksum"' in content,  # also of one cut short
+    ".html": lambda content: GENERATOR.encode() in content[:_HEAD],
+    ".csv": lambda content: content.startswith(b"task,method,length,"),
+}
 _MADE = {
     "documents": "the texts that prompts are drawn from",
     "inputs": "the texts and prompts, as token ids",
@@ -69,6 +77,25 @@ def read_result(path: Path) -> dict[str, Any]:
     if expected is not None and expected != _checksum(value):
         raise Refused(f"{path} is damaged (it is not what was written)")
     return value
+
+
+def check_ours(folder: Path, patterns: Iterable[str]) -> None:
+    """Raises FileExistsError, naming the file, where one in the folder has a name that we write to and is not ours.
+
+    Pages, results and tables are known by their content, a picture by the page beside it.
+    """
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+        known_by = path.with_suffix(".html") if path.suffix == ".png" else path
+        if not _is_ours(known_by):
+            raise Occupied(
+                f"{path} is not a file that a run wrote, and this one would replace it; name another --out, or use "
+                "--overwrite"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    check = _OURS.get(path.suffix)
+    return check is None or (path.is_file() and check(path.read_bytes()))
 
 
 def _checksum(value: Any) -> str:

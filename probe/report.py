@@ -14,6 +14,7 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
+from mesa.errors import Occupied
 from probe import glossary
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
@@ -24,7 +25,7 @@ from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
-from probe.files import write, write_result
+from probe.files import check_ours, write, write_result
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
@@ -39,6 +40,7 @@ _THRESHOLDS = 4  # charts, of the best dims
 _PROVENANCE = (
     "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
 )
+_PLOTLY = "plotly.min.js"
 _FIGURES = "heatmap*.* threshold-layer*.* curves.* drift*.*"
 
 
@@ -104,6 +106,17 @@ def provenance(run: Run) -> dict[str, Any]:
     return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
 
 
+def check_report(folder: Path) -> None:
+    """Raises FileExistsError, naming it, for a file that `write_report` would replace and did not write."""
+    check_ours(folder, REPORTED)
+    figures = [path for name in _FIGURES.split() for path in folder.glob(f"figures/{name}")]
+    if figures and not (folder / "figures" / _PLOTLY).exists():  # which is written first, and stays
+        raise Occupied(
+            f"{figures[0]} is not a file that a run wrote, and this one would remove it; name another --out, or use "
+            "--overwrite"
+        )
+
+
 def remove_report(folder: Path) -> None:
     """Removes what `write_report` wrote for a former run, and nothing else."""
     for pattern in (*REPORTED, *(f"figures/{name}" for name in _FIGURES.split()), f"{DERIVED}/*.npz"):
@@ -163,7 +176,7 @@ def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, 
     def grid(values: xr.DataArray) -> Heatmaps:
         return heatmap_grid(values, analysis.trained_length, maps.limits)
 
-    write(folder / "plotly.min.js", get_plotlyjs().encode())
+    write(folder / _PLOTLY, get_plotlyjs().encode())
     with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
         rasters = beside.map(write_raster, methods)
         for method, stem in stems.items():

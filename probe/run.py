@@ -24,7 +24,7 @@ from probe.evaluation.plan import EvalPlan
 from probe.evaluation.worker import eval_tasks
 from probe.experiment.interrupts import check_interrupt
 from probe.experiment.journal import Journal, Rows, known_rows
-from probe.experiment.lock import how_to_resume, owned, tell_finished
+from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
 from probe.experiment.pool import Pool
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
@@ -32,7 +32,7 @@ from probe.experiment.task import Task, TasksLost
 from probe.identity import check_of_run
 from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
 from probe.plan import plan as make_plan
-from probe.report import remove_report, write_report
+from probe.report import check_report, remove_report, write_report
 from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
@@ -61,6 +61,7 @@ def run_probe(
     check_interrupt()
     runner.check(request.load)
     with owned(out):
+        check_apart(out, ("journal.jsonl",))
         if not overwrite:
             known = {**provenance(plan), **identity(request.model, plan.config)}
             check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
@@ -96,6 +97,8 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
     if summary and (summary["onset_by"] == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
         tell_finished(out)
         return summary
+    if not overwrite:
+        check_report(out)
     if not whole:
         with ExitStack() as stack:
             _measure_and_capture(plan, out, overwrite, runner, stack)

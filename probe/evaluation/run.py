@@ -33,6 +33,7 @@ class Evaluation(Experiment):
     title, unit = "evaluating", "token"
     worker_class = EvalWorker
     written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
+    apart_from = ("store.zarr", "store.zarr.partial", "measured.jsonl")
     needed = ("scores",)
 
     def __init__(self, plan: EvalPlan) -> None:

@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,6 +92,15 @@ def check_run_folder(folder: Path) -> None:
         return
     listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
     raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
+
+
+def check_apart(folder: Path, names: Sequence[str]) -> None:
+    """Raises FileExistsError for a folder with one of these files of another command, whose results have our names."""
+    if there := [name for name in names if (folder / name).exists()]:
+        raise Occupied(
+            f"--out {folder} holds another command's run ({there[0]}), whose summary and report would be replaced; "
+            "name another --out"
+        )
 
 
 def holds_run(folder: Path) -> bool:

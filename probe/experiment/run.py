@@ -12,20 +12,21 @@ from typing import Any
 from mesa.methods import Method
 from mesa.models import chosen_dtype
 from probe.experiment.journal import Journal, Rows
-from probe.experiment.lock import owned, tell_finished
+from probe.experiment.lock import check_apart, owned, tell_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
+from probe.files import check_ours
 from probe.identity import check_of_run
 
 
 class Experiment:
     """What is run of a plan. title: of its progress bar; unit: of its tasks' weights.
 
-    folder: below --out, with the journal and all else that is `written` (patterns). needed: values of a journal's row,
-    one of which it holds.
+    folder: below --out, with the journal and all else that is `written` (patterns). apart_from: what another command
+    has in a folder where it writes files of the same names. needed: values of a journal's row, one of which it holds.
     """
 
     plan: Any
@@ -34,6 +35,7 @@ class Experiment:
     worker_class: type[PlanWorker]
     folder, journal = ".", "journal.jsonl"
     written: Sequence[str] = ()
+    apart_from: Sequence[str] = ()
     needed: Sequence[str] = ()
 
     @property
@@ -61,6 +63,13 @@ class Experiment:
         """Raises FileExistsError where the run in the folder `out` is of another model, M, revision, dtype or seed."""
         own = (self.folder if self.folder != "." else self.journal,) if overwrite else ()
         check_of_run(out, self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config), own)
+
+    def check_files(self, out: Path, *, overwrite: bool = False) -> None:
+        """Raises FileExistsError for files in the folder `out` that are not this experiment's and would be replaced."""
+        folder = out / self.folder
+        check_apart(out, self.apart_from)
+        if not overwrite and (self.folder == "." or not (folder / self.journal).exists()):
+            check_ours(folder, self.written)
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The journal of the folder `out`; overwrite: removes what a former run wrote, and nothing else.
@@ -128,6 +137,7 @@ def opened(
             return stack.enter_context(runner.pool(experiment.worker, experiment.all_tasks(rows)))
 
         experiment.check_of_run(out, overwrite=overwrite)
+        experiment.check_files(out, overwrite=overwrite)
         if overwrite:
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)

@@ -109,7 +109,7 @@ def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes each chart as TASK.png and TASK.html (opens offline); returns the paths."""
     written = []
     for task, chart in evaluation_charts(summary).items():
-        for form in ("png", "html"):
+        for form in ("html", "png"):  # a picture is known by its page
             written.append(folder / f"{task}.{form}")
             write(written[-1], rendered(chart, form))
     return written

@@ -15,13 +15,14 @@ from probe.figures.figure_data import Chart, Drawable, Figure, Raster
 from probe.figures.interactive import draw
 from probe.figures.raster import write_png
 from probe.figures.static import picture
+from probe.files import GENERATOR
 
 PICTURES = ("html", "png", "svg", "pdf")
 _HEAD = 40  # pixels of the title
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>
 {css}body {{ font: 16px/1.5 Helvetica, Arial, sans-serif; color: var(--text); background: var(--page); }}
 </style></head>
@@ -54,7 +55,7 @@ def page(figure: Drawable, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
     plot = html_embed(figure, plotly_js, "figure")
     css, js = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    return _PAGE.format(title=html.escape(figure.title), figure=plot, css=css, js=js).encode()
+    return _PAGE.format(generator=GENERATOR, title=html.escape(figure.title), figure=plot, css=css, js=js).encode()
 
 
 def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | None = None) -> str:

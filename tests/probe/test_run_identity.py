@@ -39,7 +39,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "eval"])
 def test_a_later_command_takes_the_model_from_the_folder(command, run, place, capsys):
     assert main([command, *COMMANDS[command], "--out", run]) == 0, capsys.readouterr().err
     journals = list(run.rglob("*.jsonl"))
@@ -48,7 +48,43 @@ def test_a_later_command_takes_the_model_from_the_folder(command, run, place, ca
         settings = json.loads(journal.read_text().partition("\n")[0])["settings"]
         taken = [settings[key] for key in ("model", "trained_length", "dtype", "seed")]
         assert taken == [str(place / "tiny"), 120, "float64", 3]
-        assert '"window": 40' in journal.read_text() or command in ("anatomy", "eval")
+        assert '"window": 40' in journal.read_text() or command == "anatomy"
+
+
+def test_an_evaluation_and_a_probe_are_kept_apart(run, place, tmp_path, capsys):
+    """Both write summary.json and report.html: neither replaces the other's, also with --overwrite."""
+    words, evaluated = ["eval", *COMMANDS["eval"], "--model", place / "tiny"], tmp_path / "evaluated"
+    assert main([*words, "--out", evaluated]) == 0
+    given = ["--trained-length", "120", "--dtype", "float64", "--seed", "3"]
+    for folder, line in ((run, [*words, *given]), (evaluated, [*PROBE[:-2], "--model", place / "tiny"])):
+        before = files(folder)
+        for overwrite in ((), ("--overwrite",)):
+            assert main([*line, *overwrite, "--out", folder]) == 2
+            assert f"--out {folder} holds another command's run" in capsys.readouterr().err
+        assert files(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("probe", "summary.json"), ("probe", "report.html"), ("probe", "figures/curves.png")]
+    + [("eval", name) for name in ("samples.csv", "summary.json", "report.html", "nll.png", "nll.html")]
+    + [("locate", "locate/summary.json"), ("predict", "predict/prediction.html")],
+)
+def test_a_strangers_file_in_a_runs_folder_is_refused_by_name(command, name, place, tmp_path, capsys):
+    """The folder is a run's by the journal of another command; the file is no command's."""
+    folder, file = tmp_path / "run", tmp_path / "run" / name
+    settings = {"model": str(place / "tiny"), "trained_length": 120, "dtype": "float64", "seed": 3}
+    (folder / "anatomy").mkdir(parents=True)
+    (folder / "anatomy" / "journal.jsonl").write_text(json.dumps({"settings": settings, "crc32": True}) + "\n")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(mine := '{"title": "mine"}\n')
+    words = [command, *(PROBE[1:-2] if command == "probe" else COMMANDS[command]), "--out", folder]
+    assert main(words) == 2
+    assert f"{file} is not a file that a run wrote" in capsys.readouterr().err
+    assert (file.read_text(), len(files(folder))) == (mine, 2)
+    if command == "eval":
+        assert main([*words, "--overwrite"]) == 0
+        assert main(words) == 0  # its own are its own
 
 
 @pytest.mark.parametrize("command", COMMANDS)

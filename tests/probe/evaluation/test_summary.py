@@ -136,7 +136,7 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     assert low < wilson(1, 2)[0]
     assert high > 1
     written = write_curves(summary, tmp_path)
-    assert [path.name for path in written] == ["passkey.png", "passkey.html", "nll.png", "nll.html"]
+    assert [path.name for path in written] == ["passkey.html", "passkey.png", "nll.html", "nll.png"]
     assert (tmp_path / "nll.png").read_bytes().startswith(b"\x89PNG")
     assert "some/model" in (tmp_path / "nll.html").read_text()
 
