@@ -1,24 +1,29 @@
-"""The table of families in docs/models.md and methods, from `mesa.check` on a tiny random model of every family.
+"""The lists of families in docs/models.md, from the tiny models of tests/helpers/matrix.py and transformers' own list.
 
-`python benchmarks/support.py` prints it (two minutes); a family is added in tests/helpers/families.py.
+`python benchmarks/support.py` writes them (two minutes); a family is added in tests/helpers/matrix.py.
 """
 
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+import warnings
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import families  # noqa: E402
+import matrix  # noqa: E402
 import tiny  # noqa: E402
+import torch  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 import mesa  # noqa: E402
-from mesa.checking.rows import FAILED, PASSED, Report  # noqa: E402
+from mesa.checking.rows import Report  # noqa: E402
+from mesa.errors import Refused  # noqa: E402
 from mesa.methods import standard_methods  # noqa: E402
-from mesa.support import ALIBI, REFUSED, ROTARY, missing, table  # noqa: E402
 
+PAGE = ROOT / "docs/models.md"
+BEGIN, END = "<!-- families: benchmarks/support.py -->\n", "<!-- end of families -->\n"
 PRETENDED = 32
 
 
@@ -29,28 +34,71 @@ def checked(family: str, folder: Path, methods: str = "all") -> tuple[str, Repor
     return model.config.model_type, report
 
 
-def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(REFUSED)) -> dict[str, dict[str, str]]:
-    """By model type and method: why not, or empty where all that was run on models of this type passed."""
-    cells_by_type: dict[str, dict[str, str]] = {}
-    for kind, report in reports:
-        whole = [row for row in report.rows if not row.method and row.result == FAILED]
-        for name, method in standard_methods().items():
-            rows = [row for row in report.rows if row.method == name]
-            failed = [row for row in (*whole, *rows) if row.result == FAILED]
-            passed = any(row.result == PASSED for row in rows)
-            why = missing(kind, method) or (f"{failed[0].check} failed" if failed else "" if passed else "not run")
-            row = cells_by_type.setdefault(kind, {})
-            if failed or name not in row:
-                row[name] = why
-            elif not row[name].endswith("failed"):
-                row[name] = row[name] and why  # one config of a type that passed is enough
-    refused_rows = {
-        kind: {name: missing(kind, method) for name, method in standard_methods().items()} for kind in refused
-    }
-    order = [*ROTARY, *ALIBI, *refused]
-    return dict(sorted((cells_by_type | refused_rows).items(), key=lambda row: order.index(row[0])))
+@torch.no_grad()
+def refused(model: Any) -> dict[str, str]:
+    """By method why the model cannot have it; those that it can give one pass' finite logits with both executors."""
+    why, ids = {}, tiny.tokens(1, 30)
+    for name, method in standard_methods().items():
+        try:
+            for executor in ("dense", "fused"):
+                with mesa.applied(model, method(trained_length=24), executor=executor):
+                    assert model(ids, use_cache=False).logits.isfinite().all(), (model.config.model_type, name)
+        except Refused as error:
+            why[name] = str(error)
+    return why
+
+
+def lists(why: dict[str, dict[str, str]]) -> str:
+    """The three lists in Markdown, from what `refused` gave of each family."""
+    count = len(standard_methods())
+    works = [family for family, reasons in why.items() if len(reasons) < count]
+    parts = [f"Work under all methods ({sum(not why[family] for family in works)}): "]
+    parts[0] += ", ".join(family for family in works if not why[family]) + "."
+    some: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for family in works:
+        if why[family]:
+            said = _reason(next(iter(why[family].values())))
+            some.setdefault(tuple(why[family]), {}).setdefault(said, []).append(family)
+    for names, reasons in some.items():
+        for reason, kinds in reasons.items():
+            parts.append(f"Work except under {', '.join(f'`{name}`' for name in names)}: {', '.join(kinds)}: {reason}.")
+    none: dict[str, list[str]] = {}
+    for family, reasons in why.items():
+        if len(reasons) == count:
+            none.setdefault(_reason(next(iter(reasons.values()))), []).append(family)
+    parts += [f"Refused: {', '.join(kinds)}: {reason}." for reason, kinds in none.items()]
+    tried = {*matrix.TYPES.values(), *why}
+    tried |= {kind.replace("-", "_") for kind in tried}
+    others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind.replace("-", "_") not in tried)
+    parts.append(
+        f"Not tried, or no decoder of this kind ({len(others)} further types of transformers' "
+        f"`AutoModelForCausalLM`): {', '.join(others)}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _reason(message: str) -> str:
+    """The part of an error that does not name the model."""
+    return message.split("is not supported: ")[-1].split("cannot be attached to ")[-1].split(": ", 1)[-1]
+
+
+def found() -> dict[str, dict[str, str]]:
+    """By family of the matrix and by method why it cannot have it."""
+    return {family: refused(matrix.build(family)) for family in [*matrix.WORKS, *matrix.ALIBI, *matrix.REFUSED]}
+
+
+def on_page() -> str:
+    """The lists that docs/models.md has."""
+    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+
+
+def sentences(listed: str, begin: str) -> set[str]:
+    """The families in the paragraphs of the lists that begin with this word."""
+    named = [part.partition(": ")[2].partition(":")[0] for part in listed.split("\n\n") if part.startswith(begin)]
+    return {name.strip(" .") for names in named for name in names.split(",")}
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        print(table(cells(checked(family, Path(place)) for family in families.FAMILIES)))
+    warnings.simplefilter("ignore")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text.replace(on_page(), lists(found())), encoding="utf-8")

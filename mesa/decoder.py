@@ -11,9 +11,15 @@ from torch import nn
 from mesa.errors import Refused
 
 
+def decoder_of(model: Any) -> Any:
+    """The module that holds the model's decoder layers; ModernBERT's calls its output embeddings `decoder`."""
+    decoder = model.get_decoder()
+    return model.base_model if isinstance(decoder, nn.Linear) else decoder
+
+
 def layers_of(model: Any) -> nn.ModuleList:
     """The model's decoder layers; Refused where its decoder has no list of them."""
-    decoder, count = model.get_decoder(), model.config.num_hidden_layers
+    decoder, count = decoder_of(model), model.config.num_hidden_layers
     lists = [module for module in decoder.children() if isinstance(module, nn.ModuleList)]
     if lists:
         return min(lists, key=lambda layers: (len(layers) != count, -len(layers)))

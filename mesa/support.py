@@ -1,25 +1,15 @@
-"""Which model families take which methods; reads configs, needs no torch."""
+"""Which configs take which methods, as far as a config says; needs no torch. The rest is found on the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mesa.errors import Refused
 from mesa.methods import Method, meant, registry, standard_methods
 
-ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
-ROTARY += ("stablelm", "gpt_neox", "gemma4_text")
-"""Supported model types (`config.model_type`) with rotary embeddings."""
-
-BY_LAYER = ("gemma3_text", "gemma4_text")
-"""Those of them whose kinds of layers have frequencies of their own."""
-
-PROPORTIONAL = ("gemma4_text",)
-"""Those with layers in which only the first rotary pairs turn (rope_type 'proportional')."""
-
 ALIBI = ("mpt", "bloom")
-"""Supported model types with ALiBi."""
+"""Model types (`config.model_type`) with ALiBi."""
 
 UNSCALED = ("default", "dynamic")
 """Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
@@ -36,12 +26,12 @@ REFUSED = {"gemma3": _IMAGES, "gemma4": _IMAGES}
 
 
 def is_rotary(kind: str) -> bool:
-    """Whether models of a supported type have rotary embeddings."""
+    """Whether models of a type are attached to by their rotary embeddings; others by ALiBi."""
     return kind not in (*ALIBI, CONSTRUCTED)
 
 
 def check_config(config: Any) -> None:
-    """Raises Refused, naming what is supported, when no method can be attached to a model with this config."""
+    """Refused, with the reason, when no method can be attached to a model with this config."""
     kind = config.model_type
     reason = REFUSED.get(kind) or _unlike_its_family(config)
     if not reason:
@@ -52,7 +42,7 @@ def check_config(config: Any) -> None:
         if is_rotary(kind) and rotary:
             return
         reason = "it has no rotary embeddings and no ALiBi to weave"
-    raise Refused(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
+    raise Refused(f"model type {kind!r} is not supported: {reason}")
 
 
 def check_method(config: Any, method: Method) -> None:
@@ -91,20 +81,30 @@ def missing(kind: str, method: type[Method]) -> str:
         return REFUSED[kind]
     if kind in (*ALIBI, CONSTRUCTED) and method.needs_rotary:
         return "it changes rotary frequencies, and ALiBi has none"
-    if kind in PROPORTIONAL and method.needs_base:
-        return "it goes by the base of rotary frequencies, and some of this family's pairs do not turn at all"
     return ""
 
 
 def unfit(config: Any, method: type[Method]) -> str:
     """Why a model with this config cannot have a method: its type, or how its rotary frequencies are scaled."""
     scaled = sorted({kind for kind in _scalings(config) if kind not in UNSCALED})
-    if scaled and method.needs_base and not missing(config.model_type, method):
-        return (
-            f"its config scales rotary frequencies already (rope_type {' and '.join(map(repr, scaled))}), and where to "
-            "scale them follows from the base of unscaled ones; take another method"
-        )
-    return missing(config.model_type, method)
+    return missing(config.model_type, method) or _scaled_already(scaled, method)
+
+
+_PARTLY = "proportional"
+"""The rope_type of layers in which only the first rotary pairs turn."""
+
+
+def _scaled_already(scaled: list[str], method: type[Method]) -> str:
+    """Why frequencies scaled in these ways leave no base that a method could go by; empty where it needs none."""
+    if not (scaled and method.needs_base):
+        return ""
+    if _PARTLY in scaled:
+        return "it goes by the base of rotary frequencies, and some of this model's pairs do not turn at all"
+    kinds = " and ".join(kind if kind == "..." else repr(kind) for kind in scaled)
+    return (
+        f"its config scales rotary frequencies already (rope_type {kinds}), and where to scale them follows from the "
+        "base of unscaled ones; take another method"
+    )
 
 
 def _scalings(config: Any) -> list[str]:
@@ -169,20 +169,20 @@ def length_choice(config: Any) -> str:
     )
 
 
-def table(why: dict[str, dict[str, str]] | None = None) -> str:
-    """Families by methods, in Markdown: 'yes', or 'no' and the number of the reason below.
-
-    why: why each family cannot have each method (empty: it can); None: as `missing` says.
-    """
-    names = list(standard_methods())
-    if why is None:
-        kinds = (*ROTARY, *ALIBI, *REFUSED)
-        why = {kind: {name: missing(kind, method) for name, method in standard_methods().items()} for kind in kinds}
-    reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
-    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
-    for kind, row in why.items():
-        said = (f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())
-        lines.append(f"| {kind} | {' | '.join(said)} |")
+def table() -> str:
+    """Ways in which positions enter a model, by methods, in Markdown: 'yes', or 'no' and the number of the reason."""
+    methods = standard_methods()
+    ways: dict[str, Callable[[type[Method]], str]] = {
+        "rotary": lambda _: "",
+        "rotary, frequencies scaled": lambda method: _scaled_already(["..."], method),
+        "rotary, `proportional`": lambda method: _scaled_already([_PARTLY], method),
+        "ALiBi": lambda method: missing(ALIBI[0], method),
+    }
+    why = {way: [reason(method) for method in methods.values()] for way, reason in ways.items()}
+    reasons = list(dict.fromkeys(reason for row in why.values() for reason in row if reason))
+    lines = [f"| | {' | '.join(f'`{name}`' for name in methods)} |", "|---" * (len(methods) + 1) + "|"]
+    for way, row in why.items():
+        lines.append(f"| {way} | {' | '.join(f'no ({reasons.index(why) + 1})' if why else 'yes' for why in row)} |")
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "; ".join(notes) + "."])
 
@@ -191,4 +191,6 @@ def _unlike_its_family(config: Any) -> str:
     """Why a model cannot have a method though others of its type can; empty where it can."""
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # Gemma-4's text is causal
         return "its tokens see ahead (use_bidirectional_attention)"
+    if not hasattr(config, "num_hidden_layers"):
+        return "it is not one stack of decoder layers; where it holds a text model, take that (docs/models.md)"
     return "it is an encoder-decoder" if getattr(config, "is_encoder_decoder", False) else ""

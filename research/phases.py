@@ -26,7 +26,7 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base
-from mesa.support import BY_LAYER, ROTARY, check_method, is_rotary
+from mesa.support import check_method, is_rotary
 from probe.attention.heads import labelled, recorded_attention, sampled_queries
 
 _CIRCLE = 2 * math.pi
@@ -125,20 +125,19 @@ def _by_block(method: Method, config: Any, length: int) -> Iterator[tuple[int, n
         yield begin, new[at].reshape(relative.shape).sum(1) / ((relative >= 0).sum(1) * len(phases.arc))
 
 
-def no_phases(kind: str) -> str:
-    """Why a model type has no rotary phases that go for all its layers; empty where it has."""
-    if kind in BY_LAYER:
+def no_phases(config: Any) -> str:
+    """Why a model has no rotary phases that go for all its layers; empty where it has."""
+    if any(isinstance(part, dict) for part in (getattr(config, "rope_parameters", None) or {}).values()):
         return "has other rotary frequencies in other layers"
-    return "" if is_rotary(kind) else "has no rotary embeddings (it has ALiBi)"
+    return "" if is_rotary(config.model_type) else "has no rotary embeddings (it has ALiBi)"
 
 
 def check_rotary(config: Any, method: Method) -> None:
     """ValueError where a method cannot be attached to the model or no rotary frequencies hold for all its layers."""
     check_method(config, method)
-    reason = no_phases(config.model_type)
+    reason = no_phases(config)
     if reason:
-        others = ", ".join(kind for kind in ROTARY if not no_phases(kind))
-        raise ValueError(f"model type {config.model_type!r} {reason}, and so no rotary phases; these have: {others}")
+        raise ValueError(f"model type {config.model_type!r} {reason}, and so no rotary phases")
 
 
 def frequencies(rotary: nn.Module, method: Method, length: int) -> tuple[np.ndarray, np.ndarray]:

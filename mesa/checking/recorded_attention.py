@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.checking.oracle import Positions
-from mesa.decoder import removed, replaced
+from mesa.decoder import decoder_of, removed, replaced
 from mesa.engine import structure
 from mesa.engine.plug import Attachment
 
@@ -92,7 +92,7 @@ def _attention_replaced(model: Any, function: Callable[..., Any]) -> Iterator[No
     AttentionMaskInterface.register(_NAME, mask)
     try:
         model.config._attn_implementation = _NAME
-        with replaced(*structure.whole_prompts(model.get_decoder())):
+        with replaced(*structure.whole_prompts(decoder_of(model))):
             yield
     finally:
         model.config._attn_implementation = before
@@ -107,7 +107,7 @@ def _plain(module: Any, *states: Any, scaling: float | None = None, **_: Any) ->
 @contextmanager
 def record_stock(model: Any) -> Iterator[Calls]:
     """The calls of the stock model, whose attention is sdpa meanwhile, without soft cap and sinks."""
-    calls, decoder = Calls(), model.get_decoder()
+    calls, decoder = Calls(), decoder_of(model)
     modules, found = structure.paths(decoder), structure.structure_of(model)
     known, places = {id(modules[path]): attends for path, attends in found.items()}, structure.rotaries(decoder)
 
@@ -145,7 +145,7 @@ def before_rotation(model: Any, ids: Tensor, calls: Calls) -> Sequence[Attention
     The model reads the tokens again, all at its rotary modules' position 0, while every attention call gives what was
     recorded. To be called while no method is attached. Calls of models without rotary embeddings stay as they are.
     """
-    decoder, unrotated, recorded = model.get_decoder(), list[AttentionCall](), iter(calls.functions)
+    decoder, unrotated, recorded = decoder_of(model), list[AttentionCall](), iter(calls.functions)
     places = structure.rotaries(decoder)
     if not places:
         return calls.functions

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
-from mesa.decoder import removed
+from mesa.decoder import decoder_of, removed
 from mesa.errors import Failed
 from mesa.support import is_rotary
 
@@ -90,7 +90,7 @@ class Subject:
             with record_stock(self.model) as stock.calls:
                 run(self.model, ids)
             stock.unrotated = before_rotation(self.model, ids, stock.calls)
-            stock.positions = stock.calls.positions(self.model.get_decoder())
+            stock.positions = stock.calls.positions(decoder_of(self.model))
 
 
 @torch.no_grad()

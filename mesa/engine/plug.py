@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from mesa.decoder import layers_of, removed
+from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import families, passes, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.compiled import check_eager
@@ -57,7 +57,7 @@ class Attachment:
     ) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
         self.name = f"{NAME}{id(self):x}"
-        self.decoder: Any = model.get_decoder()
+        self.decoder: Any = decoder_of(model)
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = is_rotary(model.config.model_type)
         self._modules = structure.paths(self.decoder)

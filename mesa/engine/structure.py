@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from mesa.decoder import layers_of, removed, replaced
+from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
 from mesa.engine.passes import Bypassed, Pass, span_of
 from mesa.engine.rope import Layout, OfKind, Rotation
@@ -74,7 +74,7 @@ _known: dict[tuple[Any, ...], Structure] = {}
 def structure_of(model: Any, verify: bool = True) -> Structure:
     """How the model attends, found once for each class and config; Refused where a method could not follow it."""
     if model not in _of_model:
-        known = paths(model.get_decoder())
+        known = paths(decoder_of(model))
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
         key = (type(model), repr(config), *((path, type(module)) for path, module in known.items()))
         if key not in _known or not all(path in known for path in _known[key]):
@@ -148,7 +148,7 @@ class _Probe:
     normed: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.decoder: Any = self.model.get_decoder()
+        self.decoder: Any = decoder_of(self.model)
         self.paths = paths(self.decoder)
         self.path_of = {id(module): path for path, module in reversed(self.paths.items())}
         self.requested = set[tuple[str, str | None]]()
@@ -250,7 +250,7 @@ class _Probe:
         if not off <= max(1e-3, _rounding(states)) * float(states.abs().max()):
             raise Refused(
                 self._refusal(
-                    f"layer {number} uses positions without calling its attention through transformers' "
+                    f"layer {number} uses positions outside of attention that is called through transformers' "
                     "AttentionInterface"
                 )
             )

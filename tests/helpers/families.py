@@ -1,4 +1,4 @@
-"""A tiny random model of every supported family, for tests and for the table of families in docs/models.md."""
+"""A tiny random model of every supported family, for tests."""
 
 from copy import deepcopy
 from functools import cache
