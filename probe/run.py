@@ -102,7 +102,7 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
     if not whole:
         with ExitStack() as stack:
             _measure_and_capture(plan, out, overwrite, runner, stack)
-    with _resumable(out, None, overwrite):
+    with _resumable(out, overwrite):
         check_interrupt()
         return write_report(out, by)
 
@@ -131,32 +131,33 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
     layout = template(plan, fingerprints(plan, documents, tokens))
     if plan.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    journal = None
     if overwrite:  # nothing is removed for a run that cannot be
         pool()
-        store.create(path, **layout, overwrite=True)
-        (out / by_length.JOURNAL).unlink(missing_ok=True)
-    journal = None
-    if plan.request.samples:
+    elif plan.request.samples:  # another's is refused
         journal = FailureByLength(evaluation, plan.refine).open_journal(out)
-    if not overwrite:
-        store.create(path, **layout)
-    store.write_group(path, TOKENS, token_texts(plan, tokens))
-    with _resumable(out, journal, overwrite):
+    with _resumable(out, overwrite):
+        store.create(path, **layout, overwrite=overwrite)
+        if overwrite:
+            (out / by_length.JOURNAL).unlink(missing_ok=True)
+            journal = FailureByLength(evaluation, plan.refine).open_journal(out) if plan.request.samples else None
+        store.write_group(path, TOKENS, token_texts(plan, tokens))
         _run_stages(plan, evaluation, journal, out, pool)
         remove_report(out)
         store.finish(path)
 
 
 @contextmanager
-def _resumable(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]:
+def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
     """An error says how to go on; a run without results leaves nothing."""
     try:
         yield
     except BaseException as error:
-        partial = partial_path(store_of(out))
-        if partial.exists() and not (journal and journal.rows) and not whole_passes(partial):
-            store.discard(store_of(out))
-        else:
+        whole, partial = store_of(out), partial_path(store_of(out))
+        is_measured = bool(known_rows(out / by_length.JOURNAL))
+        if not is_measured and not (partial.exists() and whole_passes(partial)):
+            store.discard(whole)
+        if is_measured or partial.exists() or whole.exists():
             error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
         raise
 

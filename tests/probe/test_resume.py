@@ -1,5 +1,6 @@
 """A run that was cut goes on to the same bytes; one that is whole, or another's, is left alone."""
 
+import errno
 import importlib.metadata
 import json
 import shutil
@@ -14,12 +15,15 @@ from elsewhere import Elsewhere
 
 from probe import plan as planning
 from probe import run, stages
+from probe.capture import capture as capturing
 from probe.capture.spec import CaptureSpec
 from probe.experiment import model_spec as source
+from probe.experiment.journal import Journal
 from probe.experiment.task import TasksLost
 from probe.files import read_result
 from probe.plan import ProbeRequest
 from probe.run import run_probe
+from probe.store import store
 from probe.store.regions import whole_passes
 from probe.tasks import likelihood
 
@@ -178,3 +182,39 @@ def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_c
         run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost[:1])))
     run_probe(request, tmp_path)
     assert 120 in xr.open_zarr(tmp_path / "store.zarr", group="evaluation")["length"]
+
+
+def full():
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "count", "error", "more"),
+    [
+        (capturing, "_index", 1, KeyError("the first pass"), ()),
+        (capturing, "_index", 2, KeyError("the second pass"), ()),
+        (store, "_disk_full", 1, full(), ()),  # the template
+        (store, "_disk_full", 2, full(), ("--overwrite",)),  # the tokens
+        (store, "_seal", 1, full(), ()),  # of the tokens
+        (store, "check_values", 7, full(), ()),  # between the layers of a pass
+        (store, "_consolidate", 3, full(), ()),  # all is captured
+        (Journal, "_append", 2, full(), ()),
+    ],
+)
+def test_what_an_error_leaves_is_removed_or_resumed_by_the_same_command(
+    place, name, count, error, more, model, uninterrupted, tmp_path, capsys, monkeypatch
+):
+    out, calls, original = tmp_path / "out", [], getattr(place, name)
+
+    def failing(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise error
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, failing)
+        assert main(command_line(model, out, *more)) == 1
+    assert out.exists() == ("same command continues" in capsys.readouterr().err)
+    assert main(command_line(model, out)) == 0
+    same(out, uninterrupted)
