@@ -138,7 +138,22 @@ def _outcome(
         return MAY_BE_TOO_LARGE, ""
     if len(inside) < 2:
         return CANNOT_TELL, "no shorter length was measured"
+    if open_end := _open_end(at["tail_nll"], inside):
+        return CANNOT_TELL, open_end
     return FITS, ""
+
+
+def _open_end(nll: xr.DataArray, inside: list[int]) -> str:
+    """Why too few texts were measured to tell that the longest length inside is not broken; empty where it is told."""
+    shorter = nll.sel(length=inside[:-1])
+    best = int(shorter.mean("window").idxmin("length"))
+    above = nll.sel(length=inside[-1]).values - shorter.sel(length=best).values
+    _, high = student(above.tolist())
+    if high is not None and high < NATS_ABOVE:
+        return ""
+    if high is None:
+        return "one text has no interval"
+    return f"{len(above)} texts allow a loss at {inside[-1]} tokens of {high:+z.2f} nats/token over that at {best}"
 
 
 def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:

@@ -66,6 +66,17 @@ def test_a_loss_that_is_slightly_and_certainly_above_that_of_a_shorter_text_make
     assert times_of_m({"stated_window": record(measured.stated)}, 1024, 1536) == ""
 
 
+@pytest.mark.parametrize(
+    ("texts", "reason"), [(1, "one text has no interval"), (3, "3 texts allow a loss at 256 tokens")]
+)
+def test_too_few_texts_do_not_tell_that_a_window_fits(texts, reason):
+    nll = 2.4 + np.array([[[0.0, 0.4, -0.3][:texts], [0.3, -0.2, 0.1][:texts]]])
+    few = xr.Dataset({"tail_nll": (("method", "length", "window"), nll)}, {"method": ["origin"], "length": [128, 256]})
+    decision = stated_window(few, 256, "origin")
+    assert (decision.outcome, decision.is_doubtful) == (CANNOT_TELL, False)
+    assert reason in str(decision)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_chance_among_many_shorter_lengths_makes_m_not_doubtful(seed):
     rng = np.random.default_rng(seed)
