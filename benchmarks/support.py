@@ -82,7 +82,7 @@ def _reason(message: str) -> str:
     return message.split("is not supported: ")[-1].split("cannot be attached to ")[-1].split(": ", 1)[-1]
 
 
-def found() -> dict[str, dict[str, str]]:
+def tried_families() -> dict[str, dict[str, str]]:
     """By family of the matrix and by method why it cannot have it."""
     return {family: refused(matrix.build(family)) for family in [*matrix.WORKS, *matrix.ALIBI, *matrix.REFUSED]}
 
@@ -101,4 +101,4 @@ def sentences(listed: str, begin: str) -> set[str]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.replace(on_page(), lists(found())), encoding="utf-8")
+    PAGE.write_text(text.replace(on_page(), lists(tried_families())), encoding="utf-8")

@@ -108,8 +108,8 @@ def _plain(module: Any, *states: Any, scaling: float | None = None, **_: Any) ->
 def record_stock(model: Any) -> Iterator[Calls]:
     """The calls of the stock model, whose attention is sdpa meanwhile, without soft cap and sinks."""
     calls, decoder = Calls(), decoder_of(model)
-    modules, found = structure.paths(decoder), structure.structure_of(model)
-    known, places = {id(modules[path]): attends for path, attends in found.items()}, structure.rotaries(decoder)
+    modules, attended = structure.paths(decoder), structure.structure_of(model)
+    known, places = {id(modules[path]): attends for path, attends in attended.items()}, structure.rotaries(decoder)
 
     def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, path: str) -> None:
         place = path, structure.requested_kind(module, args, kwargs)

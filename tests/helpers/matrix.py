@@ -254,8 +254,8 @@ def build(family):
         kinds = list(dict.fromkeys(full["layer_types"]))
         given["layer_types"] = (kinds * 2)[:2]
     config = AutoConfig.for_model(kind, **{**given, **more})
-    made = CLASSES.get(family)
-    model = (made(config) if made else AutoModelForCausalLM.from_config(config)).float().eval()
+    model_class = CLASSES.get(family)
+    model = (model_class(config) if model_class else AutoModelForCausalLM.from_config(config)).float().eval()
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.15)

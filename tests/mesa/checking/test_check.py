@@ -103,7 +103,7 @@ def test_the_page_lists_the_families_of_the_matrix():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_lists_of_families_are_what_the_script_finds():
-    assert support.lists(support.found()) == support.on_page()
+    assert support.lists(support.tried_families()) == support.on_page()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
