@@ -64,10 +64,9 @@ def settle(frozen: Any, length: int) -> None:
 def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
     """The decoder's rotary modules ask a `plug.Attachment` for as long as this lasts."""
     decoder: Any = attachment.decoder
-    modules = structure.paths(decoder)
-    turning = {path: modules[path] for path, _ in structure.rotaries(decoder)}
     forwards = [
-        (module, "forward", partial(attachment.rotary_forward, path, module)) for path, module in turning.items()
+        (module, "forward", partial(attachment.rotary_forward, path, module))
+        for path, module in attachment.turning.items()
     ]
     return replaced(*forwards, *structure.whole_prompts(decoder))
 

@@ -61,8 +61,11 @@ class Attachment:
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = is_rotary(model.config.model_type)
         self._modules = structure.paths(self.decoder)
-        originals = structure.rotaries(self.decoder) if rotary else {}
-        self._fresh: dict[Any, Any] = {place: families.fresh_rotary(module) for place, module in originals.items()}
+        originals = structure.rotaries(self.decoder, self._modules) if rotary else {}
+        self.turning: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
+        self._fresh: dict[Any, Any] = {
+            place: families.fresh_rotary(module) for place, module in originals.items() if method.as_trained
+        }
         self._frozen: dict[Any, Any] = {place: families.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending(verify) if rotary else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}

@@ -93,15 +93,20 @@ def paths(decoder: nn.Module) -> dict[str, nn.Module]:
 
 
 def _unwrapped(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part != _WRAPPED)
+    return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path
 
 
-def rotaries(decoder: nn.Module) -> dict[tuple[str, str | None], nn.Module]:
-    """The decoder's rotary modules by path and kind of layer: those with inverse frequencies that take positions."""
+def rotaries(
+    decoder: nn.Module, known: Mapping[str, nn.Module] | None = None
+) -> dict[tuple[str, str | None], nn.Module]:
+    """The decoder's rotary modules by path and kind of layer: those with inverse frequencies that take positions.
+
+    known: its `paths`, where they are at hand.
+    """
     rotaries: dict[tuple[str, str | None], nn.Module] = {}
     seen = set[int]()
-    for path, module in paths(decoder).items():
-        names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    for path, module in (paths(decoder) if known is None else known).items():
+        names = [name for name in module._buffers if name.endswith("inv_freq")]
         names = [name for name in names if "original" not in name]
         if not names or id(module) in seen or position_argument(module) is None:
             continue
