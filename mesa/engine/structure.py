@@ -164,7 +164,10 @@ class _Probe:
     def why(self, layer: int | None = None) -> str:
         """Why no method can be attached; a `Pass` says so where it is used as a mask."""
         hint = "; for a TransformerBridge use mesa.bridge(model, tokenizer)" if _is_bridged(self.model) else ""
-        return self._refusal(f"its attention makes a mask of its own, which a method's plan cannot stand in for{hint}")
+        return self._refusal(
+            "its attention makes a mask of its own, which a method's plan cannot stand in for, or is not called "
+            f"through transformers' AttentionInterface{hint}"
+        )
 
     def _refusal(self, reason: str) -> str:
         return f"model type {self.model.config.model_type!r} is not supported: {reason}"

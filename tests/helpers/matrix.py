@@ -230,14 +230,14 @@ afmoe apertus arcee aria axk1 bailing_hybrid bamba beam bitnet cohere cohere2 co
 deepseek_v2 deepseek_v3 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 flex_olmo flint gemma
 gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granite_swa
 granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
-hyperclovax jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4 longcat_flash mellum mimo_v2_flash
-minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4 mixtral modernbert_decoder moshi
-nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
-qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
-youtu zamba2 zaya
+hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4 longcat_flash
+mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4 mixtral
+modernbert_decoder moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe
+qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 solar_open stablelm
+starcoder2 vaultgemma youtu zamba2 zaya
 """.split()
 REFUSED = """
-axk2 deepseek_v32 deepseek_v4 doge dots3_note glm_moe_dsa hy_v4 qwen4_exp
+axk2 deepseek_v32 deepseek_v4 doge dots3_note glm_moe_dsa gpt_neox_japanese hy_v4 qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
 ABSOLUTE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
