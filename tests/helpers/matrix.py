@@ -240,6 +240,9 @@ REFUSED = """
 axk2 deepseek_v32 deepseek_v4 doge dots3_note glm_moe_dsa gpt_neox_japanese hy_v4 qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
+UNTURNED = ("jamba", "nemotron_h")
+"""No layer rotates, so that ReRoPE changes nothing."""
+
 ABSOLUTE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Where a distance does not say a score, see tests/mesa/engine/test_structures.py."""
 

@@ -5,7 +5,7 @@ import oracle
 import pytest
 import structures
 import torch
-from matrix import ABSOLUTE, REFUSED, WORKS, build
+from matrix import ABSOLUTE, REFUSED, UNTURNED, WORKS, build
 from tiny import tokens
 
 import mesa
@@ -32,6 +32,8 @@ def test_family(family):
             with mesa.applied(model, method, executor=executor):
                 got = model(ids, use_cache=False).logits
             wanted = got if wanted is None else wanted
+            if name == "rerope":
+                assert (float((got - stock).abs().max()) > 5 * allowed) == (family not in UNTURNED)
             torch.testing.assert_close(got, wanted, atol=allowed, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
