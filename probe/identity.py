@@ -30,13 +30,13 @@ def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
     files = [*(folder / name / "zarr.json" for name in _STORES), *(folder / name for name in _JOURNALS)]
     files += [folder / name / "journal.jsonl" for name in _COMMANDS]
     for file in files:
-        if file.relative_to(folder).parts[0] not in but and (settings := _settings(file)):
+        if file.relative_to(folder).parts[0] not in but and (settings := recorded(file)):
             return settings
     return {}
 
 
-def _settings(file: Path) -> dict[str, Any]:
-    """What a store's attributes or a journal's first line say; empty for a file that is not there or is damaged."""
+def recorded(file: Path) -> dict[str, Any]:
+    """What a store's attributes or a journal's first line say of a run; empty for a file of none, or a damaged one."""
     try:
         if file.suffix == ".json":
             content = json.loads(file.read_text(encoding="utf-8"))["attributes"]
@@ -145,7 +145,7 @@ def same_model(there: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def left_out(folder: Path, command: str) -> str:
     """Why the results of a command in the folder of a probe's run are not the run's; empty where they are."""
-    run, there = _settings(folder / _STORES[0] / "zarr.json"), _settings(folder / command / "journal.jsonl")
+    run, there = recorded(folder / _STORES[0] / "zarr.json"), recorded(folder / command / "journal.jsonl")
     problem = differing(there, run) if run and there else ""
     remedy = f"`mesa-lens {command} --out {folder} --overwrite` measures it anew"
     return f"{folder / command} is left out: it is of {problem}; {remedy}" if problem else ""

@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
+from probe.identity import recorded
 
 try:
     import fcntl
@@ -28,7 +29,7 @@ _BEGIN = b'{"settings": '
 """How every journal begins."""
 _JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
 _STORES = ("store.zarr", "store.zarr.partial", "store.zarr.former")
-_BEGUN = ("store.zarr.begun", "harness.json")
+_BEGUN = "store.zarr.begun"
 _LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
@@ -104,22 +105,28 @@ def check_apart(folder: Path, names: Sequence[str]) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether something in the folder is a run's, by its content."""
-    if any((folder / name / "zarr.json").is_file() for name in _STORES):
+    """Whether something in the folder is a run's, by its content; or nothing is there but a journal just begun."""
+    journals = (*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl"))
+    if (folder / _BEGUN).exists() or any(recorded(folder / name / "zarr.json") for name in _STORES):
         return True
-    if any((folder / name).exists() for name in _BEGUN):
+    if any(_begin(path) == _BEGIN and recorded(path) for path in journals):
         return True
-    return any(map(_is_journal, (*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl"))))
+    return bool(journals) and all(map(_is_just_begun, folder.rglob("[!.]*")))
 
 
-def _is_journal(path: Path) -> bool:
-    """Whether a file begins as journals do; one cut short there, if it has a journal's name."""
+def _is_just_begun(path: Path) -> bool:
+    """Whether it is a folder, or a journal that was cut short in its first line."""
+    begin = _begin(path) if path.name in _JOURNALS else None
+    return path.is_dir() or (begin is not None and _BEGIN.startswith(begin))
+
+
+def _begin(path: Path) -> bytes | None:
+    """As much of a file as shows whether it is a journal; None where it cannot be read."""
     try:
         with path.open("rb") as file:
-            begin = file.read(len(_BEGIN))
+            return file.read(len(_BEGIN))
     except OSError:
-        return False
-    return begin == _BEGIN or (path.name in _JOURNALS and _BEGIN.startswith(begin))
+        return None
 
 
 def _check_links(folder: Path, option: str) -> None:

@@ -32,6 +32,31 @@ def test_a_folder_with_a_journal_of_any_experiment_is_a_runs(name, tmp_path):
     check_run_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("harness.json", "{}"),
+        ("data.jsonl", '{"settings": {"theme": "dark"}}\n'),
+        ("store.zarr/zarr.json", '{"zarr_format": 3, "node_type": "group", "attributes": {"mine": 1}}'),
+        ("journal.jsonl", ""),
+        ("journal.jsonl", '{"sett'),
+    ],
+)
+def test_a_file_named_or_begun_as_ours_makes_no_run(name, content, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    (tmp_path / "summary.json").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other things than a run"):
+        check_run_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "locate/journal.jsonl"])
+def test_a_run_killed_in_its_first_line_goes_on(name, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"sett')
+    check_run_folder(tmp_path)
+
+
 def test_every_number_of_tokens_may_be_in_thousands():
     assert [read_as(Tokens, text) for text in ("2k", "1K", "300")] == [2048, 1024, 300]
     for wrong in ("k", "0k", "-1k", "2kk", "1.5k"):
