@@ -1,28 +1,19 @@
 """The model classes of the theorems' transformers; `theory.build` fills them.
 
-With ALiBi: MPT without norms, ReLU for GELU, one slope, in any precision. With rotary embeddings: Llama without norms,
-its rotary angles in float64. The classes are ours, so a saved model is loaded as any other, without remote code.
+MPT without norms, ReLU for GELU, one slope of ALiBi, in any precision. The classes are ours, so a saved model is loaded
+as any other, without remote code.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MptConfig,
-    MptForCausalLM,
-)
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import AutoConfig, AutoModelForCausalLM, MptConfig, MptForCausalLM
 from transformers.models.mpt.modeling_mpt import MptAttention, MptMLP
 
-from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA
+from mesa.support import CONSTRUCTED
 
 
 class ConstructedConfig(MptConfig):
@@ -87,6 +78,8 @@ class ConstructedForCausalLM(MptForCausalLM):
     """A transformer of the theorems; methods are attached to it as to any model with ALiBi."""
 
     config_class = ConstructedConfig
+    unnormed = True
+    """Norms are identities: `mesa.bridge` leaves them alone."""
 
     def __init__(self, config: ConstructedConfig) -> None:
         super().__init__(config)
@@ -98,51 +91,5 @@ class ConstructedForCausalLM(MptForCausalLM):
         self.post_init()
 
 
-def inverse_frequencies(base: float, pairs: int) -> np.ndarray:
-    """Rotary's angles a token, base^(-m / pairs) for m = 0 .. pairs - 1, float64."""
-    return float(base) ** (-np.arange(pairs) / pairs)
-
-
-class ConstructedLlamaConfig(LlamaConfig):
-    """Llama's config under a model type of its own."""
-
-    model_type = CONSTRUCTED_LLAMA
-
-
-class ConstructedRotaryEmbedding(LlamaRotaryEmbedding):
-    """Llama's rotary embedding whose angles are float64 (Llama's are float32, which moves scores by 1e-6)."""
-
-    angle_dtype = torch.float64
-
-    @staticmethod
-    def compute_default_rope_parameters(config: Any, **kwargs: Any) -> tuple[Tensor, float]:
-        """Angles a token (pair,), and no factor on cos and sin."""
-        return torch.from_numpy(inverse_frequencies(config.rope_parameters["rope_theta"], config.head_dim // 2)), 1.0
-
-    @torch.no_grad()
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (batch, token, head dim) in the dtype of `x`."""
-        angles = position_ids[..., None].double() * self.inv_freq.double().to(x.device)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-
-class ConstructedLlamaForCausalLM(LlamaForCausalLM):
-    """A rotary transformer of the theorems; methods are attached to it as to any Llama."""
-
-    config_class = ConstructedLlamaConfig
-
-    def __init__(self, config: ConstructedLlamaConfig) -> None:
-        super().__init__(config)
-        decoder: Any = self.model
-        for layer in decoder.layers:
-            layer.input_layernorm, layer.post_attention_layernorm = nn.Identity(), nn.Identity()
-        decoder.norm = nn.Identity()
-        decoder.rotary_emb = ConstructedRotaryEmbedding(config)
-        self.post_init()
-
-
 AutoConfig.register(CONSTRUCTED, ConstructedConfig)
 AutoModelForCausalLM.register(ConstructedConfig, ConstructedForCausalLM)
-AutoConfig.register(CONSTRUCTED_LLAMA, ConstructedLlamaConfig)
-AutoModelForCausalLM.register(ConstructedLlamaConfig, ConstructedLlamaForCausalLM)

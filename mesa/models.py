@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from mesa.checkpoints.fitting import check_stored, within
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, placed
-from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
+from mesa.constructed import ConstructedConfig  # transformers knows them from then on
 from mesa.errors import NotFound, Refused
 from mesa.finite import check_finite
 from mesa.support import note_stated
@@ -156,7 +156,7 @@ def _check_device(device: str, what: str, remedy: str) -> None:
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
     """The name of the dtype in which `load` with these options gives a model of this config."""
     on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
-    on_cpu = on_cpu and not isinstance(config, (ConstructedConfig, ConstructedLlamaConfig))
+    on_cpu = on_cpu and not isinstance(config, ConstructedConfig)
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return options.get("dtype") or ("float32" if on_cpu else stated)
 

@@ -17,9 +17,6 @@ UNSCALED = ("default", "dynamic")
 CONSTRUCTED = "constructed"
 """The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
 
-CONSTRUCTED_LLAMA = "constructed_llama"
-"""The model type of their rotary ones (mesa/constructed.py)."""
-
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
 REFUSED = {"gemma3": _IMAGES, "gemma4": _IMAGES}
 """Model types that cannot be supported, and why."""

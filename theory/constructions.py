@@ -22,7 +22,6 @@ from theory.chunked import mesa_method
 from theory.model import Block, Construction, Encoding, LogSteps, float_name, planned
 from theory.pretrained import VOCABULARY, pretrained
 from theory.recovery import KINDS, check_range
-from theory.rotary_model import rotary_model, rotary_nope_model
 
 
 def plain_model(
@@ -121,7 +120,7 @@ def nope_model(
     return Construction(W_E, [Block(heads)], Encoding(), dtype)
 
 
-_BUILDERS = (nope_model, plain_model, woven_model, stair_model, mesa_model, rotary_model, rotary_nope_model)
+_BUILDERS = (nope_model, plain_model, woven_model, stair_model, mesa_model)
 BUILDERS: dict[str, Callable[..., Construction]] = {
     builder.__name__.removesuffix("_model"): builder for builder in _BUILDERS
 }
@@ -133,8 +132,7 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the weave is the
     method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
     vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
-    dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises Refused as `construction`,
-    and for recovery 'log'.
+    dims, unless `shape` says otherwise. Raises Refused as `construction`, and for recovery 'log'.
     """
     parameters = {"shape": parts.Shape(model=24, vocabulary=VOCABULARY), **parameters}
     return pretrained(construction(name, **parameters), int(parameters["M"]))
@@ -143,9 +141,8 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
 def construction(name: str, **parameters: Any) -> Construction:
     """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
-    'rotary' and 'rotary_nope' are theorems 3.2 and 3.1 under rotary embedding. Parameters are the builder's:
-    `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises Refused for an unknown name and what
-    the builder raises.
+    Parameters are the builder's: `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises Refused for
+    an unknown name and what the builder raises.
     """
     if name not in BUILDERS:
         raise Refused(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")

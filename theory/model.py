@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from mesa.constructed import inverse_frequencies
 from mesa.errors import Refused
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
@@ -38,30 +37,19 @@ class Encoding:
     """A position encoding: scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
 
     distances: take W's place where they are no function of t - i alone, or a key is not seen.
-    base: of rotary embedding, which takes the place of the bias unless 0. factors, grown: a method's, on each pair's
-    angle and on scores.
     """
 
     weave: Weave | None = None
     distances: Distances | None = None
     slope: float = 1.0
-    base: float = 0.0
-    factors: tuple[float, ...] | None = None
-    grown: float = 1.0
 
+    def scores(self, q: Tensor, k: Tensor, distance: Tensor, effective: Tensor | None) -> Tensor:
+        """Scores (batch, head, query, key) of q and k (batch, token, head, head size).
 
-def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Tensor:
-    """q.R(angle * distance)k / sqrt(head size), (batch, head, query, key): every distance's rotation by itself.
-
-    q, k: (batch, token, head, head size), whose halves hold the pairs' two coordinates. distance: (query, key).
-    angles: a token's, by pair.
-    """
-    half = q.shape[-1] // 2
-    turn = distance.to(angles.dtype)[..., None] * angles
-    q1, q2, k1, k2 = q[..., :half], q[..., half:], k[..., :half], k[..., half:]
-    along = torch.einsum("ptnh,pknh->pntkh", q1, k1) + torch.einsum("ptnh,pknh->pntkh", q2, k2)
-    across = torch.einsum("ptnh,pknh->pntkh", q1, k2) - torch.einsum("ptnh,pknh->pntkh", q2, k1)
-    return (along * turn.cos() + across * turn.sin()).sum(-1).to(q.dtype) / q.shape[-1] ** 0.5
+        distance: t - i, (query, key). effective: what stands in its place, None where nothing does.
+        """
+        scores = torch.einsum("pqnh,pknh->pnqk", q, k)
+        return scores if effective is None else scores - self.slope * effective.to(scores.dtype)
 
 
 ROWS = 128
@@ -129,16 +117,8 @@ def _scores(q: Tensor, k: Tensor, encoding: Encoding, table: Tensor | None) -> T
     effective = table
     if table is None and encoding.weave is not None:
         effective = encoding.weave(index.to(q.dtype))[distance.clamp(min=0)]
-    if encoding.base:
-        angles = inverse_frequencies(encoding.base, q.shape[-1] // 2) * np.array(encoding.factors or 1.0)
-        turns = distance if effective is None else effective
-        scores = encoding.grown * turned_scores(q, k, turns, torch.from_numpy(angles))
-    else:
-        scores = torch.einsum("pqnh,pknh->pnqk", q, k)
-        if effective is not None:
-            scores = scores - encoding.slope * effective.to(scores.dtype)
     unseen = distance < 0 if effective is None else (distance < 0) | (effective < 0)
-    return scores.masked_fill(unseen, -torch.inf)
+    return encoding.scores(q, k, distance, effective).masked_fill(unseen, -torch.inf)
 
 
 class MLP(nn.Module):

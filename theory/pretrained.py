@@ -1,4 +1,4 @@
-"""A construction as a Hugging Face model, so that everything which reads models reads it too: MPT, or a Llama."""
+"""A construction as a Hugging Face model, so that everything which reads models reads it too."""
 
 from __future__ import annotations
 
@@ -12,68 +12,66 @@ from tokenizers.decoders import ByteLevel as Joined
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from mesa.constructed import (
-    ConstructedConfig,
-    ConstructedForCausalLM,
-    ConstructedLlamaConfig,
-    ConstructedLlamaForCausalLM,
-)
+from mesa.constructed import ConstructedConfig, ConstructedForCausalLM
 from mesa.errors import Refused
 from theory.model import MLP, Construction
-from theory.parts import CONST, FREE
-from theory.rotary_model import FREE as ROTARY_FREE
+from theory.parts import FREE
 
 
 def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     """The model with a construction's matrices, in its dtype; without its weave, which is a method's to attach.
 
-    Rotary ones are Llamas, the others MPTs. Logits are the free directions of the residual stream, read by the
-    embedding: the theorems have none. A layer without an MLP has one of zeros. Raises Refused for the log-domain
-    steps, which are no matrices.
+    Logits are the free directions of the residual stream, read by the embedding: the theorems have none. A layer
+    without an MLP has one of zeros. Raises Refused for the log-domain steps, which are no matrices.
     """
-    blocks: list[Any] = list(construction.blocks)
-    if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
-        raise Refused("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
-    units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    encoding, rotary = construction.encoding, construction.encoding.base > 0
-    heads, head, width = blocks[0].attn.W_Q.shape
+    blocks, encoding, units = list(construction.blocks), construction.encoding, hidden_units(construction)
+    heads, head, width = construction.get_buffer("blocks.0.attn.W_Q").shape
     shared: dict[str, Any] = {"head_dim": head, "intermediate_size": units, "vocab_size": construction.W_E.shape[1]}
     shared |= {"bos_token_id": 0, "dtype": construction.W_E.dtype}
-    model: Any
-    if rotary:
-        rope = {"rope_type": "default", "rope_theta": encoding.base}
-        shared |= {"num_hidden_layers": len(blocks), "num_attention_heads": heads, "num_key_value_heads": heads}
-        shared |= {"hidden_size": width, "hidden_act": "relu", "eos_token_id": None, "tie_word_embeddings": False}
-        config = ConstructedLlamaConfig(max_position_embeddings=M, rope_parameters=rope, **shared)
-        model = ConstructedLlamaForCausalLM(config)
-    else:
-        slope = 0.0 if encoding.weave is None else encoding.slope
-        config = ConstructedConfig(
-            d_model=width, n_heads=heads, n_layers=len(blocks), max_seq_len=M, slope=slope, use_cache=True, **shared
-        )
-        model = ConstructedForCausalLM(config)
-    model.to(construction.W_E.dtype).eval().requires_grad_(False)
-    read = construction.W_E.T.clone()
-    read[:, : ROTARY_FREE if rotary else FREE] = 0
-    embedding, layers = ("model.embed_tokens", "model.layers") if rotary else ("transformer.wte", "transformer.blocks")
-    weights = {f"{embedding}.weight": construction.W_E.T, "lm_head.weight": read}
+    slope = 0.0 if encoding.weave is None else encoding.slope
+    config = ConstructedConfig(
+        d_model=width, n_heads=heads, n_layers=len(blocks), max_seq_len=M, slope=slope, use_cache=True, **shared
+    )
+    weights = {"transformer.wte.weight": construction.W_E.T, "lm_head.weight": read_out(construction, FREE)}
     for layer, block in enumerate(blocks):
-        mlp = block.mlp or MLP((np.zeros((width, 0)), np.zeros((width, 0)))).to(read.dtype)
-        W_1, W_2 = (nn.functional.pad(part, (0, units - part.shape[1])) for part in (mlp.W_1, mlp.W_2))
-        q, k, v = (part.flatten(0, 1) for part in (block.attn.W_Q, block.attn.W_K, block.attn.W_V))
-        output = block.attn.W_O.transpose(0, 1).flatten(1)  # the heads' side by side
-        if rotary:  # the gate is the MLP; its other factor is CONST
-            const = torch.zeros_like(W_1.T)
-            const[:, CONST] = 1
-            matrices = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": output}
-            matrices |= {"mlp.gate_proj": W_1.T, "mlp.up_proj": const, "mlp.down_proj": W_2}
-        else:
-            matrices = {"attn.Wqkv": torch.cat([q, k, v]), "attn.out_proj": output}
-            matrices |= {"ffn.up_proj": W_1.T, "ffn.down_proj": W_2}
-        weights |= {f"{layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
+        q, k, v, output, W_1, W_2 = matrices(block, units)
+        named = {"attn.Wqkv": torch.cat([q, k, v]), "attn.out_proj": output, "ffn.up_proj": W_1.T, "ffn.down_proj": W_2}
+        weights |= {f"transformer.blocks.{layer}.{name}.weight": matrix for name, matrix in named.items()}
+    return filled(ConstructedForCausalLM(config), weights)
+
+
+def hidden_units(construction: Construction) -> int:
+    """Hidden units of the widest MLP, 1 at least. Refused for the log-domain steps, which are no matrices."""
+    mlps = [mlp for block in construction.blocks if (mlp := block.mlp) is not None]
+    units = [mlp.W_1.shape[1] for mlp in mlps if isinstance(mlp, MLP)]
+    if len(units) < len(mlps):
+        raise Refused("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
+    return max([1, *units])
+
+
+def read_out(construction: Construction, free: int) -> Tensor:
+    """The unembedding (vocabulary, model size): the embedding in the directions from `free` on."""
+    read = construction.W_E.T.clone()
+    read[:, :free] = 0
+    return read
+
+
+def matrices(block: Any, units: int) -> tuple[Tensor, ...]:
+    """q, k, v, output, W_1 and W_2 of a `Block`, the heads side by side and the MLP with so many hidden units."""
+    attention = block.attn
+    q, k, v = (part.flatten(0, 1) for part in (attention.W_Q, attention.W_K, attention.W_V))
+    width = q.shape[1]
+    mlp = block.mlp or MLP((np.zeros((width, 0)), np.zeros((width, 0)))).to(q.dtype)
+    W_1, W_2 = (nn.functional.pad(part, (0, units - part.shape[1])) for part in (mlp.W_1, mlp.W_2))
+    return q, k, v, attention.W_O.transpose(0, 1).flatten(1), W_1, W_2
+
+
+def filled(model: Any, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """The model with these weights, in their dtype, not to be trained."""
+    model.to(next(iter(weights.values())).dtype).eval().requires_grad_(False)
     model.load_state_dict({name: matrix.contiguous() for name, matrix in weights.items()})
     return model
 

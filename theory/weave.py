@@ -13,11 +13,6 @@ def rerope(distance: Any, window: int) -> Any:
     return (distance <= window) * distance + (distance > window) * window
 
 
-def leaky_rerope(distance: Any, window: int, k: float) -> Any:
-    """r if r < N, else N + (r - N) / k: beyond the window distances grow k times slower. Fractional."""
-    return (distance < window) * distance + (distance >= window) * (window + (distance - window) / k)
-
-
 def stair(distance: Any, window: int, width: int) -> Any:
     """r if r <= N, else N + ceil((r - N) / E): one step every `width` (E) tokens (Stair PE, paper eq. 6)."""
     step = window + (distance - window + width - 1) // width

@@ -34,10 +34,7 @@ from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
 from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable, is_own
 from mesa.errors import Failed, Refused
-from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
-
-_UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
-"""Model types without norms, and the architecture of TransformerLens that each is of."""
+from mesa.support import check_config
 
 _BY_HEAD = ("gpt_neox", "bloom")
 """Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
@@ -317,16 +314,16 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
-    constructed, known = _UNNORMED.get(model.config.model_type), ArchitectureAdapterFactory._adapters
+    known = ArchitectureAdapterFactory._adapters
     bases = (base.__name__ for base in type(model).__mro__)
-    architecture = constructed or next((base for base in bases if base in known), None)
+    architecture = next((base for base in bases if base in known), None)
     if architecture is None:
         raise Refused(
             f"TransformerLens has no adapter for a {type(model).__name__} nor for a class that it is derived from; "
             "give a causal language model of transformers, or a subclass of one"
         )
     named, former = model.config.architectures, known[architecture]
-    component = choosing_adapter(former, model.config.model_type in _BY_HEAD, constructed is not None)
+    component = choosing_adapter(former, model.config.model_type in _BY_HEAD, getattr(model, "unnormed", False))
     ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
     try:

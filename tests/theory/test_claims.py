@@ -20,7 +20,7 @@ def claim_of(reading):
     return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=Verdict.HOLDS)
 
 
-@pytest.mark.parametrize("name", [name for name in CLAIMS if name != "M4096"])  # which takes seconds
+@pytest.mark.parametrize("name", list(CLAIMS))
 def test_claim_comes_out_as_it_must(name):
     claim = CLAIMS[name](QUICK)
     assert claim.name == name
@@ -28,16 +28,7 @@ def test_claim_comes_out_as_it_must(name):
     assert json.loads(json.dumps(claim.as_dict()))["verdict"] == claim.expected
 
 
-@pytest.mark.slow
-def test_llama2_window():
-    claim = CLAIMS["M4096"](QUICK)
-    assert claim.ok, claim.line()
-    assert "last above H: 4095, first below: 4097" in claim.tested
-
-
-@pytest.mark.parametrize(
-    "name", ["3.1", "recovery", "3.2", "3.2-printed", "3.3", "3.3-recovery", "corollary", "slopes"]
-)
+@pytest.mark.parametrize("name", ["3.1", "recovery", "3.2", "3.2-printed", "3.3", "3.3-recovery", "corollary"])
 def test_claims_hold_in_float32(name):
     claim = CLAIMS[name](Settings(dtype="float32", quick=True, H=2.0, seed=7))
     assert claim.ok, claim.line()
@@ -109,9 +100,8 @@ def test_the_sentence_is_grammatical():
         summary([("a", "proven")])
 
 
-@pytest.mark.slow
-def test_the_docs_count_the_verdicts():
-    sentence = summary([(name, check(QUICK).verdict) for name, check in CLAIMS.items()])
+def test_the_docs_count_the_verdicts_that_are_expected():
+    sentence = summary([(name, check.expected) for name, check in CLAIMS.items()])
     root = Path(__file__).parents[2]
     assert f"\n    {sentence}\n" in (root / "docs" / "theory.md").read_text()
     readme = (root / "README.md").read_text()

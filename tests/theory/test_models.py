@@ -2,6 +2,7 @@
 
 import math
 
+import constructed
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,6 @@ from theory.claim import crossing
 from theory.constructions import nope_model, plain_model, stair_model, woven_model
 from theory.parts import FREE, POSITION, Shape
 from theory.recovery import longest, worst_error
-from theory.rotary_model import FREE as ROTARY_FREE
-from theory.rotary_model import rotary_model, rotary_nope_model
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -97,21 +96,9 @@ def test_woven_matrices_have_the_closed_forms_denominator(seed, N, H):
     np.testing.assert_allclose(1 / model.bos_attention(length, seed), denominator(np.arange(1, length + 1), N), 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("build", "free"),
-    [(nope_model, FREE), (plain_model, FREE), (rotary_model, ROTARY_FREE), (rotary_nope_model, ROTARY_FREE)],
-)
-def test_a_seed_draws_the_free_weights_of_the_shapes_heads(build, free):
-    """Alone the constructed head's matrices and the named rows are the same for every seed."""
-    shape = Shape(head=6, heads=3)
-    one, again, other = (dict(build(8, shape=shape, seed=seed).named_buffers()) for seed in (1, 1, 2))
-    assert one["blocks.0.attn.W_Q"].shape == (shape.heads, shape.head, shape.model)
-    assert all(torch.equal(matrix, again[name]) for name, matrix in one.items())
-    assert torch.equal(one["W_E"][:free], other["W_E"][:free])
-    assert (one["W_E"][free:] != other["W_E"][free:]).all()
-    for name in filter(lambda name: name.endswith("attn.W_V"), one):
-        assert torch.equal(one[name][0], other[name][0])
-        assert (one[name][1:, :, :POSITION] != other[name][1:, :, :POSITION]).all()
+@pytest.mark.parametrize("build", [nope_model, plain_model])
+def test_a_seed_draws_the_free_weights_of_the_shapes_heads(build):
+    constructed.check_seeds(build, FREE)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +153,7 @@ def test_distances_are_cut_as_scores_are_and_leave_the_model_as_it_was(monkeypat
         (lambda: plain_model(800), r"800 positions exceed what the steps MLP recovers in float64 \(708\)"),
         (lambda: plain_model(8, recovery="naive"), r"64 positions exceed .* \(33\); take M and recovers <= 33"),
         (lambda: plain_model(8, recovery="cubic"), "unknown position MLP 'cubic'; known: naive, interpolating, steps"),
-        (lambda: rotary_model(8, reads="count", dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
+        (lambda: plain_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
         (lambda: woven_model(8, 8), "N=8 is not below M=8"),
         (lambda: stair_model(8, 2, 1), "E=1 is below 2"),
         (lambda: theory.construction("ladder"), "unknown construction 'ladder'; known: nope, plain"),

@@ -9,7 +9,6 @@ from theory import weave
 DISTANCES = list(range(11))
 CASES = {
     "rerope": (lambda r: weave.rerope(r, 4), [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4]),
-    "leaky": (lambda r: weave.leaky_rerope(r, 4, 2), [0, 1, 2, 3, 4, 4.5, 5, 5.5, 6, 6.5, 7]),
     "stair": (lambda r: weave.stair(r, 4, 2), [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]),
     "stair of width 3": (lambda r: weave.stair(r, 2, 3), [0, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5]),
     "stair of width 1 is plain": (lambda r: weave.stair(r, 4, 1), DISTANCES),

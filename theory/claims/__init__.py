@@ -1,4 +1,4 @@
-"""Every claim of the paper that is checked, and some beside it.
+"""Every claim of the paper that is checked.
 
 In: `Settings` (sizes, precision, seed). Out: a `Claim` for each check, with its reading and verdict.
 Open first: theorem1.py, the shortest.
@@ -7,25 +7,35 @@ Open first: theorem1.py, the shortest.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 
 from mesa.errors import Refused
 from theory.claim import Check, Claim, Verdict
 from theory.claims.settings import Settings
 
-_MODULES = "theorem1 theorem2 theorem3 corollary mesa rotary rotary_reach rotary_mesa beyond paper".split()
-_VALUES = (value for module in _MODULES for value in vars(importlib.import_module(f"{__name__}.{module}")).values())
-CLAIMS = {value.name: value for value in _VALUES if isinstance(value, Check)}
+_MODULES = "theorem1 theorem2 theorem3 corollary mesa paper".split()
+
+
+def checks_in(modules: Iterable[ModuleType]) -> dict[str, Check]:
+    """The checks that these modules define, by the names of their claims."""
+    values = (value for module in modules for value in vars(module).values())
+    return {value.name: value for value in values if isinstance(value, Check)}
+
+
+CLAIMS = checks_in(importlib.import_module(f"{__name__}.{module}") for module in _MODULES)
 """Every check by the name of its claim."""
 
 
-def selected(name: str | None) -> dict[str, Check]:
+def selected(name: str | None, claims: Mapping[str, Check] | None = None) -> dict[str, Check]:
     """The claims called `name` or `name-...`; all for None. Refused for an unknown name, naming the known ones."""
-    if name is None:
-        return CLAIMS
-    checks = {known: check for known, check in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
+    claims = CLAIMS if claims is None else claims
+    checks = {
+        known: check for known, check in claims.items() if name is None or known == name or known.startswith(f"{name}-")
+    }
     if not checks:
-        raise Refused(f"unknown claim {name!r}; known: {', '.join(CLAIMS)}")
+        raise Refused(f"unknown claim {name!r}; known: {', '.join(claims)}")
     return checks
 
 
-__all__ = ["CLAIMS", "Claim", "Settings", "Verdict", "selected"]
+__all__ = ["CLAIMS", "Claim", "Settings", "Verdict", "checks_in", "selected"]

@@ -107,7 +107,7 @@ def _claims(root: Path) -> None:
     st.subheader("What the verification found")
     path = root / REPORT
     if not path.is_file():
-        text = f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"
+        text = f"There is no {path} yet. Run the verification (10 seconds), then reload this page:"
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
     check_inside(path)

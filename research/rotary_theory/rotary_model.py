@@ -1,4 +1,4 @@
-"""The theorems' rotary transformers: heads and MLP of theory.rotary's constructions.
+"""The theorems' rotary transformers: their attention, heads and MLP.
 
 Beside the named directions of theory.parts the residual stream has COS and SIN, which the MLP writes: cos and sin of
 theta p_t. A head's halves hold its pairs' two coordinates, as in Llama: z = (coordinate m) + i (coordinate m + pairs)
@@ -7,20 +7,50 @@ is turned by e^(i theta t), and scores are Re(conj(k) q) / sqrt(head size).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mesa.errors import Refused
+from research.rotary_theory.rotary import Rotary, steps
 from theory import parts
 from theory.model import Block, Construction, Encoding, float_name
 from theory.recovery import EXACT, Weights, written_error
-from theory.rotary import Rotary, steps
 
 COS, SIN, FREE = 3, 4, 5
 """Residual directions: cos and sin of theta p_t; the first of the free ones."""
+
+
+@dataclass(frozen=True)
+class Turning(Encoding):
+    """Rotary embedding in place of the bias. factors, grown: a method's, on each pair's angle and on scores."""
+
+    base: float = 10000.0
+    factors: tuple[float, ...] | None = None
+    grown: float = 1.0
+
+    def scores(self, q: Tensor, k: Tensor, distance: Tensor, effective: Tensor | None) -> Tensor:
+        """q.R(angle * distance)k / sqrt(head size), (batch, head, query, key): every distance's rotation by itself.
+
+        q, k: (batch, token, head, head size), whose halves hold the pairs' two coordinates.
+        """
+        half = q.shape[-1] // 2
+        angles = torch.from_numpy(inverse_frequencies(self.base, half) * np.array(self.factors or 1.0))
+        turn = (distance if effective is None else effective).to(angles.dtype)[..., None] * angles
+        q1, q2, k1, k2 = q[..., :half], q[..., half:], k[..., :half], k[..., half:]
+        along = torch.einsum("ptnh,pknh->pntkh", q1, k1) + torch.einsum("ptnh,pknh->pntkh", q2, k2)
+        across = torch.einsum("ptnh,pknh->pntkh", q1, k2) - torch.einsum("ptnh,pknh->pntkh", q2, k1)
+        turned = (along * turn.cos() + across * turn.sin()).sum(-1).to(q.dtype)
+        return self.grown * (turned / q.shape[-1] ** 0.5)
+
+
+def inverse_frequencies(base: float, pairs: int) -> np.ndarray:
+    """Rotary's angles a token, base^(-m / pairs) for m = 0 .. pairs - 1, float64."""
+    return float(base) ** (-np.arange(pairs) / pairs)
+
 
 _LOOKED = 2048  # of more positions than these as many are looked at
 
@@ -80,7 +110,7 @@ def rotary_model(
     """Theorem 3.2 under rotary embedding: o_t > H for t < M and o_t < H for every t > M.
 
     It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
-    options: as for theory.rotary.Rotary (reads, recovers, quarter, slope, pair). Raises Refused as Rotary, for H
+    options: as for Rotary (reads, recovers, quarter, slope, pair). Raises Refused as Rotary, for H
     without digits, and for more positions than the dtype tells apart.
     """
     shape = shape or parts.Shape()
@@ -99,7 +129,7 @@ def rotary_model(
     others = [[parts.free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
     layers = [Block([first, *others[0]], mlp), Block([second, *others[1]])]
-    return Construction(W_E, layers, Encoding(base=sizes.base), dtype)
+    return Construction(W_E, layers, Turning(base=sizes.base), dtype)
 
 
 def rotary_nope_model(
@@ -112,4 +142,4 @@ def rotary_nope_model(
     head = parts.averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(parts.free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Block(heads)], Encoding(base=10000.0), dtype)
+    return Construction(W_E, [Block(heads)], Turning(), dtype)

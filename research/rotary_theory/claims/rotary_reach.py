@@ -8,11 +8,22 @@ from functools import partial
 import numpy as np
 
 from mesa.methods import PI, DynamicNTK, LeakyReRoPE, Method, YaRN
+from research.rotary_theory.claims.rotary import (
+    LONGEST,
+    NAMES,
+    SIZES,
+    TRIED,
+    Size,
+    cases,
+    llama,
+    measured,
+    read_method,
+    woven,
+)
+from research.rotary_theory.rotary import READS, fails_from, leaky_rerope, most, ntk_factor, woven_reach, yarn_scale
 from theory import weave
 from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, first_below, grid
-from theory.claims.rotary import LONGEST, NAMES, SIZES, TRIED, Size, cases, llama, measured, read_method, woven
 from theory.claims.settings import Settings
-from theory.rotary import READS, fails_from, most, ntk_factor, woven_reach, yarn_scale
 
 
 @claim("rotary-weave", HOLDS, "ours (theorem 3.3)")
@@ -57,7 +68,7 @@ def span_bounds(settings: Settings) -> Outcome:
         sizes, M, r = size.rotary("count"), size.M, np.arange(LONGEST)
         methods: list[tuple[Method, np.ndarray]] = [
             (woven(*size[:3]), weave.stair(r, size.N, size.E)),
-            (LeakyReRoPE(trained_length=M, window=size.N, k=2.0, log_n=False), weave.leaky_rerope(r, size.N, 2.0)),
+            (LeakyReRoPE(trained_length=M, window=size.N, k=2.0, log_n=False), leaky_rerope(r, size.N, 2.0)),
             (PI(trained_length=M, factor=3.0), r / 3),
         ]
         for method, distance in methods:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from research.rotary_theory.rotary import leaky_rerope
 from theory.bounds import bos_denominator, denominator, extended_length
 from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import Settings
@@ -16,7 +17,7 @@ from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import plain_model, woven_model
 from theory.model import Construction
 from theory.parts import BOS, POSITION
-from theory.weave import leaky_rerope, self_extend
+from theory.weave import self_extend
 
 
 @claim("slopes", HOLDS, "ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)")

@@ -134,6 +134,11 @@ def steps(sizes: Rotary) -> tuple[np.ndarray, np.ndarray]:
     return log_x[:-1] + half, -sharpness() * math.expm1(-0.5) / -np.expm1(half)
 
 
+def leaky_rerope(distance: Any, window: int, k: float) -> Any:
+    """r if r < N, else N + (r - N) / k: beyond the window distances grow k times slower. Fractional."""
+    return (distance < window) * distance + (distance >= window) * (window + (distance - window) / k)
+
+
 def woven_reach(sizes: Rotary, N: int) -> float:
     """T* of ReRoPE with window N: exact for 'count', of ideal recovery for 'rotation'.
 

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mesa.constructed import inverse_frequencies
 from mesa.engine.plug import applied
 from mesa.methods import DynamicNTK, Origin, ReRoPE, StairPE, YaRN
 from mesa.methods.base import Method
+from research.rotary_theory.llama import as_llama
+from research.rotary_theory.rotary import READS, Rotary, ntk_factor, yarn_scale
+from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies, rotary_model, rotary_nope_model
 from theory import weave
 from theory.bounds import last_recovered
 from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import Settings
-from theory.constructions import build, construction, woven_model
+from theory.constructions import woven_model
 from theory.model import Construction, random_tokens
 from theory.parts import CONST, POSITION, Shape
-from theory.rotary import READS, Rotary, ntk_factor, yarn_scale
-from theory.rotary_model import FREE
 
 
 def measured(model: PreTrainedModel, method: Method, length: int, executor: str = "fused") -> tuple[np.ndarray, ...]:
@@ -90,12 +90,12 @@ def cases(settings: Settings) -> list[tuple[Size, str]]:
 
 def llama(size: Size, reads: str, settings: Settings, **more: Any) -> PreTrainedModel:
     """The built Llama, float64 unless `more` says otherwise."""
-    return build("rotary", H=settings.H, seed=settings.seed, **size.options(reads), **more)
+    return as_llama(rotary_model(H=settings.H, seed=settings.seed, **size.options(reads), **more), size.M)
 
 
 def oracle(size: Size, reads: str, **more: Any) -> Construction:
     """The same weights as a `Construction`, with attention that does not use the shipped executors."""
-    return construction("rotary", **size.options(reads), **more)
+    return rotary_model(**size.options(reads), **more)
 
 
 def origin(M: int) -> Method:
@@ -189,7 +189,7 @@ def long_window(settings: Settings) -> Outcome:
 def no_method_mends_it(settings: Settings) -> Outcome:
     """Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it."""
     M, length = 16, 64
-    model = build("rotary_nope", M=M, H=settings.H, seed=settings.seed, shape=Shape(model=FREE + 1, heads=1))
+    model = as_llama(rotary_nope_model(M, settings.H, seed=settings.seed, shape=Shape(model=FREE + 1, heads=1)), M)
     methods = [origin(M), woven(M, 4), woven(M, 4, 2), DynamicNTK(trained_length=M), YaRN(trained_length=M)]
     expected = M / np.arange(1, length + 1) - 1 + settings.H
     reading = NOTHING
@@ -214,6 +214,7 @@ def precise_denominators(
     size, length = matrices["blocks.1.attn.W_K"].shape[1], max(positions)
     pair = int(np.flatnonzero(model.get_buffer("blocks.1.attn.W_K")[0].any(1))[0])
     rows = [pair, pair + size // 2]
+    assert isinstance(model.encoding, Turning)
     theta = mpmath.mpf(float(inverse_frequencies(model.encoding.base, size // 2)[pair])) * factor
     cos, sin = (function(theta * distance[:length].astype(object))[::-1] for function in (_cos, _sin))
 

@@ -9,11 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from mesa.methods.chunked import MIDDLES, MesaExtrapolation
-from theory.chunked import chunk_denominator, chunk_position, chunks_fail_from, mesa_method, woven_distance
+from research.rotary_theory.chunks import chunk_denominator, chunk_position, chunks_fail_from
+from research.rotary_theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
+from research.rotary_theory.rotary import READS, fails_from
+from theory.chunked import mesa_method, woven_distance
 from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
-from theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
 from theory.claims.settings import Settings
-from theory.rotary import READS, fails_from
 
 CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 6, 2), (4, 8, 3), (8, 16, 4)]
 """First chunk, last chunk and split_threshold, for each of SIZES."""
