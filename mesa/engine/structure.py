@@ -254,6 +254,8 @@ class _Probe:
         states = output[0] if isinstance(output, tuple) else output
         if not isinstance(states, Tensor) or len(states) != 2:
             return
+        if not states.isfinite().all():
+            raise not_finite(self.model, f"states of layer {number}")
         off = float((states[1] - states[0]).abs().max())
         if not off <= max(1e-3, _rounding(states)) * float(states.abs().max()):
             raise Refused(
