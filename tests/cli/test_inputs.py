@@ -133,6 +133,7 @@ def test_a_link_out_of_a_run_is_not_written_through(capsys, model, tmp_path):
     elsewhere.mkdir()
     (elsewhere / "zarr.json").write_text("kept")
     (out / "store.zarr").symlink_to(elsewhere)
+    (out / "measured.jsonl").write_text('{"settings": ')  # a run that has just begun
     line = refused(capsys, "probe", "--methods", "origin", "--model", model, "--out", out, "--overwrite")
     assert f"{out / 'store.zarr'} is a link to {elsewhere}, outside" in line
     assert (elsewhere / "zarr.json").read_text() == "kept"

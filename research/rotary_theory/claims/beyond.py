@@ -40,7 +40,7 @@ def other_slopes(settings: Settings) -> Outcome:
         inside = (t > M) & (t < reach)
         if inside.any():
             reading &= Reading(float((o - settings.H)[inside].min()))
-        reached.append(f"{slope:g}: {reach:.1f}")
+        reached.append(f"{slope:g}: {reach:z.1f}")
     tested = f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}"
     return Outcome({"m": grid(slopes), "(M, N)": (M, N)}, tested, reading)
 

@@ -287,7 +287,7 @@ def position_comes_back(settings: Settings) -> Outcome:
         lowest = int(p[size.K :].argmin()) + size.K + 1
         margin = min(margin, (size.K - float(p[lowest - 1])) - 0.5, 0.5 - float(right))
         margin = min(margin, 0.5 - float(np.abs(p - sizes.position(length)).max()))
-        counterexample = counterexample or f"{tuple(size)}: at t = {lowest} it reads {p[lowest - 1]:.2f}"
+        counterexample = counterexample or f"{tuple(size)}: at t = {lowest} it reads {p[lowest - 1]:z.2f}"
     return Outcome(
         TRIED,
         "t = 1 .. 5 L",
