@@ -14,7 +14,7 @@ from mesa.errors import Refused
 def decoder_of(model: Any) -> Any:
     """The module that holds the model's decoder layers; ModernBERT's calls its output embeddings `decoder`."""
     decoder = model.get_decoder()
-    return model.base_model if isinstance(decoder, nn.Linear) else decoder
+    return model.base_model if decoder is model.get_output_embeddings() else decoder
 
 
 def layers_of(model: Any) -> nn.ModuleList:

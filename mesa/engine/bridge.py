@@ -8,7 +8,7 @@ always the module's, with the hooks inside it called by the method's attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
@@ -26,6 +26,7 @@ from transformer_lens.model_bridge.generalized_components import (
     LinearBridge,
     NormalizationBridge,
 )
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,6 +39,9 @@ from mesa.support import check_config
 
 _BY_HEAD = ("gpt_neox", "bloom")
 """Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
+
+_EAGER = ("glm_moe_dsa",)
+"""Model types whose attention TransformerLens computes by a mask that is added, which only 'eager' has."""
 
 _NORMED_BY_POSITION = ("qwen3", "qwen3_moe")
 """Model types that norm queries and keys by (batch, position, head, dim); stock: by (batch, head, position, dim)."""
@@ -94,9 +98,9 @@ class MethodAttention(AttentionBridge):
                 any(hook.has_hooks(dir="both") for hook in (self.hook_attn_scores, self.hook_pattern)),
                 -torch.inf if self.compatibility_mode else None,
             )
-            if "position_embeddings" in kwargs and hasattr(self, "hook_cos"):
-                cos, sin = kwargs["position_embeddings"]
-                kwargs["position_embeddings"] = self.hook_cos(cos), self.hook_sin(sin)
+            turned = kwargs.get("position_embeddings")
+            if isinstance(turned, tuple) and hasattr(self, "hook_cos"):  # else complex: cos and sin as one
+                kwargs["position_embeddings"] = self.hook_cos(turned[0]), self.hook_sin(turned[1])
         with ExitStack() as hooks:
             for handle in self._inside(args[0] if args else kwargs["hidden_states"]) if attached else ():
                 hooks.callback(handle.remove)
@@ -268,26 +272,37 @@ class MethodBridge(TransformerBridge):
         return output, cache
 
 
-def choosing_adapter(base: type[Any], by_head: bool, unnormed: bool) -> type[Any]:
+def _parts(components: Mapping[str, Any]) -> Iterator[GeneralizedComponent]:
+    """An adapter's components, and theirs: attention may be in several stacks of blocks, or in some layers alone."""
+    for part in components.values():
+        yield part
+        yield from _parts(part.submodules)
+
+
+def choosing_adapter(base: type[Any], kind: str, unnormed: bool) -> type[Any]:
     """The adapter class `base` with attention that chooses as `MethodAttention` does.
 
-    unnormed: for a model whose norms are identities, which TransformerLens then leaves alone.
+    kind: the model type. unnormed: for a model whose norms are identities, which TransformerLens then leaves alone.
     """
+    by_head, eager = kind in _BY_HEAD, kind in _EAGER
 
     class ChoosingAdapter(base):
         supports_hf_output_attentions = False  # weights are hooked where they are made
 
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
-            attention = self.component_mapping["blocks"].submodules["attn"]
-            if type(attention) is not AttentionBridge:  # whose weights are those that the module returns
+            parts = list(_parts(self.component_mapping))
+            attentions: list[Any] = [part for part in parts if isinstance(part, AttentionBridge)]
+            own = [part for part in attentions if type(part) is not AttentionBridge]  # its weights are the module's
+            if own and not eager:
                 self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
-            attention.__class__ = _choosing(type(attention))
-            joint = attention.submodules.get("qkv")
-            if joint is not None:
-                joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
-            if isinstance(mlp := self.component_mapping["blocks"].submodules["mlp"], JointGateUpMLPBridge):
-                mlp.__class__ = SharedGateUp
+            for part in attentions:
+                part.__class__ = _choosing(type(part))
+                if (joint := part.submodules.get("qkv")) is not None:
+                    joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
+            for part in parts:
+                if isinstance(part, JointGateUpMLPBridge):
+                    part.__class__ = SharedGateUp
             if unnormed:
                 norms = self.component_mapping["blocks"].submodules
                 for norm in (norms["ln1"], norms["ln2"], self.component_mapping["ln_final"]):
@@ -323,7 +338,7 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
             "give a causal language model of transformers, or a subclass of one"
         )
     named, former = model.config.architectures, known[architecture]
-    component = choosing_adapter(former, model.config.model_type in _BY_HEAD, getattr(model, "unnormed", False))
+    component = choosing_adapter(former, model.config.model_type, getattr(model, "unnormed", False))
     ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
     try:

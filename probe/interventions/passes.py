@@ -18,7 +18,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
-from mesa.decoder import layers_of
+from mesa.decoder import decoder_of, layers_of
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
@@ -156,7 +156,7 @@ def _losses(model: Any, item: Item) -> Tensor:
 @contextmanager
 def _from_layer(model: Any, first: int) -> Iterator[None]:
     """Inside, the decoder runs its layers from `first` on."""
-    decoder, layers = model.get_decoder(), layers_of(model)
+    decoder, layers = decoder_of(model), layers_of(model)
     (name,) = (name for name, module in decoder.named_children() if module is layers)
     setattr(decoder, name, torch.nn.ModuleList(list(layers)[first:]))
     try:

@@ -240,6 +240,16 @@ REFUSED = """
 axk2 deepseek_v32 deepseek_v4 doge dots3_note glm_moe_dsa gpt_neox_japanese hy_v4 qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
+BRIDGED = """
+afmoe apertus arcee bamba bitnet bloom cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe exaone4 falcon_h1
+flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granitemoe
+granitemoehybrid hrm_text hunyuan_v1_dense internlm3 iquestcoder jais2 jamba jetmoe laguna lfm2 lfm2_moe llama llama4
+minimax_m2 ministral3 mistral mixtral modernbert_decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
+olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3
+stablelm starcoder2 vaultgemma youtu zamba2
+""".split()
+"""Those of them that TransformerLens has an adapter for."""
+
 UNTURNED = ("jamba", "nemotron_h")
 """No layer rotates, so that ReRoPE changes nothing."""
 

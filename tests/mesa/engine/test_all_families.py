@@ -5,10 +5,12 @@ import oracle
 import pytest
 import structures
 import torch
-from matrix import ABSOLUTE, REFUSED, UNTURNED, WORKS, build
+from bridged import held_to_the_model
+from matrix import ABSOLUTE, ALIBI, BRIDGED, REFUSED, UNTURNED, WORKS, build
 from tiny import tokens
 
 import mesa
+from mesa.models import load
 
 pytestmark = pytest.mark.slow
 
@@ -43,3 +45,23 @@ def test_family_is_refused(family):
     model = build(family)
     with pytest.raises(ValueError, match=r"not supported|gives positions"), mesa.applied(model, cases.method("rerope")):
         pass
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*WORKS, *ALIBI])
+def test_family_on_a_bridge(family):
+    tokenizer = load().tokenizer
+    if family in BRIDGED:
+        held_to_the_model(family, tokenizer)
+    else:
+        with pytest.raises(ValueError, match="TransformerLens has no adapter for"):
+            mesa.bridge(build(family), tokenizer)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm_moe_dsa"])
+def test_a_family_without_methods_has_a_bridge(family):
+    model, bridge, ids = build(family), mesa.bridge(build(family), load().tokenizer), tokens(2, 30)
+    for logits in (bridge(ids), bridge.run_with_cache(ids)[0]):
+        torch.testing.assert_close(logits, model(ids, use_cache=False).logits, atol=1e-4, rtol=0)

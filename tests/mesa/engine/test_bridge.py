@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from bridged import held_to_the_model
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
@@ -156,6 +157,12 @@ def test_patterns_are_the_weights_of_scores_in_every_family(family, given, token
         torch.testing.assert_close(pattern, expected.attentions[layer], atol=1e-5, rtol=0)
         torch.testing.assert_close(scores.softmax(-1)[1], pattern[1], atol=1e-6, rtol=0)
         assert (pattern[0, :, :9] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "gpt_oss", "modernbert_decoder", "qwen3_next", "zamba2"])
+def test_families_of_other_structures(family, tokenizer):
+    """Complex rotary, sinks, a decoder under another name, linear layers, no attention of TransformerLens' own."""
+    held_to_the_model(family, tokenizer)
 
 
 @torch.no_grad()
