@@ -46,13 +46,14 @@ test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/s
 test-peers: .venv/installed  ## TransformerLens' own benchmarks and integration tests on mesa.bridge, beside its bridge (fetches its source)
 	$(BIN)/python tests/peers/compare.py
 
-mutants: .venv/installed  ## 500 small mistakes put into the code, one at a time: each must be noticed (30 minutes)
+mutants: .venv/installed  ## 250 small mistakes put into the code, one at a time: each must be noticed (15 minutes)
 	$(BIN)/python tests/mutations/run.py
 
 check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
 	$(TESTS)
 
 test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md

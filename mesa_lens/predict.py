@@ -22,9 +22,9 @@ def run(request: PredictRequest, options: AddedOptions) -> int:
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
     from probe.experiment.run import run as run_plan
-    from probe.law.report import write
     from probe.law.run import FOLDER, Predict
     from probe.law.sentences import sentences
+    from probe.law_report import write
 
     journal, failed = run_plan(experiment := Predict(plan), out, **how)
     if left := len(experiment.tasks(journal.rows)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from probe.evaluation.run import run as run_evaluation
     from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
-    from probe.law.report import predict_failure
+    from probe.law_report import predict_failure
     from probe.opened import Run, open_run
     from probe.report import write_report
     from probe.request import EvalRequest, PredictRequest, ProbeRequest
@@ -35,7 +35,7 @@ _MODULES = {
     "probe.capture.spec": "CaptureSpec",
     "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
     "probe.figures.heatmap": "default_regions regions",
-    "probe.law.report": "predict_failure",
+    "probe.law_report": "predict_failure",
     "probe.opened": "Run open_run",
     "probe.report": "write_report",
     "probe.request": "EvalRequest PredictRequest ProbeRequest",

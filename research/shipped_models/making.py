@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,15 +13,48 @@ from transformers import LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalL
 from probe.tasks import retrieval
 from probe.tasks.retrieval import ADJECTIVES, NOUNS
 
-if TYPE_CHECKING:
-    from research.shipped_models.train import TrainConfig
-
+ARCHITECTURES = ("llama", "nope", "alibi")
+"""Rotary embeddings; none at all (a Llama whose rotation is the identity); ALiBi (MPT's architecture)."""
 NO_POSITIONS = {"rope_type": "linear", "factor": 1e30, "rope_theta": 10000.0}
 """Rotary parameters that turn nothing: every cos is 1 and every sin below 1e-20, also at a million tokens."""
 TRAINED = "original_max_position_embeddings"
 ALIBI_LONGEST = 32768
 """Tokens that transformers' MPT makes slopes for; it can run no longer prompt. The trained window stands beside it, as
 `TRAINED`."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the trained weights, apart from the interpreter's library and the torch version.
+
+    curriculum: the part of the tokens over which rows grow. basics: the part that is read first, with more to copy.
+    """
+
+    architecture: str = "llama"
+    tokens: int = 32_000_000
+    tokens_per_step: int = 3072
+    trained_length: int = 256
+    vocabulary: int = 2048
+    hidden: int = 256
+    intermediate: int = 640
+    layers: int = 4
+    heads: int = 8
+    learning_rate: float = 4e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.1
+    curriculum: float = 0.4
+    basics: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown architecture."""
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture={self.architecture!r} is unknown; known: {', '.join(ARCHITECTURES)}")
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.tokens // self.tokens_per_step
 
 
 def train_tokenizer(texts: list[str], vocabulary: int, prompts: Sequence[str] = ()) -> PreTrainedTokenizerFast:

@@ -24,48 +24,12 @@ from tqdm import tqdm
 
 from probe.tasks import sources
 from research.shipped_models import quizzes
-from research.shipped_models.making import make_model, make_optimizers, train_tokenizer
+from research.shipped_models.making import TrainConfig, make_model, make_optimizers, train_tokenizer
 from research.shipped_models.mixture import BASICS, SHARES, Mixture
 
 _SKIPPED_FOLDERS = {"__pycache__", "encodings", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 LENGTHS = (48, 64, 96, 128, 192, 256)
 """Lengths of the curriculum (tokens), the last one the trained window M."""
-ARCHITECTURES = ("llama", "nope", "alibi")
-"""Rotary embeddings; none at all (a Llama whose rotation is the identity); ALiBi (MPT's architecture)."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides the trained weights, apart from the interpreter's library and the torch version.
-
-    curriculum: the part of the tokens over which rows grow. basics: the part that is read first, with more to copy.
-    """
-
-    architecture: str = "llama"
-    tokens: int = 32_000_000
-    tokens_per_step: int = 3072
-    trained_length: int = 256
-    vocabulary: int = 2048
-    hidden: int = 256
-    intermediate: int = 640
-    layers: int = 4
-    heads: int = 8
-    learning_rate: float = 4e-3
-    warmup_steps: int = 200
-    weight_decay: float = 0.1
-    curriculum: float = 0.4
-    basics: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for an unknown architecture."""
-        if self.architecture not in ARCHITECTURES:
-            raise ValueError(f"architecture={self.architecture!r} is unknown; known: {', '.join(ARCHITECTURES)}")
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole training."""
-        return self.tokens // self.tokens_per_step
 
 
 RECIPES = {
