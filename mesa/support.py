@@ -106,26 +106,34 @@ def _scaled_already(scaled: list[str], method: type[Method]) -> str:
 
 def _scalings(config: Any) -> list[str]:
     """The ways in which a config scales rotary frequencies, of every kind of layers."""
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict):
-        return []
-    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    parts = _parts(getattr(config, "rope_parameters", None))
     return [str(part["rope_type"]) for part in parts if part.get("rope_type") is not None]
 
 
+def _parts(rope: Any) -> list[Mapping[str, Any]]:
+    """What a config states of rotary frequencies: for all layers, and for each kind of them."""
+    if not isinstance(rope, Mapping):
+        return []
+    return [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+
+
 _ORIGINAL = "original_max_position_embeddings"
-_LENGTHS = ("max_position_embeddings", "max_seq_len")
-_UNSTATED = "states_no_trained_length"
-"""A config's attribute, true where its length is transformers' default and not its file's word."""
+_CHUNK = "attention_chunk_size"
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+_UNSTATED, _BEFORE = "states_no_trained_length", "states_length_before_scaling"
+"""A config's attributes, true where its length is transformers' default and not its file's word; and where a file
+states the length before rotary scaling, which transformers otherwise sets to max_position_embeddings."""
 
 
 def note_stated(config: Any, stated: Mapping[str, Any]) -> None:
     """Has `trained_length` know what a config's file states: config.json's keys, or a GGUF file's metadata."""
     keys = {getattr(config, "attribute_map", {}).get(key, key) for key, value in stated.items() if value is not None}
-    rope = (stated.get(key) for key in ("rope_parameters", "rope_scaling"))
-    in_rope = any(isinstance(part, Mapping) and part.get(_ORIGINAL) is not None for part in rope)
+    rope = (part for key in ("rope_parameters", "rope_scaling") for part in _parts(stated.get(key)))
+    in_rope = any(part.get(_ORIGINAL) is not None for part in rope)
     in_header = any(str(key).endswith(".context_length") for key in keys)
-    if not (in_rope or in_header or keys & {_ORIGINAL, *_LENGTHS}):
+    if in_rope or _ORIGINAL in keys:
+        setattr(config, _BEFORE, True)
+    if not (in_rope or in_header or keys & {_ORIGINAL, _CHUNK, *_LENGTHS}):
         setattr(config, _UNSTATED, True)
 
 
@@ -139,30 +147,56 @@ def _trained_length(config: Any) -> tuple[str, int]:
     none = f"the config of this {config.model_type} model states no trained length; give --trained-length"
     if getattr(config, _UNSTATED, False):
         raise Refused(none)
-    rope = getattr(config, "rope_parameters", None) or {}
-    names = (_ORIGINAL, *_LENGTHS)
-    for name, length in ((_ORIGINAL, rope.get(_ORIGINAL)), *((name, getattr(config, name, None)) for name in names)):
-        if length is None:
-            continue
+    scaled = [(_ORIGINAL, part.get(_ORIGINAL)) for part in _parts(getattr(config, "rope_parameters", None))]
+    given = [*scaled, *((name, getattr(config, name, None)) for name in (_ORIGINAL, *_LENGTHS))]
+    given = [(name, length) for name, length in given if length is not None]
+    for name, length in given:
         if not isinstance(length, int) or length < 2:
             raise Refused(
                 f"the config of this {config.model_type} model states {name} {length!r}, no trained length; "
                 "give --trained-length"
             )
-        return name, length
-    raise Refused(none)
+    if _turns_in_chunks(config):
+        given.insert(0, (_CHUNK, getattr(config, _CHUNK)))
+    if not given:
+        raise Refused(none)
+    return given[0]
+
+
+def _turns_in_chunks(config: Any) -> bool:
+    """Whether every layer that rotates sees no further back than its chunk, as in Llama-4."""
+    turns = getattr(config, "no_rope_layers", None)  # 1: it rotates
+    kinds = getattr(config, "layer_types", None)
+    if not (getattr(config, _CHUNK, None) and turns and kinds):
+        return False
+    return any(turns) and all(kind == "chunked_attention" for kind, turn in zip(kinds, turns, strict=False) if turn)
 
 
 def length_choice(config: Any) -> str:
-    """Which of a config's two lengths `trained_length` takes, and why; empty where it states one."""
+    """Which of a config's lengths `trained_length` takes, and why; empty where it states one."""
     name, length = _trained_length(config)
     other = getattr(config, "max_position_embeddings", None)
-    if name != _ORIGINAL or other in (None, length):
+    ways = " and ".join(dict.fromkeys(kind for kind in _scalings(config) if kind not in UNSCALED)) or "scaled"
+    take = f"give --trained-length {other} to take that"
+    if name == _CHUNK:
+        return (
+            f"M = {length} by the config's {_CHUNK}: layers that rotate see no further back than their chunk; it also "
+            f"states max_position_embeddings {other}: {take}"
+        )
+    if name != _ORIGINAL or other is None:
         return ""
-    scaled = " and ".join(dict.fromkeys(kind for kind in _scalings(config) if kind not in UNSCALED)) or "scaled"
+    if other != length:
+        return (
+            f"M = {length} by the config's {_ORIGINAL}, the length before its rotary scaling ({ways}); it also states "
+            f"max_position_embeddings {other}: {take}"
+        )
+    factor = max((part.get("factor") or 1 for part in _parts(getattr(config, "rope_parameters", None))), default=1)
+    if factor <= 1 or getattr(config, _BEFORE, False):
+        return ""
     return (
-        f"M = {length} by the config's {_ORIGINAL}, the length before its rotary scaling ({scaled}); it also states "
-        f"max_position_embeddings {other}: give --trained-length {other} to take that"
+        f"M = {length} by the config's max_position_embeddings, which is taken as the length before its rotary scaling "
+        f"({ways}, factor {factor:g}), as transformers does; if it is stretched already, give --trained-length "
+        f"{int(length / factor)}"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, LlamaConfig, MptConfig
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, MptConfig
 
 import mesa
 from mesa.checkpoints import hub
@@ -174,6 +174,40 @@ def test_of_two_lengths_the_one_that_was_taken_is_named_with_the_reason(folder, 
     loaded = load(str(folder))
     report = mesa.check(loaded.model, loaded.tokenizer, methods="rerope", minutes=0.01)
     assert said in report.rows[0].detail
+
+
+def scaled(**more):
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **more}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "length", "said"),
+    [
+        ("qwen2", scaled(original_max_position_embeddings=2048), 2048, "its rotary scaling (yarn); it also states"),
+        ("qwen2", scaled(), 8192, "max_position_embeddings, which is taken as the length before its rotary scaling"),
+        ("qwen2", scaled(), 8192, "(yarn, factor 4), as transformers does; if it is stretched already, give "
+         "--trained-length 2048"),
+        ("olmo3", {"rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": scaled(original_max_position_embeddings=1024)["rope_parameters"],
+        }}, 1024, "M = 1024 by the config's original_max_position_embeddings"),
+        ("llama4_text", {"attention_chunk_size": 512}, 512, "layers that rotate see no further back than their chunk"),
+        ("llama4_text", {"attention_chunk_size": None}, 8192, ""),
+        ("llama4_text", {"attention_chunk_size": 512, "layer_types": ["full_attention"] * 48}, 8192, ""),
+    ],
+)  # fmt: skip
+def test_a_length_by_what_a_config_calls_it(kind, given, length, said):
+    config = AutoConfig.for_model(kind, **{"max_position_embeddings": 8192, **given})
+    assert trained_length(config) == length
+    assert said in length_choice(config)
+    assert bool(said) == bool(length_choice(config))
+
+
+def test_a_file_that_states_the_length_before_scaling_leaves_no_question():
+    given = scaled(original_max_position_embeddings=8192)
+    config = AutoConfig.for_model("qwen2", max_position_embeddings=8192, **given)
+    note_stated(config, {"max_position_embeddings": 8192, **given})
+    assert not length_choice(config)
 
 
 def test_a_model_that_is_nowhere_is_refused_without_waiting(monkeypatch):
