@@ -14,7 +14,7 @@ from typing import Any
 import xarray as xr
 
 from mesa.errors import NotFound, Refused
-from probe.store.integrity import AGAIN, SEAL, check_chunks, check_seals, with_checks
+from probe.store.integrity import AGAIN, SEAL, check_whole, with_checks
 from probe.store.regions import DIMS, list_missing, missing_regions
 
 STORE = "store.zarr"
@@ -69,13 +69,12 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
-        check_chunks(path, groups)
-        hidden = xr.open_zarr(path)
+        check_whole(path, groups)
+        hidden = xr.open_zarr(path, consolidated=False)
         evaluation, tokens = (
-            xr.open_zarr(path, group=name).load() if name in groups else None for name in (EVALUATION, TOKENS)
+            xr.open_zarr(path, group=name, consolidated=False).load() if name in groups else None
+            for name in (EVALUATION, TOKENS)
         )
-        if hidden.attrs.get(SEAL):
-            check_seals(path, (EVALUATION, TOKENS))
     lacking = [name for name in (SEAL, "trained_length") if name not in hidden.attrs]
     if lacking := [*lacking, *(dim for dim in DIMS if dim not in hidden)]:
         raise Refused(f"{path} is not a store of hidden states: it has no {lacking[0]}")

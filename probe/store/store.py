@@ -297,6 +297,7 @@ def _seal(path: Path) -> None:
 
 
 def _consolidate(path: Path) -> None:
+    """For xarray's own `open_zarr`, which warns without."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
         zarr.consolidate_metadata(path)

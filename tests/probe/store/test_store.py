@@ -130,11 +130,6 @@ def scored(path):
         ("", lambda meta: meta["attributes"].update(trained_length=8), "its attributes are not those"),
         ("", lambda meta: meta["attributes"].pop("model"), "its attributes are not those"),
         ("resid_post", lambda meta: meta["attributes"].update(units="volts"), "its attributes are not those"),
-        (
-            "",
-            lambda meta: meta["consolidated_metadata"]["metadata"]["resid_post"]["attributes"].update(units="volts"),
-            "its consolidated metadata is not",
-        ),
         ("evaluation", lambda meta: meta["attributes"].update(vocabulary=9), "its evaluation's attributes are not"),
         ("evaluation", lambda meta: meta["attributes"].pop("complete"), "its evaluation's attributes are not"),
     ],
