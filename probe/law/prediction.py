@@ -71,8 +71,8 @@ def agreement(methods: Mapping[str, Mapping[str, Any]], lengths: Sequence[int]) 
 
     points: (method, length) pairs. fails: methods that fail by measurement. rms, bias: nats/token, predicted less
     measured. auc: whether the predicted excess ranks pairs that fail above those that hold; None where all do the same.
-    within_one_step: methods whose failure length is right within one of the lengths (none counts as the step after the
-    longest).
+    exact, within_one_step: methods whose failure length is right, exactly and within one of the lengths (none counts as
+    the step after the longest).
     """
     predicted, measured = (
         np.array([[entry["excess"] for entry in row[side]] for row in methods.values()])
@@ -91,6 +91,7 @@ def agreement(methods: Mapping[str, Mapping[str, Any]], lengths: Sequence[int]) 
         "rms": float(np.sqrt((errors**2).mean())),
         "bias": float(errors.mean()),
         "auc": auc(predicted.ravel(), measured.ravel() >= NATS_ABOVE),
+        "exact": sum(step == 0 for step in steps),
         "within_one_step": sum(step <= 1 for step in steps),
     }
 

@@ -29,8 +29,8 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"Predicted against measured, {text}: rms {agreement['rms']:z.2f} nats/token, "
                 f"bias {agreement['bias']:+z.2f}{rank};\n"
-                f"failure length within one step for {agreement['within_one_step']} of {agreement['methods']} ("
-                f"{agreement['fails']} of them fail)."
+                f"failure length exact for {agreement['exact']} of {agreement['methods']}, within one step for "
+                f"{agreement['within_one_step']} ({agreement['fails']} fail)."
             )
     if left := left_out(summary):
         yield "\n".join(map(filled, left))

@@ -38,6 +38,16 @@ CONFIGS = {
         "rerope:window=32",
         "rerope:window=128,log_n=false",
     ),
+    "untried": (
+        *(f"leaky-rerope:k={k},log_n=false" for k in (2, 2.5, 5)),
+        "leaky-rerope:k=10,window=16",
+        "self-extend:group=6",
+        "self-extend:group=3,window=32",
+        "stair:width=3,log_n=false",
+        "stair:width=6",
+        "string:window=85",
+        "lampe:window=32",
+    ),
     "smollm2": (
         "leaky-rerope:k=1.3,log_n=false",
         "leaky-rerope:k=1.3",
@@ -53,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = argparse.ArgumentParser(prog="python research/law/run.py", description=__doc__)
     top.add_argument("--model", default="default", help="default, nope, alibi, smollm2, or a folder")
+    top.add_argument("--configs", choices=CONFIGS, help="those that are judged (None: the model's)")
     top.add_argument("--lengths", help="tokens, as for `mesa-lens predict`")
     top.add_argument("--samples", type=int, default=16, help="texts")
     top.add_argument("--text", help="text file or folder")
@@ -66,7 +77,7 @@ def main(args: argparse.Namespace) -> None:
     """Runs every pass, then judges."""
     name = Path(args.model).name
     out = args.out or Path("runs/law") / name
-    configs = CONFIGS.get(name, CONFIGS["default"])
+    configs = CONFIGS[args.configs or (name if name in CONFIGS else "default")]
     words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
     words += [word for config in configs for word in ("--config", config)]
     for flag in ("lengths", "samples", "text", "minutes"):
