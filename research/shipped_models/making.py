@@ -27,6 +27,7 @@ ALIBI_LONGEST = 32768
 class TrainConfig:
     """Everything that decides the trained weights, apart from the interpreter's library and the torch version.
 
+    key_value_heads: None, as many as heads. base: of rotary embeddings. text_only: no retrieval, but copies of text.
     curriculum: the part of the tokens over which rows grow. basics: the part that is read first, with more to copy.
     """
 
@@ -39,11 +40,14 @@ class TrainConfig:
     intermediate: int = 640
     layers: int = 4
     heads: int = 8
+    key_value_heads: int | None = None
+    base: float = 10000.0
     learning_rate: float = 4e-3
     warmup_steps: int = 200
     weight_decay: float = 0.1
     curriculum: float = 0.4
     basics: float = 0.1
+    text_only: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -115,7 +119,7 @@ def make_model(config: TrainConfig) -> Any:
                 **special,
             )
         )
-    rope = NO_POSITIONS if config.architecture == "nope" else {"rope_type": "default", "rope_theta": 10000.0}
+    rope = NO_POSITIONS if config.architecture == "nope" else {"rope_type": "default", "rope_theta": config.base}
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary,
@@ -123,6 +127,7 @@ def make_model(config: TrainConfig) -> Any:
             intermediate_size=config.intermediate,
             num_hidden_layers=config.layers,
             num_attention_heads=config.heads,
+            num_key_value_heads=config.key_value_heads or config.heads,
             max_position_embeddings=config.trained_length,
             rope_parameters=rope,
             rms_norm_eps=1e-5,

@@ -33,6 +33,7 @@ SHARES = {
 """Of each kind of row."""
 BASICS = {"text": 0.2, "copy": 0.45, "pairs": 0.35}
 """What is read first: what repeats, and lookups with many questions, from which the rest is learnt sooner."""
+TEXT_ONLY = {"text": 0.8, "copy": 0.2}
 
 Episode = tuple[list[int], list[float]]
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from probe.tasks import sources
 from research.shipped_models import quizzes
 from research.shipped_models.making import TrainConfig, make_model, make_optimizers, train_tokenizer
-from research.shipped_models.mixture import BASICS, SHARES, Mixture
+from research.shipped_models.mixture import BASICS, SHARES, TEXT_ONLY, Mixture
 
 _SKIPPED_FOLDERS = {"__pycache__", "encodings", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 LENGTHS = (48, 64, 96, 128, 192, 256)
@@ -44,7 +44,7 @@ def length_at(progress: float, config: TrainConfig) -> int:
     """Length (tokens) of the rows at `progress` (0 to 1) of the training."""
     if progress >= config.curriculum:
         return config.trained_length
-    return LENGTHS[int(progress / config.curriculum * (len(LENGTHS) - 1))]
+    return min(LENGTHS[int(progress / config.curriculum * (len(LENGTHS) - 1))], config.trained_length)
 
 
 def learning_rate_at(step: int, config: TrainConfig) -> float:
@@ -150,6 +150,7 @@ def take_step(training: Training, config: TrainConfig, mixture: Mixture) -> torc
     """The loss of one step on freshly drawn rows."""
     progress = training.step / config.steps
     length, shares = length_at(progress, config), BASICS if progress < config.basics else SHARES
+    shares = TEXT_ONLY if config.text_only else shares
     ids, weights = mixture.batch(config.tokens_per_step // length, length, training.rng, shares)
     draws = torch.from_numpy(training.rng.random(ids.shape, np.float32))
     tensors = (torch.from_numpy(ids), torch.from_numpy(weights), draws)

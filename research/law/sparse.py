@@ -1,0 +1,164 @@
+"""What a few far keys cost at fixed length: some keys of a short prompt are moved away, the others stay.
+
+    python research/law/sparse.py                              # the shipped model: results/sparse/default.jsonl
+    python research/law/sparse.py --model smollm2 --samples 2 --lengths 10240,12288,14336,16384
+
+A journal of passes, which the same command continues; `--heads` adds passes that move keys in these heads alone, and in
+all others. The design stands in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import mesa
+from mesa.methods import Method, Origin
+from mesa.models import Loaded, load
+from mesa.plan import Plan, Stepped
+from probe.law.plan import plan
+from probe.options import parse_lengths
+from probe.request import PredictRequest
+from probe.tasks.score import nll
+from research.script import Journal, deadline, run
+
+RESULTS = Path(__file__).parent / "results" / "sparse"
+COUNTS, SIZES, TEXTS = (1, 4, 16, 64, 320), 6, 8
+MOST = 640  # tokens of a prompt
+PARTS = 4  # of the scored tokens
+
+
+@dataclass(frozen=True)
+class Among:
+    """Whether a pair is moved (or not): a query in the second half of the prompt, a chosen key of the first half.
+
+    count: keys, spread evenly over the first half. first: the first token is one of them, else it never is.
+    """
+
+    half: int
+    count: int
+    first: bool
+    moved: bool
+
+    def __call__(self, query: Any, key: Any) -> Any:
+        """For pairs, elementwise for arrays."""
+        step = self.half // self.count
+        skipped = step // 2 if self.first else 0
+        chosen = (key < self.half) & (key % step == step // 2) & ((key != skipped) | (step == 1 and self.first))
+        chosen = (chosen | (key == 0)) if self.first else chosen
+        return (chosen & (query >= self.half)) == self.moved
+
+    def keys(self) -> np.ndarray:
+        """The chosen keys."""
+        return np.flatnonzero(self(self.half, np.arange(self.half)) == self.moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved(Method):
+    """The chosen keys are `gap` tokens further from the second half of the prompt; below 0: they are not seen there."""
+
+    name = "moved"
+    formula = "R = r, r + G to some keys"
+    source = "research/law"
+    experimental = True
+    half: int
+    count: int
+    first: bool
+    gap: int
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Two regions: what stays, and what is moved."""
+        stays, moves = (Among(self.half, self.count, self.first, moved) for moved in (False, True))
+        regions = [self._causal(length, holds=stays)]
+        if self.gap >= 0:
+            regions.append(self._causal(length, query_position=Stepped(1, offset=self.gap), holds=moves))
+        return Plan(length, tuple(regions))
+
+
+def sizes(trained: int, longest: int, tokens: int) -> list[int]:
+    """How far keys are moved, in tokens: from M on by equal factors, to distances that Origin has at the longest."""
+    return np.geomspace(trained, longest - tokens, SIZES).round().astype(int).tolist()
+
+
+def designs(trained: int, longest: int, tokens: int) -> Iterator[tuple[int, bool, int]]:
+    """(count, first, gap), gap -1 for masked; at most half of the prompt is moved."""
+    for count in dict.fromkeys(min(count, tokens // 2) for count in COUNTS):
+        for first in (False, True):
+            for gap in (-1, *sizes(trained, longest, tokens)):
+                yield count, first, gap
+
+
+def others(loaded: Loaded, heads: Any) -> dict[int, tuple[int, ...]]:
+    """All heads but these."""
+    config = loaded.model.config
+    left = {
+        layer: tuple(head for head in range(config.num_attention_heads) if head not in dict(heads).get(layer, ()))
+        for layer in range(config.num_hidden_layers)
+    }
+    return {layer: kept for layer, kept in left.items() if kept}
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measures what the journal lacks."""
+    lengths = parse_lengths(args.lengths) if args.lengths else None
+    planned = plan(PredictRequest(model=args.model, methods="origin", lengths=lengths, samples=args.samples))
+    trained, longest = planned.trained_length, planned.longest
+    tokens = min(trained, MOST)
+    fitted = planned.texts[::2]  # those that p and q are fitted to
+    each = -(-TEXTS // len(fitted))
+    starts = np.linspace(0, longest - tokens, each).astype(int)
+    first = fitted[0][:1]
+    texts = [np.concatenate([first, text[1:][at : at + tokens - 1]]) for text in fitted for at in starts][:TEXTS]
+    name = args.name or Path(args.model).name
+    settings = {**planned.settings, "tokens": tokens, "texts": TEXTS}
+    journal, over = Journal(RESULTS / f"{name}.jsonl", settings), deadline(args.minutes)
+    cells: list[tuple[Any, ...]] = [("none", 0, 0, 0)]
+    cells += [("all", count, int(with_first), gap) for count, with_first, gap in designs(trained, longest, tokens)]
+    for text in args.heads:
+        for count in (min(16, tokens // 8), tokens // 2):
+            gap = sizes(trained, longest, tokens)[-1]
+            cells += [(place, count, 0, gap) for place in (f"in {text}", f"not in {text}")]
+    left = [(*cell, text) for text in range(len(texts)) for cell in cells if (*cell, text) not in journal.rows]
+    loaded = load(args.model) if left else None
+    for number, (place, count, with_first, gap, text) in enumerate(left):
+        if over():
+            break
+        heads = None
+        if place not in ("none", "all"):
+            heads = Origin(trained_length=2, heads=place.removeprefix("not ").removeprefix("in ")).heads
+            heads = dict(heads) if place.startswith("in ") else others(loaded, heads)
+        method: Method = Origin(trained_length=trained)
+        if place != "none":
+            method = Moved(
+                trained_length=trained, half=tokens // 2, count=count, first=bool(with_first), gap=gap, heads=heads
+            )
+        with mesa.applied(loaded.model, method, executor="dense"):
+            losses = nll(loaded.model, texts[text], tokens // 4).double().numpy()
+        parts = [float(part.mean()) for part in np.array_split(losses, PARTS)]
+        journal.add((place, count, with_first, gap, text), {"nll": [round(part, 4) for part in parts]})
+        if number % 50 == 0:
+            print(f"{number} of {len(left)}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's parser."""
+    top = argparse.ArgumentParser(prog="python research/law/sparse.py", description=__doc__)
+    top.add_argument("--model", default="default", help="default, smollm2, or a folder")
+    top.add_argument("--name", help="of the journal (None: the model's)")
+    top.add_argument("--lengths", help="tokens, as for `mesa-lens predict`")
+    top.add_argument("--samples", type=int, default=16, help="texts; every second one is used")
+    top.add_argument("--heads", nargs="*", default=[], help="sets of heads, e.g. '16:0;19:3'")
+    top.add_argument("--minutes", type=float, help="start nothing after this; the same command continues")
+    return top
+
+
+if __name__ == "__main__":
+    run(main, parser())
