@@ -41,6 +41,7 @@ class DriftRule:
     factor: how far the mean square, in ranges, must exceed the largest one inside the window, at least 1 (all dims at
         the edges of their ranges). pretended: windows of the sweep.
     alarm_rate: the most false alarms, of its pretended windows, with which a layer is called.
+    chance: the most chance, over all layers, with which a model without a break has a layer called.
     resolution: least range, as a share of a dim's level: what the model's arithmetic and the store's dtype resolve.
     """
 
@@ -53,6 +54,7 @@ class DriftRule:
     period: int = 1
     pretended: int = 16
     alarm_rate: float = 0.05
+    chance: float = 0.01
     resolution: float = 2.0**-20
 
     def most(self, dims: int) -> float:
@@ -97,7 +99,10 @@ def find_drift(
       that a break called at M began earlier
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
-      break between window and M - held_out in at most `alarm_rate`; and a level can pass the limit at all.
+      break between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and either no
+      run from M on does, or more than chance explains
+    - `chance` (method, layer): that runs alike inside and beyond M would pass the limit so often in any layer
+      (`chance_of`); NaN where none does, or not trusted
       `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
       `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
 
@@ -117,7 +122,7 @@ def find_drift(
             if not np.isfinite(states).all():
                 raise Refused(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
             begins = restarts(plans[name]) if plans and name in plans else {}
-            judged = _judge(states, runs, rule, trained_length, begins, widths)
+            judged = _judge(states, runs, rule, trained_length, begins, widths, len(layers))
             widths = judged["range"] if widths is None else widths
             rows[name].append(judged)
     variables: dict[str, Any] = {"captured": ("run", runs.captured)}
@@ -200,8 +205,9 @@ def _judge(
     trained: int,
     restarts: Mapping[int, int],
     widths: np.ndarray | None,
+    layers: int,
 ) -> dict[str, Any]:
-    """The values of `find_drift` for one method and layer, `x` (sampled position, dim).
+    """The values of `find_drift` for one method and layer of `layers`, `x` (sampled position, dim).
 
     widths: the least range of each dim. `alarms`: by window that measures, NaN: not judged.
     """
@@ -221,8 +227,11 @@ def _judge(
     rate = np.array(alarms[1::2])
     limit = rule.factor * max(1.0, float(level[usable].max()))
     reliable = _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
-    trusted = reliable and limit < rule.most(x.shape[1]) ** 2
-    judged = trusted & (runs.begin >= trained) & ~warm_up
+    judged = (runs.begin >= trained) & ~warm_up
+    passed = int((level[judged] > limit).sum())
+    chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
+    trusted = reliable and limit < rule.most(x.shape[1]) ** 2 and (not passed or chance <= rule.chance)
+    judged &= trusted
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
     return {
@@ -237,17 +246,28 @@ def _judge(
         "centre": centre,
         "range": width,
         "trusted": trusted,
+        "chance": chance if trusted and passed else np.nan,
         "alarms": rate,
         "false_alarms": _rate(rate),
         "windows": np.isfinite(rate).sum(),
     }
 
 
+def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:
+    """The most chance that `passed` of the runs `beyond` M exceed `factor` times the largest of those `inside`.
+
+    For independent runs from one distribution, inside and beyond, whose tail falls at least like 1 / level: states of
+    finite variance. Then a run that exceeds the largest one inside exceeds factor times that in 1 / factor of the
+    cases, and how many do has a geometric distribution.
+    """
+    return (beyond / (beyond + factor * inside)) ** passed
+
+
 def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     """Of a method that is in warm-up throughout: nothing is called, nothing is known of false alarms."""
     none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
     return {
-        **dict.fromkeys((*_POSITIONS, "limit", "false_alarms"), np.nan),
+        **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
         "trusted": False,
         "level": none,

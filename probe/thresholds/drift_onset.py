@@ -18,9 +18,11 @@ class DriftOnset:
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
     layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
         M in which one of these layers is beyond its limit: the break began there; None: it did not.
-    untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
-        pairs of the others in which the same rule calls a break where the model works, `alarms` of `tried`;
-        any_false_alarm: share of the windows with one in any of them; None where none could be judged.
+    untrusted: layers with too many false alarms, or with single runs beyond the limit, no more than heavy tails give:
+        they are not called. false_alarms: share of (layer, pretended window) pairs of the others in which the same rule
+        calls a break where the model works, `alarms` of `tried`; any_false_alarm: share of the windows with one in any
+        of them; None where none could be judged.
+    chance: the most chance, over all layers, of so clear a call where nothing breaks; None: no call.
     judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
@@ -45,6 +47,7 @@ class DriftOnset:
     captured: int
     reason: str
     descriptive: bool = False
+    chance: float | None = None
 
     def __str__(self) -> str:
         """The onset in words."""
@@ -117,6 +120,7 @@ def _call(at: xr.Dataset) -> DriftOnset:
         alarms=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
         any_false_alarm=float(rate) if np.isfinite(rate := values["any_false_alarm"]) else None,
+        chance=float(values["chance"][called].min()) if called.size else None,
         judged=judged if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,

@@ -188,6 +188,7 @@ def sure(summary: Mapping[str, Any], rows: Rows) -> str:
     unjudged = _unjudged(summary, rows)
     parts = [
         _false_alarms(rows),
+        _by_chance(reference_of(rows)),
         f"chance: {level(summary, reference)}" if summary["level"] else "",
         f"not judged: {', '.join(unjudged)}" if unjudged else "everything was judged",
     ]
@@ -203,6 +204,15 @@ def _false_alarms(rows: Rows) -> str:
     judged = " in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
     of = f"{alarms} of {pairs} (layer, window) pairs, under {several(tried)}"
     return f"{'False' if alarms else 'No false'} alarms inside the window{judged} ({of})"
+
+
+def _by_chance(reference: Mapping[str, Any]) -> str:
+    """How often the reference would be called as clearly were nothing to break; empty where it is not called."""
+    chance = (reference["drift"] or {}).get("chance")
+    if chance is None:
+        return ""
+    share = "under 0.01%" if chance < 1e-4 else f"{chance:.2%} at most"
+    return f"were nothing to break, {reference['method']} would be called in {share} of models"
 
 
 def level(summary: Mapping[str, Any], reference: str) -> str:

@@ -98,6 +98,19 @@ def noise() -> Rows:
         }
 
 
+def heavy_tails() -> Rows:
+    """Models of 30 layers of 64 dims with a layer called by drift, where values far out are common."""
+    for number, heavy in enumerate((64, 2)):
+        for degrees in (3, 2, 1.5):
+            called = 0
+            for seed in range(LAYERS):
+                rng = np.random.default_rng([6, number, seed])
+                values = rng.standard_normal((30, LENGTH, 64), np.float32)
+                values[..., :heavy] = rng.standard_t(degrees, (30, LENGTH, heavy))
+                called += layers_called(values, M)[0] > 0
+            yield {"heavy": heavy, "degrees": degrees, "models": LAYERS, "called": called}
+
+
 def changes() -> Rows:
     """Layers of 16 dims of white noise called by drift where the states change at M: what is missed."""
     values = np.random.default_rng(5).standard_normal((LAYERS, LENGTH, 16))
@@ -214,7 +227,8 @@ def _scores(lengths: tuple[int, ...], nll: np.ndarray, hits: np.ndarray) -> xr.D
 
 
 STUDIES = {
-    study.__name__: study for study in (noise, changes, short_windows, growth, random_weights, intervals, stated)
+    study.__name__: study
+    for study in (noise, heavy_tails, changes, short_windows, growth, random_weights, intervals, stated)
 }
 
 

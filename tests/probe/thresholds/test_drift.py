@@ -57,6 +57,32 @@ def test_nothing_is_called_where_nothing_breaks(seed):
     assert str(call) == f"none up to {LENGTH}"
 
 
+@pytest.mark.parametrize("heavy", [2, 16])
+def test_values_far_out_are_no_break_but_a_shift_among_them_is(heavy):
+    """Single runs beyond the limit, in layers that are not judged; chance: a break's many runs leave it none."""
+    rng = np.random.default_rng(heavy)
+    x = rng.normal(size=(12, 8 * M, 16))
+    x[..., :heavy] = rng.standard_t(2, (12, 8 * M, heavy))
+    coords = {"method": ["origin"], "layer": range(12), "position": range(8 * M), "dim": range(16)}
+    hidden = xr.DataArray(x[None].astype(np.float32), coords, list(coords), name="x")
+    call = drift_onsets(find_drift(hidden, M))[0]
+    assert (call.length, call.chance) == (None, None)
+    assert call.untrusted
+    broken = hidden.copy()
+    broken[:, 7, 2 * M :] += 60
+    call = drift_onsets(find_drift(broken, M))[0]
+    assert list(call.layers) == [7]
+    assert call.chance == pytest.approx(12 * drift.chance_of(768, 896, 64, 4.0))
+
+
+def test_the_chance_is_how_often_alike_runs_pass_the_limit():
+    """64 runs inside and 128 beyond whose tail falls like 1 / level: many draws."""
+    runs = 1 / np.random.default_rng(0).random((20000, 192))
+    passed = (runs[:, 64:] > 4 * runs[:, :64].max(1, keepdims=True)).sum(1)
+    for least in (1, 2, 3):
+        assert (passed >= least).mean() == pytest.approx(drift.chance_of(least, 128, 64, 4.0), rel=0.1)
+
+
 GROWTHS = {
     **{f"t^{power}": lambda t, power=power: t**power for power in (0.1, 0.25, 0.5, 0.75, 1)},
     "log t": np.log,
@@ -96,7 +122,7 @@ def test_float16_stores_are_judged_by_what_they_resolve():
     halved = hidden.astype(np.float16)
     assert drift_onsets(find_drift(halved, M))[0].length is None
     fine = DriftRule.scaled(M, resolution(None))
-    assert drift_onsets(find_drift(halved, M, fine))[0].length is not None  # the last bit of a float16
+    assert drift_onsets(find_drift(halved, M, fine))[0].untrusted  # the last bit of a float16 passes the limit
     broken = states("step", size=0.5, white=1e-6).astype(np.float16)
     assert drift_onsets(find_drift(broken, M))[0].length == 700
     assert resolution("bfloat16", "float32") > resolution("float16") > resolution("float32", None)
