@@ -30,7 +30,7 @@ SIZES = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
     "shared_expert_intermediate_size": 32,
-    "sliding_window": 64,
+    "sliding_window": 17,
     "topk_group": 1,
     "v_head_dim": 16,
     "vocab_size": 160,

@@ -3,14 +3,21 @@
 The queries and keys are the model's own from before the rotation: its rotary modules are given position 0 everywhere.
 """
 
-import math
+from functools import cache
+from itertools import pairwise
 
+import cases
 import numpy as np
+import oracle
 import torch
+from tiny import tokens
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
+import mesa
+
 TRAINED = 24
+NAMES = ("rerope", "origin", "self-extend", "stair", "mesa", "lm-infinite", "streaming-llm", "dynamic-ntk")
 SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": TRAINED, "bos_token_id": 0,
@@ -70,15 +77,82 @@ def build(name):
     return model
 
 
+LENGTH, PADDING, DECODED = 36, 5, 3
+"""Tokens of a row, those of the first row that are padding, and those that come one by one."""
+
+
+def padded():
+    """Token ids of two rows, and the mask in which the first tokens of the first one are padding."""
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :PADDING] = 0
+    return tokens(2, LENGTH), mask
+
+
+def run(model, ids, mask):
+    """Logits (token, vocabulary) of all tokens that are not padding: of a prompt, and of those decoded after it."""
+    cache, parts = None, []
+    for begin, end in pairwise([0, *range(LENGTH - DECODED, LENGTH + 1)]):
+        given = {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
+        if model.config.model_type not in ("mpt", "bloom"):
+            given["position_ids"] = (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, begin:]
+        output = model(ids[:, begin:end], **given)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    return torch.cat(parts, 1)[mask.bool()]
+
+
 @torch.no_grad()
-def by_pairs(model, ids, positions, factor=lambda t: 1.0):
+def held_to_pairs(model, name, absolute=False, **options):
+    """A padded batch under a method, decoded with a cache, by both executors, held to pairs; gives these logits.
+
+    absolute: a distance does not say a score; the positions of a pair are then the plan's. Logits of each row alone.
+    """
+    method, sizes = cases.method(name, **options), cases.oracle_parameters(name)
+    (ids, mask), wanted = padded(), []
+    dynamic = name == "dynamic-ntk"  # the base follows the tokens so far: they are stated
+    for row, padding in zip(ids, (PADDING, 0), strict=True):
+        length = LENGTH - padding
+        prompt = length if dynamic else length - DECODED
+        given = {"trained": TRAINED, "prompt": prompt, **sizes}
+        plan_of = cache(lambda tokens, prompt=prompt: method.plan(tokens, prompt))
+
+        def at(t, i, given=given, prompt=prompt, plan_of=plan_of):
+            distance = oracle.relative(name, t, i, **given)
+            if distance is None or not absolute:
+                return None if distance is None else (distance, 0)
+            regions = plan_of(max(prompt, t + 1)).regions
+            (region,) = (region for region in regions if region.contains(np.array(t), np.array(i)))
+            assert region.query_position(t) - region.key_position(i) == distance
+            return region.query_position(t), region.key_position(i)
+
+        def factor(t, given=given):
+            return oracle.query_scale(name, t, **given) if getattr(method, "log_n", False) else 1.0
+
+        growth = method.factor * length / TRAINED - (method.factor - 1) if dynamic else 1.0
+        wanted.append(by_pairs(model, row[None, padding:], at, factor, growth)[0])
+    wanted = torch.cat(wanted)
+    allowed = 1e-4 * max(1.0, float(wanted.abs().max()))
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, method, executor=executor, prompt_length=LENGTH if dynamic else None):
+            got = run(model, ids, mask)
+        message = f"{name}, {executor}: off by {float((got - wanted).abs().max()):.1e} of {allowed:.1e}"
+        assert float((got - wanted).abs().max()) <= allowed, message
+    return wanted
+
+
+@torch.no_grad()
+def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
     """The model's logits with attention pair by pair, by `positions(t, i)` of its query and key (None: masked).
 
-    Each row of a batch has all tokens at one position, so that row r holds the queries and keys that the model itself
-    turns by r. All rows go on with what the pairs give. factor: on a query's scores.
+    Each row of a batch has all tokens at one position, so that a row holds the queries and keys that the model itself
+    turns by it. All rows go on with what the pairs give. factor: on a query's scores. growth: of the rotary base, as
+    in Dynamic-NTK.
     """
     tokens = ids.shape[1]
-    at = torch.arange(tokens)[:, None].expand(-1, tokens)
+    pairs = [[(i, positions(t, i)) for i in range(t + 1)] for t in range(tokens)]
+    places = sorted({place for row in pairs for _, at in row if at is not None for place in at})
+    row_of = {place: row for row, place in enumerate(places)}
+    rows = torch.tensor(places)[:, None].expand(-1, tokens)
 
     def attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -88,31 +162,38 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0):
         for head in range(query.shape[1]):
             its = head // (query.shape[1] // keys.shape[1])
             for t in range(tokens):
-                pairs = [(i, positions(t, i)) for i in range(t + 1) if seen[t, i]]
-                pairs = [(i, *at) for i, at in pairs if at is not None]
-                scores = [factor(t) * scale * (query[q, head, t] @ keys[k, its, i]) for i, q, k in pairs]
+                seen_too = [(i, row_of[at[0]], row_of[at[1]]) for i, at in pairs[t] if at is not None and seen[t, i]]
+                i, q, k = np.array(seen_too).T
+                scores = factor(t) * scale * (query[q, head, t] * keys[k, its, i]).sum(-1)
                 if softcap is not None:
-                    scores = [softcap * math.tanh(score / softcap) for score in scores]
-                scores += [] if s_aux is None else [float(s_aux[head])]
-                weights = np.exp(np.array(scores) - max(scores))
-                weights /= weights.sum()
-                output[t, head] = sum(weights[n] * values[its, i] for n, (i, *_) in enumerate(pairs))
-        return torch.from_numpy(output).float().expand(tokens, -1, -1, -1), None
+                    scores = softcap * np.tanh(scores / softcap)
+                sink = np.exp(-np.inf if s_aux is None else float(s_aux[head]) - scores.max())
+                weights = np.exp(scores - scores.max())
+                output[t, head] = weights @ values[its, i] / (weights.sum() + sink)
+        return torch.from_numpy(output).float().expand(len(places), -1, -1, -1), None
 
     def placed(module, args, kwargs):
         given = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
-        return (), given | {"position_ids": at if given["position_ids"].dim() == 2 else at.expand(3, -1, -1)}
+        return (), given | {"position_ids": rows if given["position_ids"].dim() == 2 else rows.expand(3, -1, -1)}
 
     rotary = [module for module in model.modules() if any("inv_freq" in name for name in vars(module)["_buffers"])]
     hooks = [module.register_forward_pre_hook(placed, with_kwargs=True) for module in rotary]
+    buffers = {id(buffer): buffer for module in rotary for buffer in vars(module)["_buffers"].values()}
+    frequencies = [(buffer, buffer.clone()) for buffer in buffers.values()]
     before = model.config._attn_implementation
     AttentionInterface.register("by_pairs", attention)
     masks = AttentionMaskInterface._global_mapping["sdpa"]
     AttentionMaskInterface.register("by_pairs", lambda **given: masks(**given | {"allow_is_causal_skip": False}))
     try:
+        for buffer, kept in frequencies:
+            count = len(kept)
+            exponent = -2 * torch.arange(count, dtype=torch.float64) / (2 * count - 2)
+            buffer.copy_(kept.double() * growth**exponent)
         model.config._attn_implementation = "by_pairs"
-        return model(ids.expand(tokens, -1), use_cache=False).logits[:1]
+        return model(ids.expand(len(places), -1), use_cache=False).logits[:1]
     finally:
         model.config._attn_implementation = before
+        for buffer, kept in frequencies:
+            buffer.copy_(kept)
         for hook in hooks:
             hook.remove()

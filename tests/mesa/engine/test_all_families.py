@@ -1,12 +1,11 @@
 """Families of transformers as tiny random models of generic sizes: `make test-families`."""
 
 import cases
-import oracle
 import pytest
-import structures
 import torch
 from bridged import held_to_the_model
 from matrix import ABSOLUTE, ALIBI, BRIDGED, REFUSED, UNTURNED, WORKS, build
+from structures import NAMES, held_to_pairs
 from tiny import tokens
 
 import mesa
@@ -19,24 +18,14 @@ pytestmark = pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", WORKS)
 def test_family(family):
+    """A padded batch, decoded with a cache, by both executors, under eight methods."""
     model, ids = build(family), tokens(1, 30)
+    for name in NAMES:
+        held_to_pairs(model, name, family in ABSOLUTE)
     stock = model(ids, use_cache=False).logits
-    allowed = 1e-4 * max(1.0, float(stock.abs().max()))
-    for name in ("origin", "rerope", "self-extend", "stair", "mesa", "lm-infinite", "streaming-llm"):
-        method, sizes = cases.method(name, log_n=False), cases.oracle_parameters(name)
-
-        def at(t, i, name=name, sizes=sizes):
-            distance = oracle.relative(name, t, i, trained=cases.TRAINED, prompt=30, **sizes)
-            return None if distance is None else (distance, 0)
-
-        wanted = stock if name == "origin" else None if family in ABSOLUTE else structures.by_pairs(model, ids, at)
-        for executor in ("dense", "fused"):
-            with mesa.applied(model, method, executor=executor):
-                got = model(ids, use_cache=False).logits
-            wanted = got if wanted is None else wanted
-            if name == "rerope":
-                assert (float((got - stock).abs().max()) > 5 * allowed) == (family not in UNTURNED)
-            torch.testing.assert_close(got, wanted, atol=allowed, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+    with mesa.applied(model, cases.method("rerope", log_n=False)):
+        moved = (model(ids, use_cache=False).logits - stock).abs().max() / stock.abs().max()
+    assert (float(moved) > 5e-4) == (family not in UNTURNED)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,80 +1,47 @@
 """Attention in whichever structure it comes: methods against a loop over pairs that takes the model's own rotation."""
 
 import cases
-import oracle
 import pytest
 import structures
 import torch
-from structures import STRUCTURES
+from structures import NAMES, STRUCTURES, held_to_pairs
 from tiny import tokens
 from torch import nn
-from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import mesa
 
-NAMES = ("origin", "rerope", "self-extend", "stair", "mesa", "lm-infinite", "streaming-llm")
-LENGTH = 30
+QUICK = {"sinks": "mesa", "chunks": "streaming-llm", "MLA, complex": "dynamic-ntk", "soft cap": "self-extend"}
+"""By structure the method of the quick suite, where it is not ReRoPE."""
 
 
-def held_to_pairs(model, name, positions=None):
-    ids, method, sizes = tokens(1, LENGTH), cases.method(name), cases.oracle_parameters(name)
-    given = {"trained": cases.TRAINED, "prompt": LENGTH, **sizes}
-
-    def at(t, i):
-        distance = oracle.relative(name, t, i, **given)
-        return None if distance is None else (distance, 0)
-
-    wanted = structures.by_pairs(
-        model,
-        ids,
-        positions or at,
-        lambda t: oracle.query_scale(name, t, cases.TRAINED, LENGTH, **sizes) if method.log_n else 1.0,
-    )
-    for executor in ("dense", "fused"):
-        with torch.no_grad(), mesa.applied(model, method, executor=executor):
-            got = model(ids).logits
-        torch.testing.assert_close(got, wanted, atol=1e-4 * max(1.0, float(wanted.abs().max())), rtol=0)
-    return wanted
-
-
-@pytest.mark.parametrize("structure", [name for name in STRUCTURES if name != "norms after the rotation"])
-@pytest.mark.parametrize("name", ["rerope", pytest.param("origin", marks=pytest.mark.slow)] + [
-    pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:]
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("structure", "name"),
+    [
+        pytest.param(structure, name, marks=() if name == QUICK.get(structure, "rerope") else pytest.mark.slow)
+        for structure in STRUCTURES
+        for name in NAMES
+    ],
+)
 def test_a_method_is_what_its_pairs_give(structure, name):
-    held_to_pairs(structures.build(structure), name)
+    """Where norms follow the rotation, their factors do not commute with turning: scores are by both positions."""
+    held_to_pairs(structures.build(structure), name, absolute=structure == "norms after the rotation")
 
 
 @pytest.mark.parametrize("structure", list(STRUCTURES))
 def test_origin_is_the_stock_model_padded_and_decoded(structure):
-    model, ids = structures.build(structure), tokens(2, LENGTH)
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-
-    def decoded():
-        cache, parts = DynamicCache(config=model.config), []
-        for begin, end in ((0, LENGTH - 2), (LENGTH - 2, LENGTH - 1), (LENGTH - 1, LENGTH)):
-            places = (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, begin:]
-            given = {"attention_mask": mask[:, :end], "past_key_values": cache, "position_ids": places}
-            parts.append(model(ids[:, begin:end], **given).logits)
-        return torch.cat(parts, 1)[mask.bool()]
-
+    model, (ids, mask) = structures.build(structure), structures.padded()
     with torch.no_grad():
-        wanted = decoded()
+        wanted = structures.run(model, ids, mask)
         for executor in ("dense", "fused"):
             with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
-                torch.testing.assert_close(decoded(), wanted, atol=3e-5 * float(wanted.abs().max()), rtol=0)
-
-
-def test_where_norms_follow_the_rotation_scores_are_by_both_positions():
-    """Their factors do not commute with turning, so that a distance does not say a score; ReRoPE's positions do."""
-    model, window = structures.build("norms after the rotation"), cases.CASES["rerope"]["window"]
-    held_to_pairs(model, "rerope", lambda t, i: (t, i) if t - i <= window else (window, 0))
+                got = structures.run(model, ids, mask)
+            torch.testing.assert_close(got, wanted, atol=3e-5 * float(wanted.abs().max()), rtol=0)
 
 
 def test_layers_without_rotary_keep_no_distances():
-    model, ids = structures.build("no layer rotates"), tokens(1, LENGTH)
+    model, ids = structures.build("no layer rotates"), tokens(1, 30)
     with torch.no_grad():
         wanted = model(ids).logits
         for name in ("self-extend", "rerope"):
