@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, MptConfig, MptForCausalLM
 from transformers.models.mpt.modeling_mpt import MptAttention, MptMLP
 
-from mesa.support import CONSTRUCTED
+from mesa.families import CONSTRUCTED
 
 
 class ConstructedConfig(MptConfig):

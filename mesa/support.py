@@ -6,34 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mesa.errors import Refused
+from mesa.families import family_of
 from mesa.methods import Method, meant, registry, standard_methods
-
-ALIBI = ("mpt", "bloom")
-"""Model types (`config.model_type`) with ALiBi."""
 
 UNSCALED = ("default", "dynamic")
 """Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
 
-CONSTRUCTED = "constructed"
-"""The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
-
-_IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
-REFUSED = {"gemma3": _IMAGES, "gemma4": _IMAGES}
-"""Model types that cannot be supported, and why."""
-
 
 def is_rotary(kind: str) -> bool:
     """Whether models of a type are attached to by their rotary embeddings; others by ALiBi."""
-    return kind not in (*ALIBI, CONSTRUCTED)
+    return not family_of(kind).alibi
 
 
 def check_config(config: Any) -> None:
     """Refused, with the reason, when no method can be attached to a model with this config."""
     kind = config.model_type
-    reason = REFUSED.get(kind) or _unlike_its_family(config)
+    reason = family_of(kind).refused or _unlike_its_family(config)
     if not reason:
         mpt = getattr(config, "attn_config", None)  # which can be configured without ALiBi
-        if kind == CONSTRUCTED or (kind in ALIBI and (mpt is None or mpt.alibi)):
+        if not is_rotary(kind) and (mpt is None or mpt.alibi):
             return
         rotary = any(word in name for name in vars(config) for word in ("rope", "rotary", "mamba"))
         if is_rotary(kind) and rotary:
@@ -74,11 +65,9 @@ def check_method(config: Any, method: Method) -> None:
 
 def missing(kind: str, method: type[Method]) -> str:
     """Why a model type cannot have a method; empty where it can."""
-    if kind in REFUSED:
-        return REFUSED[kind]
-    if kind in (*ALIBI, CONSTRUCTED) and method.needs_rotary:
-        return "it changes rotary frequencies, and ALiBi has none"
-    return ""
+    family = family_of(kind)
+    alibi = "it changes rotary frequencies, and ALiBi has none" if family.alibi and method.needs_rotary else ""
+    return family.refused or alibi
 
 
 def unfit(config: Any, method: type[Method]) -> str:
@@ -207,7 +196,7 @@ def table() -> str:
         "rotary": lambda _: "",
         "rotary, frequencies scaled": lambda method: _scaled_already(["..."], method),
         "rotary, `proportional`": lambda method: _scaled_already([_PARTLY], method),
-        "ALiBi": lambda method: missing(ALIBI[0], method),
+        "ALiBi": lambda method: missing("mpt", method),
     }
     why = {way: [reason(method) for method in methods.values()] for way, reason in ways.items()}
     reasons = list(dict.fromkeys(reason for row in why.values() for reason in row if reason))

@@ -35,16 +35,8 @@ from mesa.engine.passes import Pass
 from mesa.engine.plug import attachment_of, check_free
 from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable, is_own
 from mesa.errors import Failed, Refused
+from mesa.families import family_of
 from mesa.support import check_config
-
-_BY_HEAD = ("gpt_neox", "bloom")
-"""Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
-
-_EAGER = ("glm_moe_dsa",)
-"""Model types whose attention TransformerLens computes by a mask that is added, which only 'eager' has."""
-
-_NORMED_BY_POSITION = ("qwen3", "qwen3_moe")
-"""Model types that norm queries and keys by (batch, position, head, dim); stock: by (batch, head, position, dim)."""
 
 
 class MethodAttention(AttentionBridge):
@@ -137,7 +129,7 @@ class MethodAttention(AttentionBridge):
             norm, hook = self._modules.get(f"{part}_norm"), getattr(self, f"hook_{part}_normed", None)
             if norm is None or hook is None:
                 continue
-            turned = module.config.model_type in _NORMED_BY_POSITION
+            turned = family_of(module.config.model_type).normed_by_position
             if turned:
                 yield norm.register_forward_pre_hook(lambda module, args: (args[0].transpose(1, 2), *args[1:]))
             yield norm.register_forward_hook(partial(_normed, hook, turned))
@@ -284,7 +276,7 @@ def choosing_adapter(base: type[Any], kind: str, unnormed: bool) -> type[Any]:
 
     kind: the model type. unnormed: for a model whose norms are identities, which TransformerLens then leaves alone.
     """
-    by_head, eager = kind in _BY_HEAD, kind in _EAGER
+    family = family_of(kind)
 
     class ChoosingAdapter(base):
         supports_hf_output_attentions = False  # weights are hooked where they are made
@@ -294,12 +286,12 @@ def choosing_adapter(base: type[Any], kind: str, unnormed: bool) -> type[Any]:
             parts = list(_parts(self.component_mapping))
             attentions: list[Any] = [part for part in parts if isinstance(part, AttentionBridge)]
             own = [part for part in attentions if type(part) is not AttentionBridge]  # its weights are the module's
-            if own and not eager:
+            if own and not family.eager:
                 self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
             for part in attentions:
                 part.__class__ = _choosing(type(part))
                 if (joint := part.submodules.get("qkv")) is not None:
-                    joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if by_head else None
+                    joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if family.joint_by_head else None
             for part in parts:
                 if isinstance(part, JointGateUpMLPBridge):
                     part.__class__ = SharedGateUp

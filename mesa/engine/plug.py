@@ -24,7 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import decoder_of, layers_of, removed
-from mesa.engine import families, passes, structure
+from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.compiled import check_eager
 from mesa.engine.kernels import BLOCK
@@ -59,17 +59,17 @@ class Attachment:
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = decoder_of(model)
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        rotary = is_rotary(model.config.model_type)
+        turned = is_rotary(model.config.model_type)
         self._modules = structure.paths(self.decoder)
-        originals = structure.rotaries(self.decoder, self._modules) if rotary else {}
+        originals = structure.rotaries(self.decoder, self._modules) if turned else {}
         self.turning: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
         self._fresh: dict[Any, Any] = {
-            place: families.fresh_rotary(module) for place, module in originals.items() if method.as_trained
+            place: rotary.fresh_rotary(module) for place, module in originals.items() if method.as_trained
         }
-        self._frozen: dict[Any, Any] = {place: families.frozen_rotary(module) for place, module in originals.items()}
-        self._attends = self._attending(verify) if rotary else {}
+        self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
+        self._attends = self._attending(verify) if turned else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
-        self.slopes = None if rotary else families.slopes(self.decoder)
+        self.slopes = None if turned else alibi.slopes(self.decoder)
         self.attached = self._warned = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
@@ -166,7 +166,7 @@ class Attachment:
         turns: dict[Kind, Rotation | None] = {}
         with self._lock:
             for frozen in self._frozen.values():
-                families.settle(frozen, prompt_length)
+                rotary.settle(frozen, prompt_length)
             for kind in self._kinds:
                 frozen = self._frozen[kind[:2]]
                 accurate = getattr(frozen, "angle_dtype", torch.float32)
@@ -202,7 +202,7 @@ class Attachment:
         with self._lock:
             if self.method.as_trained:
                 module = self._fresh[place]
-                families.restart(module)
+                rotary.restart(module)
             else:
                 module = self._frozen[place]
                 for turn in (turn for group in groups for kind, turn in group.turns.items() if kind[:2] == place):
@@ -322,6 +322,11 @@ class Attachment:
             return by_head(execute, schedule(True), schedule(False), chosen, *states, scaling)
 
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
+        if first_key > 0 and running.span is None:
+            raise Refused(
+                f"the cache has dropped {first_key} tokens that layer {layer} of this {self.model.config.model_type} "
+                "model sees: give past_key_values=DynamicCache()"
+            )
         if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value)
         else:
@@ -352,7 +357,7 @@ class Attachment:
     def on(self) -> Iterator[None]:
         """The model attends by the method for as long as this lasts."""
         before = self.model.config._attn_implementation
-        replaced = families.rotary_replaced if self.slopes is None else families.forwards_replaced
+        replaced = rotary.rotary_replaced if self.slopes is None else alibi.forwards_replaced
         layers = layers_of(self.model)
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)

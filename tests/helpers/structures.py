@@ -57,6 +57,13 @@ STRUCTURES = {
         "falcon_h1",
         {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
     ),
+    "rotary that computes its frequencies anew": (
+        "phimoe",
+        {"rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,
+            "factor": 4.0, "original_max_position_embeddings": 33, "short_mscale": 1.1, "long_mscale": 1.1,
+        }, "num_local_experts": 2},
+    ),
     "a scale of its own": ("granite", {"attention_multiplier": 0.2}),
 }  # fmt: skip
 """Model type and what its config has besides SIZES."""
@@ -81,6 +88,10 @@ LENGTH, PADDING, DECODED = 36, 5, 3
 """Tokens of a row, those of the first row that are padding, and those that come one by one."""
 
 
+UNCACHED = ("moshi", "recurrent_gemma")
+"""RecurrentGemma holds its cache itself; Moshi's drops tokens that its layers see."""
+
+
 def padded():
     """Token ids of two rows, and the mask in which the first tokens of the first one are padding."""
     mask = torch.ones(2, LENGTH, dtype=torch.long)
@@ -90,6 +101,8 @@ def padded():
 
 def run(model, ids, mask):
     """Logits (token, vocabulary) of all tokens that are not padding: of a prompt, and of those decoded after it."""
+    if model.config.model_type in UNCACHED:
+        return model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[mask.bool()]
     cache, parts = None, []
     for begin, end in pairwise([0, *range(LENGTH - DECODED, LENGTH + 1)]):
         given = {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
@@ -109,10 +122,13 @@ def held_to_pairs(model, name, absolute=False, **options):
     """
     method, sizes = cases.method(name, **options), cases.oracle_parameters(name)
     (ids, mask), wanted = padded(), []
+    padding_of = mask.logical_not().sum(1).tolist()
+    if model.config.model_type == "recurrent_gemma":  # whose recurrence takes padding for text
+        mask, padding_of = torch.ones_like(mask), [0, 0]
     dynamic = name == "dynamic-ntk"  # the base follows the tokens so far: they are stated
-    for row, padding in zip(ids, (PADDING, 0), strict=True):
+    for row, padding in zip(ids, padding_of, strict=True):
         length = LENGTH - padding
-        prompt = length if dynamic else length - DECODED
+        prompt = length if dynamic or model.config.model_type in UNCACHED else length - DECODED
         given = {"trained": TRAINED, "prompt": prompt, **sizes}
         plan_of = cache(lambda tokens, prompt=prompt: method.plan(tokens, prompt))
 
@@ -180,20 +196,29 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
     hooks = [module.register_forward_pre_hook(placed, with_kwargs=True) for module in rotary]
     buffers = {id(buffer): buffer for module in rotary for buffer in vars(module)["_buffers"].values()}
     frequencies = [(buffer, buffer.clone()) for buffer in buffers.values()]
+    anew = {module: module.rope_init_fn for module in rotary if type(module).__name__ == "PhimoeRotaryEmbedding"}
     before = model.config._attn_implementation
     AttentionInterface.register("by_pairs", attention)
     masks = AttentionMaskInterface._global_mapping["sdpa"]
     AttentionMaskInterface.register("by_pairs", lambda **given: masks(**given | {"allow_is_causal_skip": False}))
     try:
         for buffer, kept in frequencies:
-            count = len(kept)
-            exponent = -2 * torch.arange(count, dtype=torch.float64) / (2 * count - 2)
-            buffer.copy_(kept.double() * growth**exponent)
+            buffer.copy_(_grown(kept, growth))
+        for module, by_config in anew.items():
+            module.rope_init_fn = lambda config, ask=by_config: (_grown(ask(config)[0], growth), ask(config)[1])
         model.config._attn_implementation = "by_pairs"
         return model(ids.expand(len(places), -1), use_cache=False).logits[:1]
     finally:
         model.config._attn_implementation = before
         for buffer, kept in frequencies:
             buffer.copy_(kept)
+        for module, by_config in anew.items():
+            module.rope_init_fn = by_config
         for hook in hooks:
             hook.remove()
+
+
+def _grown(frequencies, growth):
+    """Inverse frequencies as of a base that is growth^(d / (d - 2)) times as large."""
+    dims = 2 * len(frequencies)
+    return (frequencies.double() * growth ** (-torch.arange(0, dims, 2).double() / (dims - 2))).float()

@@ -1,8 +1,7 @@
-"""What each model family needs to be attached to: where its positions come from, and how its attention is called."""
+"""ALiBi's families, whose attention modules add the bias themselves: forwards of ours, and the slopes."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,65 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
 from mesa.decoder import replaced
-from mesa.engine import structure
-from mesa.engine.rope import OfKind
 from mesa.errors import Refused
-
-
-def frozen_rotary(module: nn.Module) -> nn.Module:
-    """A copy of a rotary module that keeps its frequencies (dynamic NTK's first ones) until `settle`, at any length."""
-    frozen: Any = copy.deepcopy(module)
-    for part in frozen.modules():
-        if hasattr(part, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
-            remove_hook_from_module(part)
-    if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
-        frozen.inv_freq = frozen.original_inv_freq.clone()
-    frozen.by_length = getattr(frozen, "rope_type", "default") == "longrope"
-    frozen.rope_type = "default"
-    return frozen
-
-
-def fresh_rotary(module: nn.Module) -> nn.Module:
-    """A copy of a rotary module as it is before any text."""
-    fresh: Any = copy.deepcopy(module)
-    for part in fresh.modules():
-        if hasattr(part, "_hf_hook"):  # accelerate's, see `frozen_rotary`
-            remove_hook_from_module(part)
-    restart(fresh)
-    return fresh
-
-
-def restart(fresh: Any) -> None:
-    """Has a rotary module forget the longest text so far, which dynamic NTK's base follows."""
-    inner = fresh.module if isinstance(fresh, OfKind) else fresh
-    if hasattr(fresh, "original_inv_freq"):
-        fresh.inv_freq = fresh.original_inv_freq.to(fresh.inv_freq.device, copy=True)
-    if hasattr(inner, "original_max_seq_len"):
-        inner.max_seq_len_cached = inner.original_max_seq_len
-        vars(inner).pop(f"{getattr(fresh, 'kind', None)}_max_seq_len_cached", None)
-
-
-def settle(frozen: Any, length: int) -> None:
-    """Has a frozen LongRoPE choose its frequencies as the model itself does for a prompt of `length` tokens."""
-    if frozen.by_length:
-        frozen.rope_type = "longrope"
-        place = frozen.inv_freq.device
-        frozen(torch.zeros(1, device=place), torch.tensor([[length - 1]], device=place))
-        frozen.rope_type = "default"
-
-
-def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
-    """The decoder's rotary modules ask a `plug.Attachment` for as long as this lasts."""
-    decoder: Any = attachment.decoder
-    forwards = [
-        (module, "forward", partial(attachment.rotary_forward, path, module))
-        for path, module in attachment.turning.items()
-    ]
-    return replaced(*forwards, *structure.whole_prompts(decoder))
 
 
 def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
