@@ -2,6 +2,5 @@
 
 In: a plan, and a model's queries, keys and values. Out: attention as planned, in prefill and while decoding.
 Open first: plug.py (`applied`), then attention.py, which follows a plan; kernels.py computes its parts,
-rope.py gives queries and keys their positions, structure.py finds how a model attends (mesa/families.py has what
-cannot be found, a row a family).
+rope.py gives queries and keys their positions, structure.py finds how a model attends.
 """

@@ -71,8 +71,12 @@ STRUCTURES = {
 
 def build(name):
     kind, options = STRUCTURES[name]
+    return built(kind, {**SIZES, **options})
+
+
+def built(kind, options):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options})).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options)).eval()
     with torch.no_grad():
         for path, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -147,7 +151,7 @@ def held_to_pairs(model, name, absolute=False, **options):
         growth = method.factor * length / TRAINED - (method.factor - 1) if dynamic else 1.0
         wanted.append(by_pairs(model, row[None, padding:], at, factor, growth)[0])
     wanted = torch.cat(wanted)
-    allowed = 1e-4 * max(1.0, float(wanted.abs().max()))
+    allowed = 1e-4 * float(wanted.abs().max())
     for executor in ("dense", "fused"):
         with mesa.applied(model, method, executor=executor, prompt_length=LENGTH if dynamic else None):
             got = run(model, ids, mask)

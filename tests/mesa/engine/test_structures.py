@@ -7,7 +7,7 @@ import torch
 from structures import NAMES, STRUCTURES, held_to_pairs
 from tiny import tokens
 from torch import nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
+from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import mesa
@@ -48,6 +48,30 @@ def test_layers_without_rotary_keep_no_distances():
             method = cases.method(name, log_n=False)
             with mesa.applied(model, method):
                 torch.testing.assert_close(model(ids).logits, wanted, atol=3e-5, rtol=0)
+
+
+def test_a_cache_that_drops_what_a_layer_sees_is_refused():
+    """transformers gives Moshi a cache of its window, and a mask without one."""
+    sizes = {**structures.SIZES, "audio_vocab_size": 8, "ffn_dim": 96, "sliding_window": 9}
+    model, ids = structures.built("moshi", sizes), tokens(1, 30)
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
+        wanted = model(ids, use_cache=False).logits
+        cache = model(ids[:, :20]).past_key_values
+        with pytest.raises(
+            ValueError, match=r"dropped 12 tokens that layer 0 .* give past_key_values=DynamicCache\(\)"
+        ):
+            model(ids[:, 20:], past_key_values=cache)
+        cache = model(ids[:, :20], past_key_values=DynamicCache()).past_key_values
+        got = model(ids[:, 20:], past_key_values=cache).logits
+    torch.testing.assert_close(got, wanted[:, 20:], atol=1e-4, rtol=0)
+
+
+def test_factors_by_the_texts_length_are_refused():
+    kind, options = structures.STRUCTURES["rotary that computes its frequencies anew"]
+    rope = {**options["rope_parameters"], "long_mscale": 1.4}
+    model = structures.built(kind, {**structures.SIZES, **options, "rope_parameters": rope})
+    with pytest.raises(ValueError, match="a PhimoeRotaryEmbedding is not supported that scales queries and keys by"):
+        held_to_pairs(model, "rerope")
 
 
 class OwnAttention(modeling_llama.LlamaAttention):
