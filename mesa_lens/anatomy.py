@@ -32,4 +32,4 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
     paragraphs = [head_table(summary), *anatomy_findings(summary)]
     if journal.rows:
         paragraphs.append(f"wrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables")
-    return Results(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary["tasks_left"] or ""))
+    return Results(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary.tasks_left or ""))

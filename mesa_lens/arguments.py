@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
@@ -118,7 +118,7 @@ class Results(NamedTuple):
     refusal: why all of them together give no result; else empty.
     """
 
-    summary: Mapping[str, Any]
+    summary: Any
     text: str
     failed: int
     left: str
@@ -282,7 +282,7 @@ def run_experiment(
         over = f"{options.minutes:g} minutes are over, " if options.minutes else ""
         print_continues(options, f"{over}{results.left} tasks are left")
     if options.json:
-        print(json_text(results.summary))
+        print(json_text(results.summary if isinstance(results.summary, dict) else asdict(results.summary)))
     elif results.text:
         print(results.text)
     return 1 if results.failed else 0

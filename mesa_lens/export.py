@@ -234,9 +234,9 @@ class LocateOptions(FolderOptions):
     def export(self) -> Export:
         """What `mesa-lens locate` measured."""
         from probe.figures.mechanism_export import located_export
-        from probe.store.results import read_located
+        from probe.interventions.result import LOCATED
 
-        return located_export(read_located(self.store), self.chosen, self.lengths, self.measures)
+        return located_export(LOCATED.read(self.store), self.chosen, self.lengths, self.measures)
 
 
 @dataclass(frozen=True)
@@ -245,10 +245,10 @@ class AnatomyOptions(FolderOptions):
 
     def export(self) -> Export:
         """What `mesa-lens anatomy` measured."""
+        from probe.attention.result import ANATOMY
         from probe.figures.mechanism_export import anatomy_export
-        from probe.store.results import read_anatomy
 
-        return anatomy_export(read_anatomy(self.store), self.chosen, self.lengths)
+        return anatomy_export(ANATOMY.read(self.store), self.chosen, self.lengths)
 
 
 KINDS = {

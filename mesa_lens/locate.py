@@ -31,4 +31,4 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
     text = "\n\n".join("\n  ".join([heading, *lines]) for heading, lines in located_findings(summary))
     if journal.rows:
         text += f"\nwrote {write_locate_report(summary, out).parent}: report.html, summary.json, tables"
-    return Results(summary, text, len(failed), str(summary["tasks_left"] or ""), summary["refusal"])
+    return Results(summary, text, len(failed), str(summary.tasks_left or ""), summary.refusal)

@@ -9,6 +9,7 @@ from typing import Any
 import xarray as xr
 from plotly.offline import get_plotlyjs
 
+from probe.attention.result import ANATOMY, Anatomy, Measured
 from probe.attention.sentences import anatomy_findings
 from probe.figures import mechanism_export as export
 from probe.figures.figure_data import Drawable
@@ -17,11 +18,11 @@ from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.glossary import template
+from probe.interventions.result import LOCATED, Located, Loss
 from probe.interventions.sentences import located_findings
-from probe.store import results
-from probe.store.results import Anatomy, Located
+from probe.store.results import ranged
 
-LOCATE_REPORT, ANATOMY_REPORT = (path.with_name("report.html") for path in (results.LOCATED, results.ANATOMY))
+LOCATE_REPORT, ANATOMY_REPORT = (result.path.with_name("report.html") for result in (LOCATED, ANATOMY))
 """Below the folder of the run."""
 _COLUMNS = {
     "mean distance (tokens)": ("mean_distance", 0),
@@ -36,17 +37,17 @@ def located_section(folder: Path) -> dict[str, Any] | None:
 
     findings: sentences. figures: HTML without plotly.js. report: with more, if there is one.
     """
-    summary = results.find_located(folder)
+    summary = LOCATED.find(folder)
     if summary is None:
         return None
-    findings = located_findings(summary, **(results.headline(summary) or {}))
+    findings = located_findings(summary, **_clearest(summary))
     sentences = [sentence for _, sentences in findings for sentence in sentences]
     return {"findings": sentences, "figures": _restoration_map(summary), "report": _existing(folder, LOCATE_REPORT)}
 
 
 def anatomy_section(folder: Path) -> dict[str, Any] | None:
     """The section "Anatomy", as `located_section`; None where `mesa-lens anatomy` was not run."""
-    summary = results.find_anatomy(folder)
+    summary = ANATOMY.find(folder)
     if summary is None:
         return None
     return {"findings": anatomy_findings(summary), "report": _existing(folder, ANATOMY_REPORT)}
@@ -66,14 +67,13 @@ def write_anatomy_report(summary: Anatomy, out: Path) -> Path:
 
 def render_located(summary: Located, tables: Iterable[str] = ()) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. tables: names of csv files beside it."""
-    clearest = results.headline(summary)
-    places = dict.fromkeys((gap["length"], gap["measure"]) for gap in summary["loss_gaps"])
+    places = dict.fromkeys((gap.length, gap.measure) for gap in summary.loss_gaps)
     return template("locate_report.html").render(
         summary=summary,
-        headline=located_findings(summary, **clearest) if clearest else [],
+        headline=located_findings(summary, **labels) if (labels := _clearest(summary)) else [],
         map=_restoration_map(summary),
         parts=[_located_part(summary, length, measure) for length, measure in places],
-        gaps=[_gap_row(gap) for gap in summary["loss_gaps"]],
+        gaps=[_gap_row(gap) for gap in summary.loss_gaps],
         tables=list(tables),
         plotly_js=get_plotlyjs(),
     )
@@ -86,25 +86,27 @@ def render_anatomy(summary: Anatomy, tables: Iterable[str] = ()) -> str:
         findings=anatomy_findings(summary),
         columns=list(_COLUMNS),
         heads=[
-            {**{name: row[name] for name in ("method", "length", "span")}, "cells": list(head_texts(row).values())}
-            for row in summary["all_heads"]
+            {"method": row.method, "length": row.length, "span": row.span, "cells": list(head_texts(row).values())}
+            for row in summary.all_heads
         ],
-        parts=[part for length in summary["lengths"] if (part := _anatomy_part(summary, length))],
+        parts=[part for length in summary.lengths if (part := _anatomy_part(summary, length))],
         tables=list(tables),
         plotly_js=get_plotlyjs(),
     )
 
 
-def head_texts(row: Mapping[str, Any]) -> dict[str, str]:
+def head_texts(row: Measured) -> dict[str, str]:
     """The means over heads with their intervals, by column title."""
-    return {title: results.ranged(*row[column], digits=digits) for title, (column, digits) in _COLUMNS.items()}
+    return {title: ranged(*getattr(row, column), digits=digits) for title, (column, digits) in _COLUMNS.items()}
 
 
 def _existing(folder: Path, report: Path) -> str | None:
     return report.as_posix() if (folder / report).is_file() else None
 
 
-def _write(tables: Mapping[str, xr.Dataset], render: Callable[..., str], summary: Located, path: Path) -> Path:
+def _write(
+    tables: Mapping[str, xr.Dataset], render: Callable[..., str], summary: Located | Anatomy, path: Path
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         write(path.with_name(f"{name}.csv"), csv_bytes(table))
@@ -114,8 +116,12 @@ def _write(tables: Mapping[str, xr.Dataset], render: Callable[..., str], summary
 
 def _restoration_map(summary: Located) -> list[str]:
     """The map of the clearest loss; none where no loss is clear."""
-    clearest = results.headline(summary)
-    return _html([export.method_figures(summary, **clearest).get("map")]) if clearest else []
+    labels = _clearest(summary)
+    return _html([export.method_figures(summary, **labels).get("map")]) if labels else []
+
+
+def _clearest(summary: Located) -> dict[str, Any]:
+    return {} if summary.clearest is None else summary.clearest.labels
 
 
 def _located_part(summary: Located, length: int, measure: str) -> dict[str, Any]:
@@ -130,23 +136,23 @@ def _located_part(summary: Located, length: int, measure: str) -> dict[str, Any]
     }
 
 
-def _gap_row(gap: Mapping[str, Any]) -> dict[str, Any]:
-    interval = [results.number(gap[name]) for name in ("low", "high")]
+def _gap_row(gap: Loss) -> dict[str, Any]:
+    interval = (gap.low, gap.high)
     return {
-        "method": gap["method"],
-        "length": gap["length"],
-        "measure": MEASURES.get(gap["measure"], gap["measure"]),
-        "items": gap["items"],
-        "baseline": f"{gap['baseline']:z.2f}",
-        "patched": f"{gap['patched']:z.2f}",
+        "method": gap.method,
+        "length": gap.length,
+        "measure": MEASURES.get(gap.measure, gap.measure),
+        "items": gap.items,
+        "baseline": f"{gap.baseline:z.2f}",
+        "patched": f"{gap.patched:z.2f}",
         "interval": "{:z.2f} to {:z.2f}".format(*interval) if all(end == end for end in interval) else "–",
-        "judged": "yes" if gap["judged"] else "no",
+        "judged": "yes" if gap.judged else "no",
     }
 
 
 def _anatomy_part(summary: Anatomy, length: int) -> dict[str, Any] | None:
     """One length: every method's maps; None where there is nothing."""
-    maps = {name: _html(export.head_figures(summary, name, length).values()) for name in summary["methods"]}
+    maps = {name: _html(export.head_figures(summary, name, length).values()) for name in summary.methods}
     maps = {name: figures for name, figures in maps.items() if figures}
     return {"title": at_length(summary, length), "methods": maps} if maps else None
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from mesa.errors import NotFound, Refused
+from probe.attention.result import ANATOMY, TOKENS
 from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
@@ -33,23 +34,14 @@ from probe.figures.mechanism_export import anatomy_export, located_export, locat
 from probe.figures.prediction import prediction_export
 from probe.figures.static import picture
 from probe.figures.token_views import attention_view, loss_view
+from probe.interventions.result import LOCATED
 from probe.interventions.sentences import located_findings
 from probe.law.sentences import sentences
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.labelled import labelled
-from probe.store.results import (
-    TOKENS,
-    find_located,
-    find_prediction,
-    find_tokens,
-    headline,
-    read_anatomy,
-    read_located,
-    read_prediction,
-    run_summary,
-)
+from probe.store.results import find_prediction, read_prediction, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.drift_onset import drift_onsets
@@ -146,7 +138,7 @@ class Run(reader.Run):
 
     def verdict(self) -> Verdict:
         """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
-        return Verdict(verdict(self.summary, find_located(self.folder), find_prediction(self.folder)))
+        return Verdict(verdict(self.summary, LOCATED.find(self.folder), find_prediction(self.folder)))
 
     def drift(
         self,
@@ -271,19 +263,19 @@ class Run(reader.Run):
 
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
-        summary = read_located(self.folder)
+        summary = LOCATED.read(self.folder)
         text = "\n\n".join(f"{heading}: {' '.join(sentences)}" for heading, sentences in located_findings(summary))
-        clearest = headline(summary)
+        clearest = summary.clearest
         if clearest is None:
             tables = located_tables(summary, {})
             return Result(tables, text, Export({}, tables))
         export = located_export(summary)
-        main = f"locate-map-{safe_name(clearest['method'])}-{clearest['length']}-{clearest['measure']}"
+        main = f"locate-map-{safe_name(clearest.method)}-{clearest.length}-{clearest.measure}"
         return Result(export.numbers, text, export, main)
 
     def anatomy(self) -> Result:
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
-        summary = read_anatomy(self.folder)
+        summary = ANATOMY.read(self.folder)
         export = anatomy_export(summary)
         return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
 
@@ -293,10 +285,10 @@ class Run(reader.Run):
         Two views: each token's loss, and what one head attends to (default: the one that the method changes most).
         FileNotFoundError where nothing was captured, Refused for a method, layer or head that was not.
         """
-        tokens = find_tokens(self.folder)
+        tokens = TOKENS.find(self.folder)
         if tokens is None:
             command = f"mesa-lens anatomy --parts tokens --out {self.folder}"
-            raise NotFound(f"{self.folder / TOKENS} is not there; capture it: `{command}`")
+            raise NotFound(f"{self.folder / TOKENS.path} is not there; capture it: `{command}`")
         return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))
 
     def __repr__(self) -> str:

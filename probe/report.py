@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from mesa.errors import Occupied
 from probe import glossary
+from probe.attention.result import TOKENS
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_name, safe_name
@@ -26,10 +27,11 @@ from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
 from probe.files import check_ours, write, write_result
+from probe.interventions.result import LOCATED
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction, find_tokens
+from probe.store.results import MARK, REPORTED, VERDICT, find_prediction
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.threshold_onset import LEAST, TOP
 from probe.verdict.rows import onset_of, predicted_failures
@@ -94,7 +96,7 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     summary, run = summarize(analysis), analysis.run
     return {
-        VERDICT: verdict(summary, find_located(run.folder), find_prediction(run.folder)),
+        VERDICT: verdict(summary, LOCATED.find(run.folder), find_prediction(run.folder)),
         **summary,
         MARK: store_mark(run.hidden.attrs),
     }
@@ -148,7 +150,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         drift_map=[html_embed(charts["drift-map"])] if drifts else [],
         located=located_section(folder),
         anatomy=anatomy_section(folder),
-        token_views=token_views(find_tokens(folder)),
+        token_views=token_views(TOKENS.find(folder)),
         drift=[html_embed(drift_chart(drift, prompt=name)) for name, drift in drifts.items()],
         thresholds=[html_embed(chart) for name, chart in charts.items() if name.startswith("threshold")],
         differences_drawn=[html_embed(grid) for grid in _differences(analysis, maps)],

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -37,6 +37,7 @@ _LEGEND, _LINES = 24, 5  # pixels of a legend's line, and how many a figure has 
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
+T = TypeVar("T")
 FORMS = ("png", "svg", "pdf", "csv")
 """The file formats of every figure."""
 
@@ -60,7 +61,7 @@ def suggest(text: str, command: str) -> None:
     st.code(command, language="bash")
 
 
-def written(context: Context, find: Callable[[Path], Mapping[str, Any] | None], command: str) -> Any:
+def written(context: Context, find: Callable[[Path], T | None], command: str) -> T | None:
     """What a command wrote into the run's folder; where it was not run None, and the command is shown."""
     summary = find(context.run.path)
     if summary is None:

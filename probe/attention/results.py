@@ -11,56 +11,58 @@ import numpy as np
 from probe.attention.heads import PARTS as MASS_PARTS
 from probe.attention.heads import QUERIES, sampled_queries
 from probe.attention.request import PARTS, AnatomyPlan
+from probe.attention.result import (
+    ANATOMY,
+    TOKENS,
+    Anatomy,
+    Captured,
+    HeadMeasured,
+    Measured,
+    Retrieval,
+    RetrievalHead,
+    Tokens,
+)
 from probe.attention.sentences import RETRIEVES
 from probe.experiment.journal import Journal
 from probe.experiment.run import summary_of
-from probe.files import write_result
 from probe.statistics import half_width, wilson
-from probe.store.results import ANATOMY, TOKENS
+from probe.store.result_file import having
 
 _OFFSETS = (0, 1)
+_STATISTICS = ("entropy", "mean_distance", "sink", "previous")
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
 
 
-def write(plan: AnatomyPlan, journal: Journal, out: Path) -> dict[str, Any]:
+def write(plan: AnatomyPlan, journal: Journal, out: Path) -> Anatomy:
     """The summary, which is written to the run's folder if there is a row to tell of."""
     summary = summarize(plan, journal)
     if journal.rows:
-        write_result(out / ANATOMY, summary)
+        ANATOMY.write(out, summary)
     if tokens := token_summary(plan, journal):
-        write_result(out / TOKENS, tokens, None)
+        TOKENS.write(out, tokens)
     return summary
 
 
-def token_summary(plan: AnatomyPlan, journal: Journal) -> dict[str, Any] | None:
+def token_summary(plan: AnatomyPlan, journal: Journal) -> Tokens | None:
     """The loss and attention of every token of one text under each method; None where they were not captured."""
     length = plan.lengths[-1]
     rows = {name: journal.rows.get(("tokens", name, length, 0)) for name in plan.methods}
     if not plan.words or not any(rows.values()):
         return None
-    return {
-        **{name: getattr(plan, name) for name in ("trained_length", "reference", "layers")},
-        "model": plan.request.model,
-        "tokens": plan.words,
-        "queries": sampled_queries(length, plan.trained_length, QUERIES),
-        "methods": {name: row for name, row in rows.items() if row},
-    }
+    return Tokens(
+        trained_length=plan.trained_length,
+        reference=plan.reference,
+        layers=list(plan.layers),
+        model=plan.request.model,
+        tokens=list(plan.words),
+        queries=sampled_queries(length, plan.trained_length, QUERIES),
+        methods={name: Captured(**row) for name, row in rows.items() if row},
+    )
 
 
-def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
-    """The summary of the journal's rows of a plan, of every part, ready for JSON.
-
-    Values are [mean, low, high]: the mean over prompts and its 95% interval over prompts, null where there is one
-    prompt. `n` says how many there are.
-    """
-    summary: dict[str, Any] = {
-        **summary_of(plan),
-        "lengths": plan.lengths,
-        "layers": plan.layers,
-        "reference": plan.reference,
-        "tasks_left": sum(key not in journal.rows for key in plan.keys),
-        **{name: [] for name in ("heads", "all_heads", "retrieval")},
-    }
+def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
+    """The summary of the journal's rows of a plan, of every part."""
+    heads, all_heads, retrieval = list[HeadMeasured](), list[Measured](), list[Retrieval]()
     for part in PARTS[:2]:
         for length in plan.lengths:
             for name in plan.methods:
@@ -68,36 +70,42 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
                 rows = [journal.rows[key] for key in keys if key in journal.rows]
                 labels = {"method": name, "length": length, "n": len(rows)}
                 if rows and part == "heads":
-                    _add_heads(summary, plan, labels, rows)
+                    for span, here in _by_span(rows).items():
+                        labels["span"] = span
+                        means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
+                        all_heads.append(Measured(**labels, **means))
+                        heads += [HeadMeasured(**entry) for entry in _by_head(plan, labels, here)]
                 elif rows:
-                    summary["retrieval"] += _retrieval(plan, labels, rows)
-    summary["retrieval_heads"] = retrieval_heads(summary)
-    return summary
+                    retrieval += _retrieval(plan, labels, rows)
+    return Anatomy(
+        **summary_of(plan),
+        lengths=list(plan.lengths),
+        layers=list(plan.layers),
+        reference=plan.reference,
+        tasks_left=sum(key not in journal.rows for key in plan.keys),
+        heads=heads,
+        all_heads=all_heads,
+        retrieval=retrieval,
+        retrieval_heads=retrieval_heads(retrieval, plan.trained_length, plan.reference, list(plan.methods)),
+    )
 
 
-def _retrieval(plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _retrieval(plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Retrieval]:
     """An entry a head: its score at each offset, and at the better one."""
     scores = np.array([row["score"] for row in rows])
     entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in _OFFSETS})
     for entry in entries:
         best = max(_OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
         entry |= {"best_offset": best, "best": entry[f"offset_{best}"]}
-    return entries
+    return [Retrieval(**entry) for entry in entries]
 
 
-def _add_heads(
-    summary: dict[str, Any], plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Adds the statistics of a method and length to the summary: by head, and means over all heads."""
+def _by_span(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics (prompt, layer, head) of a method and length, by where the queries stand."""
     mass = np.array([row["mass"] for row in rows])
     values = {f"mass_{name}": mass[..., at] for at, name in enumerate(MASS_PARTS)}
-    names = ("entropy", "mean_distance", "sink", "previous")
-    values |= {name: np.array([row[name] for row in rows]) for name in names}
-    for at, span in enumerate(rows[0]["spans"]):
-        here = {name: value[:, at] for name, value in values.items()}
-        means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
-        summary["all_heads"].append({**labels, "span": span, **means})
-        summary["heads"] += _by_head(plan, {**labels, "span": span}, here)
+    values |= {name: np.array([row[name] for row in rows]) for name in _STATISTICS}
+    return {span: {name: value[:, at] for name, value in values.items()} for at, span in enumerate(rows[0]["spans"])}
 
 
 def _by_head(plan: AnatomyPlan, labels: dict[str, Any], values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -131,37 +139,29 @@ def _largest(name: str) -> float:
     return np.inf if name in _UNBOUNDED else 1.0
 
 
-def retrieval_heads(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def retrieval_heads(
+    rows: Sequence[Retrieval], trained_length: int, reference: str, methods: Sequence[str]
+) -> list[RetrievalHead]:
     """The heads that retrieve at the longest length up to M under the reference, with their scores beyond it.
 
-    `inside`, and `beyond` by method, are [mean, low, high] at the offset that is better inside. `lost`: under the
-    reference the score is less than half, and the intervals are disjoint. `kept`: its interval lies above half;
-    neither: the prompts do not decide. `restored`: by the methods whose score is at least half of that inside, with an
-    interval above the reference's.
+    `inside`, and `beyond` by method, are at the offset that is better inside. `lost`: under the reference the score is
+    less than half, and the intervals are disjoint. `kept`: its interval lies above half; neither: the prompts do not
+    decide. `restored`: by the methods whose score is at least half of that inside, with an interval above the
+    reference's.
     """
-    trained, reference = summary["trained_length"], summary["reference"]
-    scores = {(row["method"], row["length"], row["layer"], row["head"]): row for row in summary["retrieval"]}
-    lengths = sorted({row["length"] for row in summary["retrieval"] if row["method"] == reference})
-    inside = [length for length in lengths if length <= trained][-1:]
+    scores = {(row.method, row.length, row.layer, row.head): row for row in rows}
+    lengths = sorted({row.length for row in having(rows, method=reference)})
+    inside = [length for length in lengths if length <= trained_length][-1:]
     heads = []
-    for length in (length for length in lengths if length > trained and inside):
-        for (name, at, layer, head), row in scores.items():
-            if (name, [at]) != (reference, inside) or row["best"][0] < RETRIEVES:
+    for length in (length for length in lengths if length > trained_length and inside):
+        for row in having(rows, method=reference, length=inside[0]):
+            there = {method: scores.get((method, length, row.layer, row.head)) for method in methods}
+            beyond = {method: other.at(row.best_offset) for method, other in there.items() if other}
+            if row.best.mean < RETRIEVES or reference not in beyond:
                 continue
-            offset, half = row["best_offset"], row["best"][0] / 2
-            there = {method: scores.get((method, length, layer, head)) for method in summary["methods"]}
-            beyond = {method: other[f"offset_{offset}"] for method, other in there.items() if other}
-            if reference not in beyond:
-                continue
-            base = beyond[reference]
-            lost = base[0] < half and _is_above(row["best"], base)
-            kept = base[1] is not None and base[1] >= half
-            restored = [by for by, score in beyond.items() if lost and score[0] >= half and _is_above(score, base)]
-            place = {"length": length, "layer": layer, "head": head, "offset": offset, "inside": row["best"]}
-            heads.append({**place, "beyond": beyond, "lost": lost, "kept": kept, "restored": restored})
+            base, half = beyond[reference], row.best.mean / 2
+            lost = base.mean < half and row.best.low > base.high
+            restored = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
+            place = (length, row.layer, row.head, row.best_offset, row.best)
+            heads.append(RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, restored=restored))
     return heads
-
-
-def _is_above(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
-    """Whether an interval lies above another; without intervals (one prompt) never."""
-    return first[1] is not None and second[2] is not None and first[1] > second[2]

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from mesa.errors import Failed
 from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
+from probe.attention.result import ANATOMY, TOKENS
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
-from probe.store.results import ANATOMY, TOKENS
 
 _DIGITS = 7
 
@@ -59,8 +59,8 @@ class AnatomyExperiment(Experiment):
     title, unit = "anatomy", "token"
     worker_class = AnatomyWorker
     folder, written, needed = (
-        ANATOMY.parent.name,
-        (ANATOMY.name, TOKENS.name, "report.html", "*.csv"),
+        ANATOMY.command,
+        (ANATOMY.path.name, TOKENS.path.name, "report.html", "*.csv"),
         ("spans", "score", "nll"),
     )
 

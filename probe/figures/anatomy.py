@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from probe.attention.result import Anatomy, HeadMeasured, Retrieval
 from probe.figures.figure_data import Heatmaps, Scale, tile_map, tiles
 from probe.figures.locate import at_length
-from probe.store.results import Anatomy, Row, having, number
+from probe.store.result_file import having
 
 INSIDE, BEYOND = "inside M", "beyond M"
+Row = HeadMeasured | Retrieval
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,34 @@ def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps 
     One colour scale for all methods at the length.
     """
     statistic = STATISTICS[name]
-    rows = having(summary[statistic.table], length=length)
-    if not having(rows, method=method) or (name == "beyond" and length <= summary["trained_length"]):
+    rows = having(getattr(summary, statistic.table), length=length)
+    if not having(rows, method=method) or (name == "beyond" and length <= summary.trained_length):
         return None
     subsets = _blocks(summary, rows, statistic, method, length)
-    coloured = [row for row in rows if row.get("span") != INSIDE] if length > summary["trained_length"] else rows
-    largest = 1.0 if statistic.whole else max(row[statistic.column][0] for row in coloured)
+    coloured = (
+        [row for row in rows if getattr(row, "span", None) != INSIDE] if length > summary.trained_length else rows
+    )
+    largest = 1.0 if statistic.whole else max(getattr(row, statistic.column).mean for row in coloured)
     scale = Scale(0.0, _round_above(largest), statistic.digits)
-    heads = [str(head) for head in range(1 + max(row["head"] for subset in subsets.values() for row in subset))]
+    heads = [str(head) for head in range(1 + max(row.head for subset in subsets.values() for row in subset))]
     blocks = []
     for title, subset in subsets.items():
-        triples = {(row["layer"], row["head"]): map(number, row[statistic.column]) for row in subset}
-        blocks.append(tiles(title, heads, summary["layers"], triples, scale))
-    prompts = max(row["n"] for subset in subsets.values() for row in subset)
+        triples = {(row.layer, row.head): getattr(row, statistic.column) for row in subset}
+        blocks.append(tiles(title, heads, summary.layers, triples, scale))
+    prompts = max(row.n for subset in subsets.values() for row in subset)
     title = f"{statistic.title}. {at_length(summary, length)}, {prompts} prompt{'s' * (prompts > 1)}"
     return tile_map(title, statistic.unit, blocks, scale)
 
 
 def _blocks(
-    summary: Mapping[str, Any], rows: Sequence[Row], statistic: Statistic, method: str, length: int
+    summary: Anatomy, rows: Sequence[Row], statistic: Statistic, method: str, length: int
 ) -> dict[str, list[Row]]:
     """Rows of the blocks by title, the reference's first; those without rows are left out."""
-    reference, trained, names = summary["reference"], summary["trained_length"], (summary["reference"], method)
+    reference, trained, names = summary.reference, summary.trained_length, (summary.reference, method)
     blocks: dict[str, list[Row]] = {}
     if statistic.table == "retrieval":  # answers stand at the end: none of these rows is both inside and beyond
-        of_reference = having(summary["retrieval"], method=reference)
-        within = max((row["length"] for row in of_reference if row["length"] <= trained), default=None)
+        of_reference = having(summary.retrieval, method=reference)
+        within = max((row.length for row in of_reference if row.length <= trained), default=None)
         if length > trained:
             blocks[f"{reference} at {within} tokens, head"] = having(of_reference, length=within)
         blocks |= {f"{name} at {length} tokens, head": having(rows, method=name) for name in names}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from probe.attention.result import Anatomy
 from probe.figures.figure_data import (
     Chart,
     Heatmaps,
@@ -22,7 +23,9 @@ from probe.figures.figure_data import (
     tiles,
 )
 from probe.figures.styles import GREY, RED, Look, style
-from probe.store.results import Located, Row, having, number, percent
+from probe.interventions.result import Effect, Located, SmallestSet
+from probe.store.result_file import having
+from probe.store.results import percent
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 SUFFICIENT = 0.9
@@ -39,24 +42,24 @@ _ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
 
 def baseline_name(summary: Located) -> str:
     """The method of the baseline run: the first."""
-    return next(iter(summary["methods"]))
+    return next(iter(summary.methods))
 
 
 def about(summary: Located, length: int, measure: str) -> str:
     """Model, length, measure and number of items, as in every title."""
-    items = max((gap["items"] for gap in having(summary["loss_gaps"], length=length, measure=measure)), default=0)
+    items = max((gap.items for gap in having(summary.loss_gaps, length=length, measure=measure)), default=0)
     counted = f", {items} item{'s' * (items > 1)}" if items else ""
     return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}{counted}"
 
 
-def at_length(summary: Located, length: int) -> str:
+def at_length(summary: Located | Anatomy, length: int) -> str:
     """Model and length."""
-    return f"{summary['model']}, {length} tokens ({length / summary['trained_length']:.3g} x the trained length)"
+    return f"{summary.model}, {length} tokens ({length / summary.trained_length:.3g} x the trained length)"
 
 
-def triple(row: Row) -> list[float]:
+def triple(row: Effect) -> list[float]:
     """A row's share with the ends of its interval; NaN for missing ones."""
-    return [number(row[name]) for name in ("share", "low", "high")]
+    return [row.share, row.low, row.high]
 
 
 def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
@@ -64,14 +67,14 @@ def restoration_map(summary: Located, method: str, length: int, measure: str, wa
 
     Whole layers stand in a column beside their heads. way: "only" or "without".
     """
-    rows = having(summary["effects"], kind="weave", way=way, method=method, length=length, measure=measure)
+    rows = having(summary.effects, kind="weave", way=way, method=method, length=length, measure=measure)
     baseline = baseline_name(summary)
     text = f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s loss restored"
     if way == "without":
         text = f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
-    layers, heads = summary["layers"], [str(head) for head in range(summary["heads"])]
-    whole = {(row["layer"], 0): triple(row) for row in rows if row["head"] is None and row["layer"] is not None}
-    single = {(row["layer"], row["head"]): triple(row) for row in rows if row["head"] is not None}
+    layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
+    whole = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
+    single = {(row.layer, row.head): triple(row) for row in rows if row.layer is not None and row.head is not None}
     blocks = [tiles("layer", ["all"], layers, whole)] if whole else []
     blocks += [tiles("head", heads, layers, single)] if single else []
     colour_title = "share lost again" if way == "without" else "share restored"
@@ -80,15 +83,15 @@ def restoration_map(summary: Located, method: str, length: int, measure: str, wa
 
 def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
     """What each method restores at one layer alone ("enough") and what is lost without it there ("needed")."""
-    layers, panels = summary["layers"], []
+    layers, panels = summary.layers, []
     for way, title in _WAYS.items():
-        rows = having(summary["effects"], kind="weave", way=way, length=length, measure=measure, head=None)
+        rows = having(summary.effects, kind="weave", way=way, length=length, measure=measure, head=None)
         by_method = {name: subset for name in methods if (subset := having(rows, method=name))}
         lines = []
         for index, (name, subset) in enumerate(by_method.items()):
-            ordered = sorted((row for row in subset if row["layer"] in layers), key=lambda row: row["layer"])
-            x = [row["layer"] + offset(index, len(by_method)) for row in ordered]
-            texts = [f"{name}, layer {row['layer']}: {percent(*triple(row))}" for row in ordered]
+            ordered = [row for layer in layers for row in having(subset, layer=layer)]
+            x = [float(row.layer or 0) + offset(index, len(by_method)) for row in ordered]
+            texts = [f"{name}, layer {row.layer}: {percent(*triple(row))}" for row in ordered]
             lines.append(_line(name, x, [triple(row) for row in ordered], style(name), texts))
         if lines:
             panels.append(_panel(title, "layer", lines, layers, rules=(_ZERO, _ALL)))
@@ -98,8 +101,8 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
 
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
     """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
-    rows = having(summary["smallest"], length=length, measure=measure)
-    panels = [_smallest(row) for name in methods for row in having(rows, method=name) if row["heads"]]
+    rows = having(summary.smallest, length=length, measure=measure)
+    panels = [_smallest(row) for name in methods for row in having(rows, method=name) if row.heads]
     title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
     return _chart(title, panels)
 
@@ -110,14 +113,14 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
     rule: by which the dims are threshold dims, of those in the summary.
     """
     labels = {"method": method, "length": length, "measure": measure, "rule": rule}
-    rows = having(summary["effects"], kind="clamp", **labels)
+    rows = having(summary.effects, kind="clamp", **labels)
     panels = []
-    for way in dict.fromkeys(row["way"] for row in rows):
+    for way in dict.fromkeys(row.way for row in rows):
         subset = having(rows, way=way)
-        places = [place for place in (*summary["layers"], None) if having(subset, layer=place)]
-        kinds: dict[str, list[Row]] = {}
+        places = [place for place in (*summary.layers, None) if having(subset, layer=place)]
+        kinds: dict[str, list[Effect]] = {}
         for row in subset:  # all random sets share one name
-            kinds.setdefault(str(row.get("which") or "all").partition(" ")[0], []).append(row)
+            kinds.setdefault(str(row.which or "all").partition(" ")[0], []).append(row)
         lines = [_clamped(kinds[kind], places, kind, offset(n, len(kinds))) for n, kind in enumerate(kinds)]
         names = ["all" if place is None else str(place) for place in places]
         title = _CLAMPS.get(str(way), str(way))
@@ -177,30 +180,34 @@ def _line(
     return Line(label, np.array(x, float), y, *look, interval=(low, high), band=band, texts=tuple(texts))
 
 
-def _smallest(row: Row) -> Panel:
-    method, sizes = row["method"], [*range(1, len(row["share"]) + 1)]
-    columns = [[number(value) for value in row[name]] for name in ("share", "low", "high")]
-    triples = [*zip(*columns, strict=True)]
-    random = [[number(value) for value in row[name]] for name in ("random", "random_low", "random_high")]
+def _smallest(row: SmallestSet) -> Panel:
+    method, sizes = row.method, [*range(1, len(row.share) + 1)]
+    triples = [*zip(row.share, row.low, row.high, strict=True)]
     look = style(method)
     texts = [
         f"{size} heads, {layer}.{head} added: {percent(*values)}"
-        for size, (layer, head), values in zip(sizes, row["heads"], triples, strict=True)
+        for size, (layer, head), values in zip(sizes, row.heads, triples, strict=True)
     ]
     lines = [
         _line(method, sizes, triples, look, texts, band=True),
-        _line("random sets: median and 95%", sizes, [*zip(*random, strict=True)], (GREY, "dot", "square"), band=True),
+        _line(
+            "random sets: median and 95%",
+            sizes,
+            [*zip(row.random, row.random_low, row.random_high, strict=True)],
+            (GREY, "dot", "square"),
+            band=True,
+        ),
     ]
-    points, enough = (), row["enough"]
+    points, enough = (), row.enough
     if enough:
-        names = ", ".join(f"{layer}.{head}" for layer, head in row["heads"][:enough])
+        names = ", ".join(f"{layer}.{head}" for layer, head in row.heads[:enough])
         text = f"{method}: {enough} {'head is' if enough == 1 else 'heads are'} enough ({names})"
-        points = (Point(text, enough, columns[0][enough - 1], look[0]),)
+        points = (Point(text, enough, row.share[enough - 1], look[0]),)
     rules = (_ZERO, Rule(SUFFICIENT, f"{SUFFICIENT:.0%}", RED))
     return _panel(method, "number of heads", lines, sizes, rules=rules, points=points)
 
 
-def _clamped(rows: Sequence[Row], places: Sequence[int | None], kind: str, shift: float) -> Line:
+def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, shift: float) -> Line:
     """By place: the share with its interval, or of several sets the mean with the least and the largest."""
     by_place = {place: subset for place in places if (subset := having(rows, layer=place))}
     sets = max(map(len, by_place.values()))

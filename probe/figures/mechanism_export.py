@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 import xarray as xr
 
 from mesa.errors import Refused
+from probe.attention.result import Anatomy, Mean
 from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable, Figure
 from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.figures.tables import row_table
-from probe.store.results import Anatomy, Located, Row, having, number
+from probe.interventions.result import Located, Loss, SmallestSet
+from probe.store.result_file import having
 
 TABLES = ("loss_gaps", "effects", "smallest")
 Labels = Mapping[str, Sequence[Any]]
 Figures = dict[str, Drawable]
+Row = dict[str, Any]
 
 
 def method_figures(summary: Located, method: str, length: int, measure: str) -> Figures:
     """The located figures of one method at one length, by name, the restoration map first; without those not run."""
     at = (summary, method, length, measure)
-    rules = dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp"))
+    rules = dict.fromkeys(row.rule for row in having(summary.effects, kind="clamp"))
     clamps = {f"clamp-{safe_name(rule)}" if rule else "clamp": clamp_chart(*at, rule) for rule in rules}
     return _present({"map": restoration_map(*at), "map-without": restoration_map(*at, "without"), **clamps})
 
@@ -37,7 +41,7 @@ def common_figures(summary: Located, length: int, measure: str, methods: Sequenc
 
 def judged_labels(summary: Located) -> dict[str, list[Any]]:
     """The methods, lengths and measures with a judged loss in the summary, each in its order."""
-    return _labels(having(summary["loss_gaps"], judged=True))
+    return _labels(having(summary.loss_gaps, judged=True))
 
 
 def located_export(
@@ -51,7 +55,7 @@ def located_export(
     Raises Refused for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
-    chosen = _chosen(requested, _labels(summary["loss_gaps"]), judged_labels(summary), "located")
+    chosen = _chosen(requested, _labels(summary.loss_gaps), judged_labels(summary), "located")
     figures: dict[str, Figure] = {}
     for at in product(chosen["length"], chosen["measure"]):
         parts = {"": common_figures(summary, *at, chosen["method"])}
@@ -65,7 +69,11 @@ def located_export(
 
 def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
     """Loss gaps, effects and smallest sets as tables; those without rows are left out."""
-    tables = {name: summary.get(name, ()) for name in TABLES} | {"smallest": list(_by_size(summary["smallest"]))}
+    tables = {
+        "loss_gaps": list(map(asdict, summary.loss_gaps)),
+        "effects": list(map(asdict, summary.effects)),
+        "smallest": list(_by_size(summary.smallest)),
+    }
     return _tables(summary, tables, chosen)
 
 
@@ -76,7 +84,7 @@ def head_figures(summary: Anatomy, method: str, length: int) -> Figures:
 
 def anatomy_labels(summary: Anatomy) -> dict[str, list[Any]]:
     """The methods and lengths of the summary."""
-    return {"method": list(summary["methods"]), "length": summary["lengths"]}
+    return {"method": list(summary.methods), "length": summary.lengths}
 
 
 def anatomy_export(
@@ -100,12 +108,11 @@ def anatomy_export(
 
 def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
-    tables = {name: [_flat(row) for row in summary[name]] for name in ("heads", "all_heads", "retrieval")}
+    tables = {name: [_flat(row) for row in getattr(summary, name)] for name in ("heads", "all_heads", "retrieval")}
     tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
-        {"method": method, **{name: head[name] for name in ("length", "layer", "head", "offset", "lost", "kept")}}
-        | _flat({"inside": head["inside"], "beyond": beyond, "restored": method in head["restored"]})
-        for head in summary["retrieval_heads"]
-        for method, beyond in head["beyond"].items()
+        {"method": method, **_flat(head), **_flat({"beyond": beyond, "restored": method in head.restored})}
+        for head in summary.retrieval_heads
+        for method, beyond in head.beyond.items()
     ]
     return _tables(summary, tables, chosen)
 
@@ -114,8 +121,8 @@ def _present(figures: Mapping[str, Drawable | None]) -> Figures:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _labels(gaps: Sequence[Row]) -> dict[str, list[Any]]:
-    return {name: list(dict.fromkeys(gap[name] for gap in gaps)) for name in ("method", "length", "measure")}
+def _labels(gaps: Sequence[Loss]) -> dict[str, list[Any]]:
+    return {name: list(dict.fromkeys(gap.labels[name] for gap in gaps)) for name in ("method", "length", "measure")}
 
 
 def _text(chosen: Labels) -> str:
@@ -131,9 +138,9 @@ def _chosen(requested: Mapping[str, Sequence[Any] | None], known: Labels, defaul
     return {name: list(values or default[name]) for name, values in requested.items()}
 
 
-def _tables(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], chosen: Labels) -> dict[str, xr.Dataset]:
+def _tables(summary: Located | Anatomy, tables: Mapping[str, Sequence[Row]], chosen: Labels) -> dict[str, xr.Dataset]:
     """The tables' rows with the chosen labels; a row without a label has all of them."""
-    attrs = {name: summary[name] for name in ("model", "trained_length")}
+    attrs = {"model": summary.model, "trained_length": summary.trained_length}
     kept = {
         name: [row for row in rows if all(row.get(label, values[0]) in values for label, values in chosen.items())]
         for name, rows in tables.items()
@@ -141,21 +148,22 @@ def _tables(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], cho
     return {name: row_table(rows).assign_attrs(attrs) for name, rows in kept.items() if rows}
 
 
-def _by_size(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _by_size(rows: Sequence[SmallestSet]) -> Iterator[dict[str, Any]]:
     """A row for each size of every smallest set: the head added, and what so many restore."""
     for row in rows:
-        labels = {name: row[name] for name in ("method", "length", "measure")}
-        for n, (layer, head) in enumerate(row["heads"]):
+        labels = {"method": row.method, "length": row.length, "measure": row.measure}
+        for n, (layer, head) in enumerate(row.heads):
             columns = ("share", "low", "high", "random_low", "random", "random_high")
-            yield labels | {"size": n + 1, "layer": layer, "head": head} | {name: row[name][n] for name in columns}
+            shares = {name: getattr(row, name)[n] for name in columns}
+            yield labels | {"size": n + 1, "layer": layer, "head": head} | shares
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """The row with a column for each number: intervals as _low and _high."""
+def _flat(row: Any) -> Row:
+    """The row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
     flat: dict[str, Any] = {}
-    for name, value in row.items():
-        several = isinstance(value, list)
-        flat |= (
-            zip((name, f"{name}_low", f"{name}_high"), map(number, value), strict=True) if several else {name: value}
-        )
+    for name, value in (row if isinstance(row, dict) else vars(row)).items():
+        if isinstance(value, Mean):
+            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
+        elif isinstance(value, str | float | int):
+            flat[name] = value
     return flat

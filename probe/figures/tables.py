@@ -53,11 +53,16 @@ def csv_bytes(numbers: xr.Dataset) -> bytes:
 
 
 def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
-    """Columns over `row`, as texts, booleans or numbers; blank or NaN for missing ones; whole numbers are an index."""
+    """Columns over `row`, as texts, booleans or numbers; blank or NaN for missing ones; whole numbers are an index.
+
+    A column without any value is left out.
+    """
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         types = {type(value) for value in values} - {type(None)}
+        if not types:
+            continue
         if types == {bool} and None not in values:
             columns[name] = ("row", [bool(value) for value in values])
         elif types and types <= {int, float}:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from markupsafe import escape
 
 from mesa.errors import Refused
+from probe.attention.result import Tokens
 
 SHOWN = 1024
 """Tokens of a view: of a longer text those around M, and the last."""
@@ -67,30 +67,30 @@ root.querySelector(".tokens").scrollTop = root.querySelector(".query").offsetTop
 })()</script>"""
 
 
-def methods_of(tokens: Mapping[str, Any], method: str | None = None) -> tuple[str, str]:
+def methods_of(tokens: Tokens, method: str | None = None) -> tuple[str, str]:
     """The reference and `method`, by default the last: twice the same where there is one. Refused: not captured."""
-    known = list(tokens["methods"])
+    known = list(tokens.methods)
     if method is not None and method not in known:
         raise Refused(f"method {method!r} was not captured token by token; known: {', '.join(known)}")
-    reference = tokens["reference"] if tokens["reference"] in known else known[0]
+    reference = tokens.reference if tokens.reference in known else known[0]
     return reference, known[-1] if method is None else method
 
 
-def token_views(tokens: Mapping[str, Any] | None) -> list[str]:
+def token_views(tokens: Tokens | None) -> list[str]:
     """Both views, of the last method; none where nothing was captured."""
     return [] if tokens is None else [loss_view(tokens), attention_view(tokens)]
 
 
-def loss_view(tokens: Mapping[str, Any], method: str | None = None) -> str:
+def loss_view(tokens: Tokens, method: str | None = None) -> str:
     """The text under the reference and a method, each token coloured by its loss; as HTML, every text escaped.
 
-    tokens: from `probe.store.results.find_tokens`. Raises what `methods_of` raises.
+    Raises what `methods_of` raises.
     """
     names = methods_of(tokens, method)
-    panels, losses = [], {name: np.array(tokens["methods"][name]["nll"]) for name in names}
+    panels, losses = [], {name: np.array(tokens.methods[name].nll) for name in names}
     for name, values in losses.items():
         shades = np.clip(np.round(values / _FULL * _SHADES), 0, _SHADES).astype(int).tolist()
-        at = range(1, len(tokens["tokens"]))
+        at = range(1, len(tokens.tokens))
         broken = (values - losses[names[1]] >= CLEAR).tolist()
         marks = (
             f' class="s{shade}{" broken" * is_broken}" title="{number}: {loss:z.2f}"'
@@ -103,9 +103,9 @@ def loss_view(tokens: Mapping[str, Any], method: str | None = None) -> str:
     return f"{_STYLE}<p>{escape(loss_sentence(tokens, losses))}</p>{legend}<div class=tokens>{''.join(panels)}</div>"
 
 
-def loss_sentence(tokens: Mapping[str, Any], losses: Mapping[str, np.ndarray]) -> str:
+def loss_sentence(tokens: Tokens, losses: Mapping[str, np.ndarray]) -> str:
     """Mean losses inside and beyond M, and how many tokens break."""
-    beyond, parts = slice(tokens["trained_length"] - 1, None), []  # the first token has no loss
+    beyond, parts = slice(tokens.trained_length - 1, None), []  # the first token has no loss
     for where, part in (("inside", slice(beyond.start)), ("beyond", beyond)):
         means = [f"{values[part].mean():z.2f} under {name}" for name, values in losses.items() if values[part].size]
         parts += [f"{where} M {' and '.join(means)}"] if means else []
@@ -120,29 +120,27 @@ def loss_sentence(tokens: Mapping[str, Any], losses: Mapping[str, np.ndarray]) -
     )
 
 
-def attention_view(
-    tokens: Mapping[str, Any], method: str | None = None, layer: int | None = None, head: int | None = None
-) -> str:
+def attention_view(tokens: Tokens, method: str | None = None, layer: int | None = None, head: int | None = None) -> str:
     """What one head attends to under the reference and a method, from a token that is chosen by a click; as HTML.
 
     Default: the head whose attention the method changes most. Raises Refused for one that was not captured.
     """
     names = dict.fromkeys(methods_of(tokens, method))
     changes = head_changes(tokens, method)
-    layers, heads = tokens["layers"], changes.shape[1]
+    layers, heads = tokens.layers, changes.shape[1]
     row, column = (int(at) for at in np.unravel_index(changes.argmax(), changes.shape))
     row = row if layer is None else layers.index(layer) if layer in layers else -1
     column = column if head is None and layer is None else int(changes[row].argmax()) if head is None else head
     if row < 0 or not 0 <= column < heads:
         raise Refused(f"layer {layer}, head {head} was not captured; layers {layers}, heads 0 to {heads - 1}")
-    weights, queries = [], tokens["queries"]
+    weights, queries = [], tokens.queries
     for name in names:
-        stored = [tokens["methods"][name][key][row][column] for key in ("key", "weight")]
+        stored = [part[row][column] for part in (tokens.methods[name].key, tokens.methods[name].weight)]
         strongest = [list(zip(*pair, strict=True)) for pair in zip(*stored, strict=True)]
         drawn = [[(int(key), round(weight, 3)) for key, weight in pairs if weight >= LEAST] for pairs in strongest]
         weights.append(dict(zip(queries, drawn, strict=True)))
     marks = [
-        f" data-at={at}{' role=button tabindex=0' if at in {*queries} else ''}" for at in range(len(tokens["tokens"]))
+        f" data-at={at}{' role=button tabindex=0' if at in {*queries} else ''}" for at in range(len(tokens.tokens))
     ]
     panels = "".join(_panel(tokens, name, marks, "<small></small>") for name in names)
     text = (
@@ -162,10 +160,10 @@ def attention_view(
     return f"{_STYLE}<div id={name} class=tokens-attention>{body}</div>{script}"
 
 
-def head_changes(tokens: Mapping[str, Any], method: str | None = None) -> np.ndarray:
+def head_changes(tokens: Tokens, method: str | None = None) -> np.ndarray:
     """By layer and head, half the summed differences of the recorded weights to the reference's, mean of queries."""
-    parts = [tokens["methods"][name] for name in methods_of(tokens, method)]
-    arrays = [(np.array(part["key"]), np.array(part["weight"])) for part in parts]
+    parts = [tokens.methods[name] for name in methods_of(tokens, method)]
+    arrays = [(np.array(part.key), np.array(part.weight)) for part in parts]
     changes = np.zeros(arrays[0][0].shape[:3])
     for at in np.ndindex(*changes.shape):
         one, other = (dict(zip(keys[at].tolist(), weights[at].tolist(), strict=True)) for keys, weights in arrays)
@@ -173,23 +171,23 @@ def head_changes(tokens: Mapping[str, Any], method: str | None = None) -> np.nda
     return changes.mean(-1)
 
 
-def _windows(tokens: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _windows(tokens: Tokens) -> list[tuple[int, int]]:
     """Half-open ranges of the tokens that are shown: all, or those around M and the last."""
-    length, trained, half = len(tokens["tokens"]), tokens["trained_length"], SHOWN // 2
+    length, trained, half = len(tokens.tokens), tokens.trained_length, SHOWN // 2
     if length <= SHOWN:
         return [(0, length)]
     start = min(max(0, trained - half // 2), length - SHOWN)
     return [(start, start + half), (length - half, length)]
 
 
-def _panel(tokens: Mapping[str, Any], name: str, marks: Sequence[str], below: str = "") -> str:
+def _panel(tokens: Tokens, name: str, marks: Sequence[str], below: str = "") -> str:
     """The tokens shown, each with the attributes of `marks`; M is marked."""
     parts, last = [], 0
     for start, stop in _windows(tokens):
         parts.append(f"<b> … positions {last} to {start - 1} … </b>" if start > last else "")
         for at in range(start, stop):
-            parts.append(f"<b>|M = {at}|</b>" if at == tokens["trained_length"] else "")
-            parts.append(f"<i{marks[at]}>{escape(tokens['tokens'][at]).replace(chr(10), '↵' + chr(10))}</i>")
+            parts.append(f"<b>|M = {at}|</b>" if at == tokens.trained_length else "")
+            parts.append(f"<i{marks[at]}>{escape(tokens.tokens[at]).replace(chr(10), '↵' + chr(10))}</i>")
         last = stop
     title = f"{name}, the unmodified model" if name == "origin" else name
     return f"<div><header><strong>{escape(title)}</strong> {below}</header><p>{''.join(parts)}</p></div>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.run import summary_of
-from probe.files import json_text, write_result
 from probe.interventions.head_search import (
     ENOUGH,
     MOST,
@@ -26,53 +24,64 @@ from probe.interventions.head_search import (
 from probe.interventions.interventions import Heads, by_layer
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.request import ORIGIN, Group, LocatePlan
+from probe.interventions.result import LOCATED, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.interventions.tasks import no_gap, remaining
-from probe.store.results import LOCATED
 
 _WEAVE = ("kind", "way", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
 _SET = ("share", "low", "high", "random_low", "random", "random_high")
 
 
-def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
-    """The summary of a plan, ready for JSON; shares only where the gap is judged.
+def summarize(plan: LocatePlan, journal: Journal) -> Located:
+    """The summary of a plan; shares only where the gap is judged.
 
     What is there for some items alone is scored on these; `items` says on how many. refusal: why a finished run has
     nothing to restore; else empty.
     """
-    rows, tables = journal.rows, ("loss_gaps", "effects", "inside", "smallest")
-    summary: dict[str, Any] = {
-        **summary_of(plan),
-        "layers": plan.layers,
-        "heads": plan.config.num_attention_heads,
-        "tasks_left": remaining(plan, rows),
-        "refusal": no_gap(plan, rows),
-        **{name: [] for name in tables},
-    }
+    rows, gaps, effects, smallest, inside = journal.rows, list[Loss](), list[Effect](), list[SmallestSet](), []
     for group in sorted(plan.items, key=lambda group: group[1]):
-        summary["inside"] += _inside(plan, rows, group)
+        inside += _inside(plan, rows, group)
         for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
             gap = paired(plan, rows, group, name).gap
-            labels = {"method": name, "length": group[1], "measure": group[0]}
-            values = {"baseline": gap.baseline, "patched": gap.patched, "low": gap.low, "high": gap.high}
-            items = len(plan.items[group])
-            summary["loss_gaps"].append({**labels, **values, "judged": gap.judged, "items": items})
+            loss = Loss(
+                name,
+                group[1],
+                group[0],
+                gap.baseline,
+                gap.patched,
+                gap.low,
+                gap.high,
+                gap.judged,
+                len(plan.items[group]),
+            )
+            gaps.append(loss)
             if gap.judged:
-                summary["effects"] += [{**labels, **row} for row in _effects(plan, rows, group, name)]
-                summary["smallest"] += [{**labels, **row} for row in _smallest(plan, rows, group, name)]
-    return json.loads(json_text(summary))  # without NaN
+                effects += _effects(plan, rows, group, loss)
+                smallest += _smallest(plan, rows, group, loss)
+    return Located(
+        **summary_of(plan),
+        layers=list(plan.layers),
+        heads=plan.config.num_attention_heads,
+        tasks_left=remaining(plan, rows),
+        refusal=no_gap(plan, rows),
+        loss_gaps=gaps,
+        effects=effects,
+        smallest=smallest,
+        inside=inside,
+    )
 
 
-def write(plan: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
+def write(plan: LocatePlan, journal: Journal, out: Path) -> Located:
     """The summary, which is written to the run's folder if there is a row to tell of."""
     summary = summarize(plan, journal)
     if journal.rows:
-        write_result(out / LOCATED, summary)
+        LOCATED.write(out, summary)
     return summary
 
 
-def _effects(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
+def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Effect]:
     """What each weave of a method, and each clamp of Origin, restores or loses again."""
+    name = loss.method
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
     for key in rows:
         is_effect = key[:2] == group and key[2] in (name, ORIGIN) and key[4] in ("weave", "clamp")
@@ -88,11 +97,12 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict
         losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
         share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
-        effects.append({**entry, **place, "loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)})
+        found = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
+        effects.append(Effect(**loss.labels, **entry | place, **found))
     return effects
 
 
-def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[dict[str, Any]]:
+def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
     clamps = {key[4:] for key in rows if key[:3] == (*group, ORIGIN) and key[4] == "clamp" and key[8] == "inside"}
@@ -101,26 +111,25 @@ def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[dict[str, Any]]:
         numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
         without = [rows[(*group, ORIGIN, number, "run-inside")]["nll"] for number in numbers]
         cost = PairedLosses([rows[(*group, ORIGIN, number, *parts)]["nll"] for number in numbers], without).gap
-        entry = {key: value for key, value in zip(_CLAMP, parts, strict=True) if key in ("way", "rule", "which")}
-        labels = {"length": group[1], "measure": group[0]}
-        costs.append({**labels, **entry, "cost": cost.size, "low": cost.low, "high": cost.high})
+        way, rule, which = map(str, parts[1:4])
+        costs.append(InsideCost(group[1], group[0], way, rule, which, cost.size, cost.low, cost.high))
     return costs
 
 
-def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
+def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[SmallestSet]:
     """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
     finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they restore
     `ENOUGH` of the other half too. Without heads: no search, since one half shows no loss.
     """
-    sizes: dict[str, int] = {}
+    name, sizes = loss.method, dict[str, int]()
     for key in rows:
         if key[:5] == (*group, name, -1, "chosen"):
             sizes[str(key[5])] = max(int(key[6]), sizes.get(str(key[5]), 0))
     if not sizes and "smallest" not in plan.request.kinds:
         return []
     if not is_searchable(plan, rows, group, name):
-        return [{"heads": [], **{key: [] for key in _SET}, "candidates": 0, "finished": True, "enough": None}]
+        return [SmallestSet(**loss.labels)]
     choosing, scoring = halves(len(plan.items[group]))
     scored = paired(plan, rows, group, name, scoring)
     target = target_loss(paired(plan, rows, group, name, choosing).gap)
@@ -140,12 +149,13 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
         ends = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
         reached = float(np.mean(losses(by_layer(heads), choosing))) <= target
         searches.append(
-            {
-                "heads": [list(head) for head in heads],
-                "candidates": len(candidates),
-                **dict(zip(_SET, [*zip(*shares, strict=True), *ends], strict=True)),
-                "finished": reached or last == min(len(candidates), MOST),
-                "enough": last if reached and shares[-1].share >= ENOUGH else None,
-            }
+            SmallestSet(
+                **loss.labels,
+                heads=heads,
+                candidates=len(candidates),
+                **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
+                finished=reached or last == min(len(candidates), MOST),
+                enough=last if reached and shares[-1].share >= ENOUGH else None,
+            )
         )
-    return sorted(searches, key=lambda entry: -entry["candidates"])
+    return sorted(searches, key=lambda search: -search.candidates)

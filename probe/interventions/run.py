@@ -23,8 +23,8 @@ from probe.experiment.task import Key, Measure, Task
 from probe.interventions.clamp import threshold_dims
 from probe.interventions.passes import BASELINE, PATCHED, RunPair, blocks
 from probe.interventions.request import ORIGIN, Group, LocatePlan, needed_bytes
+from probe.interventions.result import LOCATED
 from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, kinds, no_gap, remaining, tasks
-from probe.store.results import LOCATED
 from probe.tasks.retrieval import repeated_word
 
 
@@ -106,7 +106,7 @@ class Locate(Experiment):
     batch: int = 1
     title, unit = "locating", "token"
     worker_class = LocateWorker
-    folder, written, needed = LOCATED.parent.name, (LOCATED.name, "report.html"), ("nll", "rules", "heads")
+    folder, written, needed = LOCATED.command, (LOCATED.path.name, "report.html"), ("nll", "rules", "heads")
 
     def check_memory(self) -> None:
         """As for Experiment."""

@@ -19,17 +19,9 @@ MARK = "store"
 """The key of a summary that names its store, by `store_mark`."""
 VERDICT = "verdict"
 """The key of a summary that holds its verdict."""
-LOCATED = Path("locate", "summary.json")
-"""In the folder that `mesa-lens locate` writes to."""
 PREDICTION = Path("predict", "prediction.json")
-ANATOMY = Path("anatomy", "summary.json")
-"""In the folder that `mesa-lens anatomy` writes to."""
-TOKENS = Path("anatomy", "tokens.json")
-"""In the same folder, of `mesa-lens anatomy --parts tokens`."""
 
 Row = Mapping[str, Any]
-Located = Mapping[str, Any]
-Anatomy = Mapping[str, Any]
 
 
 def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
@@ -63,14 +55,9 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
 
 
 _KEYS = {
-    LOCATED: "model trained_length layers methods loss_gaps effects smallest",
     PREDICTION: "model trained_length lengths refusal misfit methods",
-    ANATOMY: "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads",
-    TOKENS: "model trained_length reference layers tokens queries methods",
 }
-find_located, find_prediction, find_anatomy, find_tokens = (
-    partial(find_summary, name=name, keys=keys.split(), command=name.parent.name) for name, keys in _KEYS.items()
-)
+find_prediction = partial(find_summary, name=PREDICTION, keys=_KEYS[PREDICTION].split(), command="predict")
 """What a command wrote into a folder, None where it was not run; Refused where it is damaged."""
 
 
@@ -84,36 +71,12 @@ def _read(name: Path, folder: Path) -> Mapping[str, Any]:
     return summary
 
 
-read_located, read_prediction, read_anatomy = (partial(_read, name) for name in (LOCATED, PREDICTION, ANATOMY))
-
-
-def having(rows: Sequence[Row], **labels: Any) -> list[Row]:
-    """The rows with all these labels; a label that a row lacks is None."""
-    return [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
+read_prediction = partial(_read, PREDICTION)
 
 
 def number(value: float | None) -> float:
     """The value, NaN for None."""
     return math.nan if value is None else float(value)
-
-
-def head_name(row: Row) -> str:
-    """Layer and head of a row, such as '3.1'."""
-    return f"{row['layer']}.{row['head']}"
-
-
-def is_clear(row: Row) -> bool:
-    """Whether the row has an interval that excludes 0."""
-    return number(row["low"]) > 0 or number(row["high"]) < 0
-
-
-def headline(summary: Located) -> dict[str, Any] | None:
-    """Method, length and measure of the clearest loss, tail NLL before all else; None if nothing is judged."""
-    judged = [gap for gap in summary["loss_gaps"] if gap["judged"]]
-    if not judged:
-        return None
-    clearest = max(judged, key=lambda gap: (gap["measure"] == "nll", number(gap["low"])))
-    return {name: clearest[name] for name in ("method", "length", "measure")}
 
 
 def predicted_text(predicted: Mapping[str, Any] | None) -> str:

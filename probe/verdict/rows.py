@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from probe.store.results import Located, having, number
+from probe.interventions.result import Located
+from probe.store.result_file import having
 
 Rows = Sequence[Mapping[str, Any]]
 RANKED = (
@@ -47,16 +49,16 @@ def predicted_failures(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def same_model(summary: Mapping[str, Any], located: Located | None) -> Located | None:
     """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
-    if located is None or any(located[name] != summary[name] for name in ("model", "trained_length")):
+    if located is None or (located.model, located.trained_length) != (summary["model"], summary["trained_length"]):
         return None
-    configs, methods = summary.get("method_configs") or {}, located["methods"]
+    configs, methods = summary.get("method_configs") or {}, located.methods
 
     def is_same(name: str) -> bool:
         one, other = methods.get(name, {}), configs.get(name, {})
         return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
 
-    gaps = [gap for gap in located["loss_gaps"] if is_same(next(iter(methods))) and is_same(gap["method"])]
-    return {**located, "loss_gaps": gaps}
+    gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
+    return replace(located, loss_gaps=gaps)
 
 
 def reference_of(rows: Rows) -> Mapping[str, Any]:
@@ -86,23 +88,20 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items: the half that the set was not
     chosen on. random: by as many random heads. finished: whether the search ended.
     """
-    names = ("method", "length", "measure")
-    gaps = having(located["loss_gaps"], method=method, judged=True)
-    sets = [(gap, row) for gap in gaps for row in having(located["smallest"], **{name: gap[name] for name in names})]
-    sets = [(gap, row) for gap, row in sets if row["heads"]]
+    gaps = having(located.loss_gaps, method=method, judged=True)
+    sets = [(gap, row) for gap in gaps for row in having(located.smallest, **gap.labels) if row.heads]
     if not sets:
         return None
-    gap, row = max(sets, key=lambda pair: (pair[0]["measure"] == "nll", number(pair[0]["low"])))
-    size = row["enough"] or len(row["heads"])
-    at = {name: row[name][size - 1] for name in ("share", "low", "high", "random")}
+    gap, row = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    at = {name: getattr(row, name)[row.size - 1] for name in ("share", "low", "high", "random")}
     return {
-        "heads": row["heads"][:size],
-        "is_enough": row["enough"] is not None,
-        "finished": row.get("finished", True),
-        **{name: value if math.isfinite(number(value)) else None for name, value in at.items()},  # JSON has no NaN
-        "length": gap["length"],
-        "measure": gap["measure"],
-        "items": gap["items"] // 2,
+        "heads": [list(head) for head in row.heads[: row.size]],
+        "is_enough": row.enough is not None,
+        "finished": row.finished,
+        **{name: value if math.isfinite(value) else None for name, value in at.items()},  # JSON has no NaN
+        "length": gap.length,
+        "measure": gap.measure,
+        "items": gap.items // 2,
     }
 
 

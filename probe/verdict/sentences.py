@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.store.results import is_clear, percent
+from probe.store.results import percent
 from probe.thresholds.drift_onset import ranges
 from probe.thresholds.failure import NLL, PASSKEY
 from probe.thresholds.stated_window import times_of_m
@@ -47,7 +47,7 @@ def where(summary: Mapping[str, Any], rows: Rows) -> str:
     if reference["held"] is not None and measured["length"] is None:
         return f"Nothing to locate: {_unfailing(reference)}."
     text = _drifts(summary, reference)
-    enough = [row for row in rows if row["heads"] and row["heads"]["is_enough"] and is_clear(row["heads"])]
+    enough = [row for row in rows if row["heads"] and row["heads"]["is_enough"] and _is_clear(row["heads"])]
     if not enough:
         return text
     best = min(enough, key=lambda row: len(row["heads"]["heads"]))
@@ -83,6 +83,12 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
         beside_crop(others, whole),
     ]
     return " ".join(filter(None, sentences))
+
+
+def _is_clear(heads: Mapping[str, Any]) -> bool:
+    """Whether the interval of what a set of heads restores excludes 0."""
+    low, high = heads["low"], heads["high"]
+    return low is not None and high is not None and (low > 0 or high < 0)
 
 
 def _unfailing(reference: Mapping[str, Any]) -> str:

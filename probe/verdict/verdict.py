@@ -7,7 +7,8 @@ from typing import Any
 
 from probe.evaluation.summary import Table, filled, plain_table
 from probe.glossary import explained, template
-from probe.store.results import VERDICT, Located, misfit_text
+from probe.interventions.result import Located
+from probe.store.results import VERDICT, misfit_text
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
@@ -106,14 +107,14 @@ def predicted_by(
 
 
 def _heads(located: Located | None, heads: Located | None) -> str:
-    if heads is not None and not any(row["heads"] for row in heads["smallest"]):
+    if heads is not None and not any(row.heads for row in heads.smallest):
         return "Heads: no smallest set was searched for in what was located in this folder."
-    if heads is not None and not heads["loss_gaps"] and located is not None and located["loss_gaps"]:
+    if heads is not None and not heads.loss_gaps and located is not None and located.loss_gaps:
         return "Heads: those located in this folder are of methods with other parameters."
     if heads is not None:
         return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
     if located is not None:
-        return f"Heads: those located in this folder are of {located['model']}, M = {located['trained_length']}."
+        return f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."
     return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
 
 

@@ -9,10 +9,11 @@ import pytest
 import results
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.attention.result import ANATOMY
 from probe.figures.curves import write_curves
+from probe.interventions.result import LOCATED
 from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
-from probe.store.results import read_anatomy, read_located
 from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
 from theory.report import write_report as write_theory
@@ -35,8 +36,8 @@ def site(tmp_path_factory, unpainted):
     run = write_run(root / "run", hidden_states(M, 5, 4, 16), evaluation(M, 5), trained_length=M)
     located.write(run, trained=M)
     anatomized.write(run, trained=M)
-    write_locate_report(read_located(run), run)
-    write_anatomy_report(read_anatomy(run), run)
+    write_locate_report(LOCATED.read(run), run)
+    write_anatomy_report(ANATOMY.read(run), run)
     write_report(run)
     (root / "eval").mkdir()
     write_curves(results.evaluation(), root / "eval")

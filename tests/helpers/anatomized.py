@@ -1,8 +1,11 @@
 """What `mesa-lens anatomy` writes, made up: one head that is lost and restored, one method without intervals."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+
+from probe.attention.result import ANATOMY, TOKENS
 
 METHODS = ("origin", "rerope", "mesa")
 LENGTHS = (256, 1024)
@@ -39,6 +42,16 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
         **tables,
         "retrieval_heads": [place | {"beyond": scores, "lost": True, "kept": False, "restored": ["rerope"]}],
     }
+
+
+def typed(content=None):
+    """The summary as it is read from a file."""
+    return ANATOMY.parse(content or summary(), Path("summary.json"))
+
+
+def typed_tokens(*sizes):
+    """The captured text as it is read from a file."""
+    return TOKENS.parse(tokens(*sizes), Path("tokens.json"))
 
 
 def write(folder, **options):

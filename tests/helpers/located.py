@@ -1,8 +1,11 @@
 """What `mesa-lens locate` writes, made up: one place that counts, one method that is not judged, missing numbers."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+
+from probe.interventions.result import LOCATED
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
 LENGTHS = (512, 1024)
@@ -40,6 +43,16 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
         "effects": effects,
         "smallest": smallest,
     }
+
+
+def typed(content=None, **sizes):
+    """The summary as it is read from a file."""
+    return LOCATED.parse(content or summary(**sizes), Path("summary.json"))
+
+
+def matching(rows, **labels):
+    """The rows, as dicts, with all these labels."""
+    return [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
 
 
 def write(folder, **sizes):

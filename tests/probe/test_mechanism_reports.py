@@ -8,9 +8,10 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.attention.result import ANATOMY
+from probe.interventions.result import LOCATED
 from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
-from probe.store.results import read_anatomy, read_located
 
 HOSTILE = "<script>alert(1)</script>"
 SENTENCES = {"locate": "in one layer alone restores: layer 2 82% [54, 110]", "anatomy": "lost 1: 2.3 (0.75 to 0.10)."}
@@ -40,8 +41,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(folder):
     return {
-        "locate": write_locate_report(read_located(folder), folder).read_text(),
-        "anatomy": write_anatomy_report(read_anatomy(folder), folder).read_text(),
+        "locate": write_locate_report(LOCATED.read(folder), folder).read_text(),
+        "anatomy": write_anatomy_report(ANATOMY.read(folder), folder).read_text(),
     }
 
 
@@ -75,6 +76,6 @@ def test_where_nothing_is_judged_the_report_states_it(tmp_path):
     summary = located.summary()
     for gap in summary["loss_gaps"]:
         gap |= {"judged": False, "low": -1.0}
-    text = write_locate_report(summary | {"effects": [], "smallest": []}, tmp_path).read_text()
+    text = write_locate_report(located.typed(summary | {"effects": [], "smallest": []}), tmp_path).read_text()
     assert "No loss is clear at any length and measure, so nothing is located." in text
     assert figures_in(text) == 0

@@ -8,12 +8,13 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
+from probe.attention.result import ANATOMY, Anatomy
 from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy import head_map
 from probe.figures.export import Export
 from probe.figures.mechanism_export import anatomy_labels, anatomy_tables
 from probe.mechanism_report import head_texts
-from probe.store.results import Anatomy, find_anatomy, having
+from probe.store.result_file import having
 
 _STATISTICS = {
     "keys beyond M": "beyond",
@@ -34,12 +35,12 @@ _KINDS = {  # of figures: what each is drawn of, and chosen by
 
 def page(context: Context) -> None:
     """Findings; one kind of figure with its select boxes; downloads of what is displayed."""
-    anatomy = ui.written(context, find_anatomy, "anatomy")
+    anatomy = ui.written(context, ANATOMY.find, "anatomy")
     if anatomy is None:
         return
     for paragraph in anatomy_findings(anatomy):
         st.markdown(ui.plain(paragraph))
-    kinds = [kind for kind, (table, _) in _KINDS.items() if anatomy[table]]
+    kinds = [kind for kind, (table, _) in _KINDS.items() if getattr(anatomy, table)]
     if not kinds:
         st.info("Nothing was measured of its heads.")
         return
@@ -47,8 +48,8 @@ def page(context: Context) -> None:
     chosen = _choose(anatomy, kind)
     if kind == _TABLE:
         rows = [
-            {"method": row["method"], "queries": row["span"], **head_texts(row)}
-            for row in having(anatomy["all_heads"], **chosen)
+            {"method": row.method, "queries": row.span, **head_texts(row)}
+            for row in having(anatomy.all_heads, **chosen)
         ]
         ui.sheet(rows, "Means over all heads with 95% intervals, by method and queries")
         return
@@ -65,7 +66,7 @@ def page(context: Context) -> None:
 
 def overview(context: Context) -> None:
     """The first finding; nothing where `mesa-lens anatomy` was not run."""
-    if anatomy := find_anatomy(context.run.path):
+    if anatomy := ANATOMY.find(context.run.path):
         st.subheader("What does the inside look like?", anchor=False)
         st.markdown(ui.plain(next(iter(anatomy_findings(anatomy)), "")))
 
@@ -74,7 +75,7 @@ def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:
     """The labels of a figure, of those measured. Defaults: last method, longest length, the first statistic there."""
     table, names = _KINDS[kind]
     known = {
-        name: [value for value in values if having(anatomy[table], **{name: value})]
+        name: [value for value in values if having(getattr(anatomy, table), **{name: value})]
         for name, values in anatomy_labels(anatomy).items()
     }
     first = {name: values[-1] for name, values in known.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import streamlit as st
@@ -11,8 +12,9 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.locate import MEASURES
 from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
+from probe.interventions.result import LOCATED, Located
 from probe.interventions.sentences import located_findings
-from probe.store.results import Located, find_located, having, headline
+from probe.store.result_file import having
 
 _KINDS = {  # of figures, and how their names begin
     "maps": ("layers", "map"),
@@ -25,22 +27,22 @@ _COLUMNS = ("layer", "head", "kind", "way", "rule", "which", "share", "low", "hi
 
 def page(context: Context) -> None:
     """Findings for a method, length and measure; figures; a table of all effects; downloads."""
-    summary = ui.written(context, find_located, "locate")
+    summary = ui.written(context, LOCATED.find, "locate")
     if summary is None:
         return
-    first = headline(summary)
-    if first is None:
+    if summary.clearest is None:
         st.info("No loss is clear at any length and measure, so nothing is located.")
-        ui.sheet(summary["loss_gaps"], "Losses by method, length and measure")
+        ui.sheet(list(map(asdict, summary.loss_gaps)), "Losses by method, length and measure")
         return
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["loss_gaps"])) for name in first}
+    first = summary.clearest.labels
+    known = {name: list(dict.fromkeys(gap.labels[name] for gap in summary.loss_gaps)) for name in first}
     chosen = ui.choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     for heading, sentences in located_findings(summary, **chosen):
         st.subheader(ui.plain(heading), anchor=False)
         st.markdown(ui.bullets(sentences))
     _figures(summary, chosen)
     _effects(summary, chosen)
-    if having(having(summary["loss_gaps"], **chosen), judged=True):
+    if having(summary.loss_gaps, **chosen, judged=True):
         labels = {f"{name}s": [value] for name, value in chosen.items()}
         stem = ui.file_stem(context.run.name, "locate", *chosen.values())
         ui.buttons(lambda: located_export(summary, **labels), stem, ui.FORMS, ui.FORMS)
@@ -49,11 +51,11 @@ def page(context: Context) -> None:
 def overview(context: Context) -> None:
     """The map of the clearest loss, or the command that makes one."""
     st.subheader("Where inside does it arise?", anchor=False)
-    summary = ui.written(context, find_located, "locate")
+    summary = ui.written(context, LOCATED.find, "locate")
     if summary is None:
         return
-    chosen = headline(summary)
-    for _, sentences in located_findings(summary, **(chosen or {})):
+    chosen = {} if summary.clearest is None else summary.clearest.labels
+    for _, sentences in located_findings(summary, **chosen):
         st.markdown(ui.bullets(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
     if figure is not None:
@@ -74,7 +76,7 @@ def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
 
 
 def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
-    rows = [{name: row.get(name) for name in _COLUMNS} for row in having(summary["effects"], **chosen)]
+    rows = [{name: getattr(row, name) for name in _COLUMNS} for row in having(summary.effects, **chosen)]
     if rows:
         with st.expander(f"All {len(rows)} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}

@@ -6,19 +6,19 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
+from probe.attention.result import TOKENS
 from probe.figures.token_views import attention_view, head_changes, loss_view, methods_of
-from probe.store.results import find_tokens
 
 _DEFAULT = "the most changed"
 
 
 def page(context: Context) -> None:
     """The text under the chosen method, then a head's attention."""
-    tokens = ui.written(context, find_tokens, "anatomy --parts tokens")
+    tokens = ui.written(context, TOKENS.find, "anatomy --parts tokens")
     if tokens is None:
         return
-    methods, heads = list(tokens["methods"]), range(head_changes(tokens).shape[1])
-    places = [_DEFAULT, *(f"{layer}.{head}" for layer in tokens["layers"] for head in heads)]
+    methods, heads = list(tokens.methods), range(head_changes(tokens).shape[1])
+    places = [_DEFAULT, *(f"{layer}.{head}" for layer in tokens.layers for head in heads)]
     first = {"method": methods_of(tokens)[1], "head": _DEFAULT}
     chosen = ui.choose_labels({"method": methods, "head": places}, first, "tokens")
     place = [] if chosen["head"] == _DEFAULT else map(int, chosen["head"].split("."))

@@ -7,9 +7,9 @@ import pytest
 import tiny
 from commands import main
 
+from probe.attention.result import TOKENS, Mean, Retrieval
 from probe.attention.results import intervals, retrieval_heads
 from probe.figures.token_views import attention_view, loss_view
-from probe.store.results import find_tokens
 
 M, LENGTH = 160, 320
 METHODS = ("origin", "rerope")
@@ -39,14 +39,14 @@ def whole(folder, tmp_path_factory):
 
 def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):
     assert run(folder, tmp_path, "--parts", "tokens") == 0
-    tokens = find_tokens(tmp_path)
-    assert (len(tokens["tokens"]), list(tokens["methods"])) == (LENGTH, list(METHODS))
-    losses, shape = tokens["methods"]["rerope"]["nll"], np.shape(tokens["methods"]["rerope"]["key"])
-    assert (len(losses), shape) == (LENGTH - 1, (3, 4, len(tokens["queries"]), 12))
+    tokens = TOKENS.find(tmp_path)
+    assert (len(tokens.tokens), list(tokens.methods)) == (LENGTH, list(METHODS))
+    losses, shape = tokens.methods["rerope"].nll, np.shape(tokens.methods["rerope"].key)
+    assert (len(losses), shape) == (LENGTH - 1, (3, 4, len(tokens.queries), 12))
     html = loss_view(tokens)
     assert html.count("<i class=") - 8 == 2 * (LENGTH - 1)  # 8: the scale
     assert f'title="{LENGTH - 1}: {losses[-1]:.2f}"' in html
-    assert f"beyond M {np.mean(tokens['methods']['origin']['nll'][M - 1 :]):.2f} under origin" in html
+    assert f"beyond M {np.mean(tokens.methods['origin'].nll[M - 1 :]):.2f} under origin" in html
     assert "Layer 2, head 3:" in attention_view(tokens, "rerope", 2, 3)
     with pytest.raises(ValueError, match="layer 2, head 4 was not captured"):
         attention_view(tokens, None, 2, 4)
@@ -85,12 +85,10 @@ def test_a_head_is_lost_and_restored_by_its_intervals():
     rows = []
     for head, values in scores.items():
         for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), values, strict=False):
-            place = {"method": method, "length": length, "layer": 0, "head": head}
-            rows.append({**place, "best": score, "best_offset": 1, "offset_0": [0.0, 0.0, 0.0], "offset_1": score})
-    about = {"trained_length": M, "reference": "origin", "methods": {"origin": {}, "rerope": {}}}
-    result = {
-        row["head"]: (row["lost"], row["kept"], row["restored"]) for row in retrieval_heads(about | {"retrieval": rows})
-    }
+            score = Mean(*score)
+            rows.append(Retrieval(method, length, 4, 0, head, Mean(0.0, 0.0, 0.0), score, 1, score))
+    found = retrieval_heads(rows, M, "origin", ["origin", "rerope"])
+    result = {row.head: (row.lost, row.kept, row.restored) for row in found}
     assert result == {head: tuple(values[3:]) for head, values in scores.items() if head < 4}
 
 

@@ -1,17 +1,17 @@
 """Sentences of anatomy say what the tables say, no more; also over random tables with missing parts."""
 
 import anatomized
+from located import matching
 
 from probe.attention.sentences import anatomy_findings, head_table
-from probe.store.results import having
 
 
 def retrieval(**changes):
-    return anatomy_findings(anatomized.summary() | changes)[0]
+    return anatomy_findings(anatomized.typed(anatomized.summary() | changes))[0]
 
 
 def rows(**labels):
-    return having(anatomized.summary()["retrieval"], **labels)
+    return matching(anatomized.summary()["retrieval"], **labels)
 
 
 def test_retrieval_heads_are_counted_with_their_offset():
@@ -28,7 +28,7 @@ def test_what_was_not_run_is_not_called_absent():
     assert retrieval(retrieval=weak, retrieval_heads=[]) == (
         "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: 0.0, 0.20 [0.10, 0.30]."
     )
-    findings = anatomy_findings(anatomized.summary() | {"heads": [], "all_heads": []})
+    findings = anatomy_findings(anatomized.typed(anatomized.summary() | {"heads": [], "all_heads": []}))
     assert findings[1:] == ["Not measured: heads (--parts)."]
     assert "token before" not in findings[0]
 
@@ -42,7 +42,7 @@ def test_one_prompt_cannot_tell_of_loss():
 
 
 def test_the_table_holds_means_by_method_and_span():
-    head, *rows = [line.split() for line in head_table(anatomized.summary()).splitlines()[1:]]
+    head, *rows = [line.split() for line in head_table(anatomized.typed()).splitlines()[1:]]
     assert head[:4] == ["length", "method", "queries", "prompts"]
     assert len([row for row in rows if row[:1] == ["1024"] and "beyond" in row]) == 3
-    assert head_table(anatomized.summary() | {"all_heads": []}) == ""
+    assert head_table(anatomized.typed(anatomized.summary() | {"all_heads": []})) == ""

@@ -3,15 +3,16 @@
 import anatomized
 import pytest
 
+from probe.attention.result import ANATOMY
 from probe.figures.anatomy import STATISTICS, head_map
-from probe.store.results import having, read_anatomy
+from probe.store.result_file import having
 
 LAYER, HEAD = anatomized.LOST
 
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory):
-    return read_anatomy(anatomized.write(tmp_path_factory.mktemp("run")))
+    return ANATOMY.read(anatomized.write(tmp_path_factory.mktemp("run")))
 
 
 def blocks(*names):
@@ -36,10 +37,10 @@ def test_the_reference_inside_and_beyond_stands_beside_the_method(attention):
 @pytest.mark.parametrize(("name", "statistic"), STATISTICS.items())
 def test_every_number_is_in_its_cell_on_one_scale(attention, name, statistic):
     block = blocks(attention, name, "rerope", 1024)[-1]
-    rows = having(attention[statistic.table], method="rerope", length=1024)
-    rows = [row for row in rows if row.get("span") != "inside M"]
+    rows = having(getattr(attention, statistic.table), method="rerope", length=1024)
+    rows = [row for row in rows if getattr(row, "span", "") != "inside M"]
     assert len(rows) == block.values.size == 32
-    assert all(block.values[row["layer"], row["head"]] == row[statistic.column][0] for row in rows)
+    assert all(block.values[row.layer, row.head] == getattr(row, statistic.column).mean for row in rows)
     scales = {
         (block.low, block.high) for method in ("origin", "mesa") for block in blocks(attention, name, method, 1024)
     }

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 
 import anatomized
 import located
@@ -12,18 +11,19 @@ import pytest
 from mesa_lens.cli import main
 from probe.figures import interactive, static
 from probe.figures.locate import restoration_map
-from probe.store.results import having
+from probe.interventions.result import LOCATED
+from probe.store.result_file import having
 
 AT = ("rerope", 1024, "nll")
 
 
 @pytest.fixture(scope="module")
 def summary():
-    return located.summary()
+    return located.typed()
 
 
 def effects(summary, **labels):
-    return having(summary["effects"], **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
+    return having(summary.effects, **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
 
 
 def blocks(figure):
@@ -34,12 +34,10 @@ def test_the_map_holds_the_shares_of_layers_and_heads(summary):
     layer, heads = blocks(restoration_map(summary, *AT))
     assert (layer.values.shape, heads.values.shape) == ((4, 1), (4, 8))
     for row in effects(summary, kind="weave", way="only"):
-        block, column = (layer, 0) if row["head"] is None else (heads, row["head"])
-        share = np.nan if row["share"] is None else row["share"]
-        np.testing.assert_equal(block.values[row["layer"], column], share)
-        low, high = (np.nan if row[end] is None else row[end] for end in ("low", "high"))
-        clear = low > 0 or high < 0 or low == high == 0
-        assert block.muted[row["layer"], column] == (np.isfinite(share) and not clear)
+        block, column = (layer, 0) if row.head is None else (heads, row.head)
+        np.testing.assert_equal(block.values[row.layer, column], row.share)
+        clear = row.is_clear or row.low == row.high == 0
+        assert block.muted[row.layer, column] == (np.isfinite(row.share) and not clear)
     without = blocks(restoration_map(summary, *AT, way="without"))[0]
     np.testing.assert_allclose(without.values, 0.8 * layer.values)
     assert heads.muted[0, 1]  # a share without an interval
@@ -73,10 +71,10 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     assert {"locate-map-rerope-1024-nll.svg", "locate-smallest-1024-nll.svg", "effects.csv", "loss_gaps.csv"} <= names
     assert not [name for name in names if "mesa" in name or "512" in name]
     rows = list(csv.DictReader(io.StringIO((folder / "exports" / "effects.csv").read_text())))
-    assert len(rows) == len(effects(json.loads((folder / "locate" / "summary.json").read_text())))
-    (best,) = having(rows, kind="weave", way="only", layer="2", head="3")
+    assert len(rows) == len(effects(LOCATED.read(folder)))
+    (best,) = located.matching(rows, kind="weave", way="only", layer="2", head="3")
     assert float(best["share"]) == pytest.approx(0.41)
-    assert len(having(rows, kind="weave", way="only", layer="2", head="")) == 1
+    assert len(located.matching(rows, kind="weave", way="only", layer="2", head="")) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Views of a text token by token: windows, words, and nothing that a text can break."""
 
 import pytest
-from anatomized import tokens
+from anatomized import typed_tokens as tokens
 
 from probe.figures.token_views import SHOWN, attention_view, loss_view
 

@@ -71,12 +71,12 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
     assert [task.key for task in failed] == [lost]
     assert [intervention.layer for intervention in failed[0].inputs] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
-    assert summarize(locate_plan, journal)["tasks_left"] == 6
+    assert summarize(locate_plan, journal).tasks_left == 6
     assert status_of(tmp_path).parts[0].left == 6
     journal, failed = locate(locate_plan, tmp_path)
     assert failed == []
     assert status_of(tmp_path).parts[0].left == 0
-    assert summarize(locate_plan, journal)["tasks_left"] == 0
+    assert summarize(locate_plan, journal).tasks_left == 0
 
 
 def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):

@@ -1,21 +1,24 @@
 """Sentences of locate say what the tables say, no more; also over random tables with missing parts."""
 
+import json
+
 import located
 import pytest
 
+from probe.interventions.result import LOCATED
 from probe.interventions.sentences import located_findings
-from probe.store.results import find_located, having, headline, percent, read_located
+from probe.store.results import percent
 
 
 def text_of(summary, method="rerope", length=1024):
-    ((_, sentences),) = located_findings(summary, method=method, length=length, measure="nll")
+    ((_, sentences),) = located_findings(located.typed(summary), method=method, length=length, measure="nll")
     return " ".join(sentences)
 
 
 def changed(table, change, **labels):
     """The summary with `change` in the rows of a table that have these labels."""
     summary = located.summary()
-    for row in having(summary[table], **labels):
+    for row in located.matching(summary[table], **labels):
         row |= change
     return summary
 
@@ -81,25 +84,26 @@ def test_methods_without_a_gap_or_a_set():
 
 def test_the_headline_is_the_clearest_loss_by_nll():
     summary = changed("loss_gaps", {"low": 2.0}, measure="passkey")
-    for gap in having(summary["loss_gaps"], measure="nll"):
+    for gap in located.matching(summary["loss_gaps"], measure="nll"):
         gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
-    assert headline(summary) == {"method": "mesa", "length": 512, "measure": "nll"}
-    assert headline(summary | {"loss_gaps": [gap | {"judged": False} for gap in summary["loss_gaps"]]}) is None
+    assert located.typed(summary).clearest.labels == {"method": "mesa", "length": 512, "measure": "nll"}
+    unjudged = [gap | {"judged": False} for gap in summary["loss_gaps"]]
+    assert located.typed(summary | {"loss_gaps": unjudged}).clearest is None
 
 
 def test_shares_with_and_without_intervals():
     assert percent(0.824, 0.6, 1.06) == "82% [60, 106]"
-    assert percent(-0.001, None, 0.1) == "0% (no interval)"
-    assert percent(None, None, None) == percent(float("nan"), 0, 1) == "unknown"
+    assert percent(-0.001, float("nan"), 0.1) == "0% (no interval)"
+    assert percent(float("nan"), 0, 1) == "unknown"
 
 
 def test_a_summary_is_read_or_its_remedy_named(tmp_path):
-    assert find_located(tmp_path) is None
+    assert LOCATED.find(tmp_path) is None
     with pytest.raises(FileNotFoundError, match=f"mesa-lens locate --out {tmp_path}"):
-        read_located(tmp_path)
+        LOCATED.read(tmp_path)
     folder = located.write(tmp_path / "run")
-    assert read_located(folder)["heads"] == 8
-    for text in ("{", "[]", '{"model": "x"}'):
+    assert LOCATED.read(folder).heads == 8
+    for text in ("{", "[]", '{"model": "x"}', json.dumps(located.summary() | {"version": 2})):
         (folder / "locate" / "summary.json").write_text(text)
         with pytest.raises(ValueError, match=r"is damaged .*; write it anew: `mesa-lens locate --out"):
-            find_located(folder)
+            LOCATED.find(folder)

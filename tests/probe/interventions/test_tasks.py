@@ -68,10 +68,10 @@ def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(model, t
     locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path)
     searched(locate_plan, journal, [(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)])
-    (row,) = summarize(locate_plan, journal)["smallest"]
-    assert row["share"] == pytest.approx([0.5, 0.95, 0.8])
-    assert row["finished"]
-    assert row["enough"] is None
+    (row,) = summarize(locate_plan, journal).smallest
+    assert row.share == pytest.approx([0.5, 0.95, 0.8])
+    assert row.finished
+    assert row.enough is None
     assert remaining(locate_plan, journal.rows) == 0
 
 
@@ -84,16 +84,16 @@ def test_a_search_that_was_cut_short_is_unfinished(model, tmp_path, losses, kind
     journal = with_plain_runs(locate_plan, tmp_path)
     searched(locate_plan, journal, losses, journaled=2)
     summary = summarize(locate_plan, journal)
-    (row,) = summary["smallest"]
-    assert (len(row["heads"]), row["finished"], row["enough"]) == (2, False, None)
+    (row,) = summary.smallest
+    assert (len(row.heads), row.finished, row.enough) == (2, False, None)
     assert {task.kind for task in tasks(locate_plan, journal.rows)} == kinds
-    assert summary["tasks_left"] > 0
+    assert summary.tasks_left > 0
 
 
 def test_no_set_is_searched_for_where_a_half_has_no_gap(model, tmp_path):
     locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
     summary = summarize(locate_plan, journal)
-    assert summary["loss_gaps"][0]["judged"]
-    assert summary["smallest"][0]["heads"] == []
+    assert summary.loss_gaps[0].judged
+    assert summary.smallest[0].heads == []
     assert remaining(locate_plan, journal.rows) == 0

@@ -181,7 +181,7 @@ def test_a_method_worse_than_crop_is_named_so(planted):
 
 def test_the_smallest_set_is_the_clearest_loss(planted):
     summary = planted | {"model": "default", "trained_length": 256}
-    result = verdict(summary, located.summary())
+    result = verdict(summary, located.typed())
     rows = {row["method"]: row["heads"] for row in result["rows"]}
     assert rows["rerope"] | {"share": 0} == rows["rerope"] | {"share": 0, "is_enough": True, "measure": "nll"}
     assert len(rows["rerope"]["heads"]) == 3
@@ -200,21 +200,23 @@ def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
     where = located.summary()
     summary = planted | {"model": "default", "trained_length": 256}
     first = next(iter(where["methods"]))
-    assert "smallest set of heads" in verdict(summary | {"method_configs": where["methods"]}, where)["head"]
+    assert (
+        "smallest set of heads" in verdict(summary | {"method_configs": where["methods"]}, located.typed(where))["head"]
+    )
     for method in where["methods"].values():
         method |= {"window": 32}
     configs = where["methods"] | {"rerope": where["methods"]["rerope"] | {"window": 7}}
-    result = verdict(summary | {"method_configs": configs}, where)
+    result = verdict(summary | {"method_configs": configs}, located.typed(where))
     assert {row["method"]: row["heads"] for row in result["rows"]}["rerope"] is None
     assert "rerope in" not in result["sentences"][1]["text"]
     configs = where["methods"] | {first: where["methods"][first] | {"window": 7}}
-    result = verdict(summary | {"method_configs": configs}, where)
+    result = verdict(summary | {"method_configs": configs}, located.typed(where))
     assert "smallest set of heads" not in result["head"]
     assert result["notes"][1] == "Heads: those located in this folder are of methods with other parameters."
 
 
 def test_what_was_located_on_another_model_is_not_believed(planted):
-    result = verdict(planted, located.summary(model="other"))
+    result = verdict(planted, located.typed(model="other"))
     assert "smallest set of heads" not in result["head"]
     assert result["notes"][1] == "Heads: those located in this folder are of other, M = 256."
 

@@ -1,0 +1,160 @@
+"""What an anatomy run found, as its summary.json and tokens.json hold it. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from probe.store.result_file import Number, ResultFile
+
+
+class Mean(NamedTuple):
+    """A mean over prompts with its 95% interval over prompts, NaN where there is one prompt."""
+
+    mean: Number
+    low: Number
+    high: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The attention of a method's queries on one side of M, over prompts. Shares are of a query's attention, 0 to 1."""
+
+    method: str
+    length: int
+    """Tokens of a prompt."""
+    n: int
+    """Number of prompts."""
+    span: str
+    """`inside M` or `beyond M`: where the queries stand."""
+    mass_first: Mean
+    """Share on the first 4 keys."""
+    mass_near: Mean
+    """Share on keys at most N tokens away, without the first 4."""
+    mass_window: Mean
+    """Share on keys from N to M tokens away, without the first 4."""
+    mass_beyond: Mean
+    """Share on keys M or more tokens away, without the first 4."""
+    entropy: Mean
+    """In nats."""
+    mean_distance: Mean
+    """In tokens."""
+    sink: Mean
+    """Share on token 0."""
+    previous: Mean
+    """Share on the token before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadMeasured(Measured):
+    """The same of one head."""
+
+    layer: int
+    head: int
+
+    @property
+    def place(self) -> str:
+        """Layer and head, such as '3.1'."""
+        return f"{self.layer}.{self.head}"
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How often a head attends most to the passkey's token (offset 0), or to that after it (1): a share of tokens."""
+
+    method: str
+    length: int
+    n: int
+    layer: int
+    head: int
+    offset_0: Mean
+    offset_1: Mean
+    best_offset: int
+    best: Mean
+
+    @property
+    def place(self) -> str:
+        """Layer and head, such as '3.1'."""
+        return f"{self.layer}.{self.head}"
+
+    def at(self, offset: int) -> Mean:
+        """The score at an offset."""
+        return self.offset_1 if offset else self.offset_0
+
+
+@dataclass(frozen=True)
+class RetrievalHead:
+    """A head that retrieves inside M under the reference, at one length beyond M (see `retrieval_heads`)."""
+
+    length: int
+    layer: int
+    head: int
+    offset: int
+    inside: Mean
+    beyond: dict[str, Mean]
+    """By method."""
+    lost: bool
+    kept: bool
+    restored: list[str]
+    """The methods that restore it."""
+
+    @property
+    def place(self) -> str:
+        """Layer and head, such as '3.1'."""
+        return f"{self.layer}.{self.head}"
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The summary of `mesa-lens anatomy`."""
+
+    model: str
+    trained_length: int
+    seed: int
+    executor: str
+    versions: dict[str, str]
+    methods: dict[str, dict[str, Any]]
+    """Configs by name."""
+    lengths: list[int]
+    layers: list[int]
+    reference: str
+    tasks_left: int
+    heads: list[HeadMeasured]
+    all_heads: list[Measured]
+    """Means over all heads."""
+    retrieval: list[Retrieval]
+    retrieval_heads: list[RetrievalHead]
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A text under one method."""
+
+    nll: list[float]
+    """Of every token but the first, nats."""
+    weight: list[list[list[list[float]]]]
+    """(layer, head, query, key): the largest attention weights of a query."""
+    key: list[list[list[list[int]]]]
+    """The positions of these keys."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One text, token by token, as `mesa-lens anatomy --parts tokens` captured it."""
+
+    trained_length: int
+    reference: str
+    layers: list[int]
+    model: str
+    tokens: list[str]
+    queries: list[int]
+    """Positions of the queries whose attention was kept."""
+    methods: dict[str, Captured]
+    version: Literal[1] = 1
+
+
+ANATOMY = ResultFile(Path("anatomy", "summary.json"), Anatomy)
+TOKENS = ResultFile(Path("anatomy", "tokens.json"), Tokens, None)

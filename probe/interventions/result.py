@@ -1,0 +1,161 @@
+"""What a locate run found, as its summary.json holds it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic.dataclasses import dataclass
+
+from probe.store.result_file import Number, ResultFile
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a group of items lost beyond M under Origin: mean NLL in nats/token."""
+
+    method: str
+    length: int
+    measure: str
+    baseline: Number
+    """Origin's loss."""
+    patched: Number
+    """The method's loss."""
+    low: Number
+    """95% interval of baseline less patched, over items; NaN where there is none."""
+    high: Number
+    judged: bool
+    """Whether baseline is significantly above patched, so that shares of it are defined."""
+    items: int
+    """Number of texts or prompts."""
+
+    @property
+    def size(self) -> float:
+        """Baseline less patched, nats/token."""
+        return self.baseline - self.patched
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Method, length and measure: its effects and sets have the same."""
+        return {"method": self.method, "length": self.length, "measure": self.measure}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The share of a `Loss` that a method in one place, or a clamp, restores (or, `without` it there, loses again)."""
+
+    method: str
+    length: int
+    measure: str
+    kind: str
+    """weave: the method in one place; clamp: threshold dims held."""
+    way: str
+    """only or without; of a clamp at-M or range."""
+    layer: int | None
+    """None: all layers."""
+    head: int | None
+    """None: all heads of the layer."""
+    loss: Number
+    """Mean NLL with the intervention, nats/token."""
+    share: Number
+    """1: all of the loss; NaN where the loss may be 0."""
+    low: Number
+    """95% interval of the share, over items."""
+    high: Number
+    items: int
+    rule: str | None = None
+    """Of a clamp: by which rule its dims are threshold dims."""
+    which: str | None = None
+    """Of a clamp: `threshold`, or a set of as many random dims."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def place(self) -> str:
+        """Layer and head, such as '3.1'."""
+        return f"{self.layer}.{self.head}"
+
+
+@dataclass(frozen=True)
+class InsideCost:
+    """What a clamp costs inside M, nats/token, with its 95% interval over items."""
+
+    length: int
+    measure: str
+    way: str
+    rule: str
+    which: str
+    cost: Number
+    low: Number
+    high: Number
+
+
+@dataclass(frozen=True)
+class SmallestSet:
+    """A greedy search for a sufficient set of heads: what its first 1, 2, ... heads restore of a `Loss`.
+
+    Shares are of the half of the items that the heads were not chosen on; empty lists: no search, since one half of the
+    items shows no loss.
+    """
+
+    method: str
+    length: int
+    measure: str
+    heads: list[tuple[int, int]] = field(default_factory=list)
+    """(layer, head), in the order in which they were added."""
+    share: list[Number] = field(default_factory=list)
+    low: list[Number] = field(default_factory=list)
+    high: list[Number] = field(default_factory=list)
+    random_low: list[Number] = field(default_factory=list)
+    """2.5% quantile of the shares of random sets of the same size."""
+    random: list[Number] = field(default_factory=list)
+    """Their median."""
+    random_high: list[Number] = field(default_factory=list)
+    enough: int | None = None
+    """The number of heads that restore 90%; None where none do."""
+    candidates: int = 0
+    """Heads that the search chose among."""
+    finished: bool = True
+
+    @property
+    def size(self) -> int:
+        """Heads of the set that is enough, else of the largest one."""
+        return self.enough or len(self.heads)
+
+
+@dataclass(frozen=True)
+class Located:
+    """The summary of `mesa-lens locate`."""
+
+    model: str
+    trained_length: int
+    seed: int
+    executor: str
+    versions: dict[str, str]
+    methods: dict[str, dict[str, Any]]
+    """Configs by name, Origin's first."""
+    layers: list[int]
+    heads: int
+    """Heads of a layer."""
+    tasks_left: int
+    loss_gaps: list[Loss]
+    effects: list[Effect]
+    smallest: list[SmallestSet]
+    inside: list[InsideCost] = field(default_factory=list)
+    refusal: str = ""
+    """Why a finished run has nothing to restore."""
+    version: Literal[1] = 1
+
+    @property
+    def clearest(self) -> Loss | None:
+        """The clearest loss, tail NLL before all else; None if nothing is judged."""
+        judged = [gap for gap in self.loss_gaps if gap.judged]
+        return max(judged, key=lambda gap: (gap.measure == "nll", gap.low)) if judged else None
+
+
+LOCATED = ResultFile(Path("locate", "summary.json"), Located)
+"""In the folder that `mesa-lens locate` writes to."""

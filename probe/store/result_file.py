@@ -1,0 +1,87 @@
+"""The results that commands write as JSON: typed on writing and on reading, with a version and a checksum."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from mesa.errors import NotFound, Refused
+from probe.files import json_text, read_result, write_result
+from probe.identity import left_out, tell_left_out
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that may be missing: NaN, and null in JSON."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ResultFile(Generic[T]):
+    """A command's summary in the folder of a run. path: below the folder; its first part names the command.
+
+    type: a pydantic dataclass; its `version` is the one that is written and read.
+    """
+
+    path: Path
+    type: type[T]
+    indent: int | None = 1
+
+    @property
+    def command(self) -> str:
+        """The command that writes it."""
+        return self.path.parent.name
+
+    def find(self, folder: Path) -> T | None:
+        """What the command wrote into the folder; None where it was not run, or of another model than the run there.
+
+        Raises Refused, naming the file and the command that writes it anew, for one that is damaged.
+        """
+        path = folder / self.path
+        if not path.is_file() or tell_left_out(folder, self.command):
+            return None
+        try:
+            return self.parse(read_result(path), path)
+        except Refused as error:
+            raise Refused(f"{error}; write it anew: `mesa-lens {self.command} --out {folder}`") from error
+
+    def read(self, folder: Path) -> T:
+        """As `find`; raises NotFound where the command was not run, and Refused where it is of another model."""
+        if reason := left_out(folder, self.command):
+            raise Refused(reason)
+        if (result := self.find(folder)) is None:
+            remedy = f"write it: `mesa-lens {self.command} --out {folder}`"
+            raise NotFound(f"{folder / self.path} is not there; {remedy}")
+        return result
+
+    def write(self, folder: Path, result: T) -> None:
+        """Writes it with its checksum."""
+        write_result(folder / self.path, as_json(result), self.indent)
+
+    def parse(self, content: Mapping[str, Any], path: Path) -> T:
+        """The typed result of a file's content; raises Refused, naming what is missing or wrong."""
+        try:
+            return self._adapter.validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise Refused(f"{path} is damaged ({place}: {first['msg'].lower()})") from error
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[T]:
+        return TypeAdapter(self.type)
+
+
+def as_json(result: Any) -> dict[str, Any]:
+    """A typed result as plain values, null for NaN: what its file holds and `--json` prints."""
+    return json.loads(json_text(asdict(result)))
+
+
+def having(rows: Iterable[T], **labels: Any) -> list[T]:
+    """The rows with all these labels."""
+    return [row for row in rows if all(getattr(row, name) == value for name, value in labels.items())]
