@@ -45,7 +45,8 @@ def _follows(frozen: Any) -> bool:
     frozen.inv_freq = 2 * kept
     follows = not torch.equal(given(1), before)
     frozen.inv_freq = kept
-    if not follows and not torch.allclose(*((given(place) ** 2).sum(0) for place in (0, 1 << 20)), atol=1e-3):
+    near, far = ((given(place) ** 2).sum(0) for place in (0, 1 << 20))
+    if not follows and not torch.allclose(near, far, atol=1e-3):
         raise Refused(
             f"a {type(frozen).__name__} is not supported that scales queries and keys by the length of the text, which "
             "a plan does not know"

@@ -18,9 +18,9 @@ from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.views.theory import closed_forms
+from probe.attention.result import ANATOMY
 from probe.attention.sentences import anatomy_findings
 from probe.report import write_report
-from probe.store.results import find_anatomy
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert located.startswith("rerope in one place only")
     assert "rerope in one layer alone restores: layer 2 82%" in shown_texts(app)
     assert "What does the inside look like?" in shown_texts(app)
-    assert plain(next(iter(anatomy_findings(find_anatomy(root / "first"))))) in [mark.value for mark in app.markdown]
+    assert plain(next(iter(anatomy_findings(ANATOMY.find(root / "first"))))) in [mark.value for mark in app.markdown]
     assert "first-repeated-drift-map.csv" in downloads(app)
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text
     assert str(escape(HOSTILE)) in html
