@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mesa.models import tokenizer_of
 from probe.capture.spec import CaptureSpec
-from probe.plan import ProbeRequest, pass_counts, plan
+from probe.experiment.estimate import passes_of
+from probe.plan import ProbeRequest, plan
+from probe.run import work
 from probe.store.regions import layout
 
 SHAPES = {
@@ -47,7 +49,7 @@ def planned(folder, shape, **more):
 def operations(planned_run, parameters):
     """Floating-point operations of all passes: the weights', and the causal attention's."""
     config, total = planned_run.config, 0.0
-    for (_, length), many in pass_counts(planned_run).items():
+    for (_, length), many in passes_of(work(planned_run)).items():
         attention = 2 * config.num_hidden_layers * length**2 * config.hidden_size
         total += many * (2 * parameters * length + attention)
     return total
@@ -68,7 +70,7 @@ def main() -> None:
         chunk, _ = layout(len(kept.positions), hidden, 2)
         regions = planned_run.kept_bytes // region
         hours = operations(planned_run, parameters) / RATE / 3600
-        tokens = sum(count * length for (_, length), count in pass_counts(planned_run).items())
+        tokens = sum(count * length for (_, length), count in passes_of(work(planned_run)).items())
         for name, value in {
             "weights in float16": f"{2 * parameters / GIB:,.0f} GiB",
             "a captured pass, beside the weights": f"{planned_run.pass_bytes / GIB:,.1f} GiB",

@@ -15,9 +15,10 @@ OUT = "runs/anatomy"
 
 def run(request: AnatomyRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
-    from probe.attention import request as planning
+    from probe.attention.request import plan
+    from probe.attention.run import AnatomyExperiment
 
-    return run_experiment(request, options, planning, _measured, folder="anatomy")
+    return run_experiment(request, options, plan, AnatomyExperiment, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

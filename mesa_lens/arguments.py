@@ -238,17 +238,16 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
 def run_experiment(
     request: Any,
     options: RunOptions,
-    planning: Any,
+    plan: Callable[[Any], Any],
+    experiment: Callable[[Any], Any],
     measured: Callable[..., Results],
     *,
-    folder: str = "",
     reported: bool = True,
 ) -> int:
     """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
 
-    planning: the module with `plan` of the request, `estimate` and `pass_counts` of the plan. measured: of the plan,
-    the folder, and how it is run. folder: of its journal, below --out. reported: whether a probe's report in --out
-    tells of it.
+    plan: of the request. experiment: of the plan. measured: of the plan, the folder, and how it is run. reported:
+    whether a probe's report in --out tells of it.
     """
     from probe.experiment.interrupts import check_interrupt
     from probe.experiment.journal import known_rows
@@ -257,14 +256,17 @@ def run_experiment(
     from probe.files import json_text
 
     runner, until = runner_of(options, request.load), deadline(options.minutes)
-    planned = planning.plan(request)
+    planned = plan(request)
     check_interrupt()
     if options.estimate:
-        place = options.out / folder / "journal.jsonl"
+        from probe.experiment.estimate import passes_of, work_of, work_text
+
+        tried = experiment(planned)
+        place = options.out / tried.folder / tried.journal
         rows = {} if options.overwrite else known_rows(place, planned.settings)
-        passes, left = planning.pass_counts(planned), planning.pass_counts(planned, rows)
-        text = f"{planning.estimate(planned)}{done_text(options.out, passes, left)}"
-        print_estimate(options, text, [(planned.config, left)], request, as_json=options.json)
+        work, left = (work_of(tried, tried.all_tasks(done)) for done in ({}, rows))
+        text = work_text(work, left, options.out)
+        print_estimate(text, planned.config, passes_of(left), request, options.threads, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
         results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
@@ -293,24 +295,18 @@ def print_continues(output: OutputOptions, reason: str) -> None:
     print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 
-def done_text(out: Path, passes: Mapping[Any, float], left: Mapping[Any, float]) -> str:
-    """A line that says which part of the passes of a run in the folder is done; empty where none is."""
-    every, remaining = sum(passes.values()), sum(left.values())
-    if remaining == every:
-        return ""
-    return f"\ndone in {out}, or not needed: {every - remaining:,.0f} of {every:,.0f} passes; the time is of those left"
+def print_estimate(
+    text: str, config: Any, left: Mapping[Any, float], request: Any, threads: int | None, *, as_json: bool = False
+) -> None:
+    """Prints an estimate, and the time that the passes left take on this machine.
 
-
-def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any, *, as_json: bool = False) -> None:
-    """Prints an estimate, and the time that passes take on this machine.
-
-    models: pairs of a config and its passes by method and length. as_json: as {"estimate": its lines}.
+    left: as `passes_of` gives them. as_json: as {"estimate": its lines}.
     """
-    from probe.experiment.estimate import time_of
+    from probe.experiment.estimate import time_text
     from probe.experiment.threads import computing
 
-    with computing(cpu.threads):
-        whole = f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}"
+    with computing(threads):
+        whole = f"{text}\n{time_text(config, left, request.load, getattr(request, 'executor', 'fused'))}"
     print(json.dumps({"estimate": whole.splitlines()}, indent=1) if as_json else whole)
 
 

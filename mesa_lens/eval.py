@@ -31,17 +31,18 @@ OUT = "runs/eval"
 
 def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:
     """Runs the tasks, or those of lm-eval."""
-    from probe.evaluation import plan as planning
+    from probe.evaluation.plan import TASKS, plan
+    from probe.evaluation.run import Evaluation
 
     if harness.list_tasks:
-        print("\n".join(f"{task.name:18s} {task.about}" for task in planning.TASKS.values()))
+        print("\n".join(f"{task.name:18s} {task.about}" for task in TASKS.values()))
         return 0
     if harness.harness:
         return _run_harness(request, harness, options)
     for flag in ("limit", "include_path"):
         if (value := getattr(harness, flag)) is not None:
             raise Refused(f"--{flag.replace('_', '-')} {value} is for --harness, which is not given")
-    return run_experiment(request, options, planning, _measured, reported=False)
+    return run_experiment(request, options, plan, Evaluation, _measured, reported=False)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

@@ -15,9 +15,10 @@ OUT = "runs/locate"
 
 def run(request: LocateRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
-    from probe.interventions import estimate as planning
+    from probe.interventions.request import plan
+    from probe.interventions.run import Locate
 
-    return run_experiment(request, options, planning, _measured, folder="locate")
+    return run_experiment(request, options, plan, Locate, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

@@ -15,9 +15,10 @@ OUT = "runs/predict"
 
 def run(request: PredictRequest, options: AddedOptions) -> int:
     """Measures what is missing, then predicts."""
-    from probe.law import plan as planning
+    from probe.law.plan import plan
+    from probe.law.run import Predict
 
-    return run_experiment(request, options, planning, _measured, folder="predict")
+    return run_experiment(request, options, plan, Predict, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:

@@ -8,7 +8,6 @@ from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
     WorkerOptions,
-    done_text,
     print_estimate,
     resumable,
     runner_of,
@@ -25,16 +24,16 @@ def run(
     request: ProbeRequest, rule: RuleOptions, output: OutputOptions, printing: JsonOptions, workers: WorkerOptions
 ) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.plan import estimate, pass_counts, plan
-    from probe.run import done_already, run_probe
+    from probe.experiment.estimate import passes_of, work_text
+    from probe.plan import estimate, plan
+    from probe.run import run_probe, work
 
     runner = runner_of(workers, request.load)
     if output.estimate:
         planned = plan(request)
-        rows, captured = ({}, set()) if output.overwrite else done_already(planned, output.out)
-        passes, left = pass_counts(planned), pass_counts(planned, rows, captured)
-        text = f"{estimate(planned)}{done_text(output.out, passes, left)}"
-        print_estimate(workers, text, [(planned.config, left)], request, as_json=printing.json)
+        everything, left = work(planned), work(planned, None if output.overwrite else output.out)
+        text = f"{estimate(planned)}\n{work_text(everything, left, output.out)}"
+        print_estimate(text, planned.config, passes_of(left), request, workers.threads, as_json=printing.json)
         return 0
     with resumable(output):
         summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +19,7 @@ from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_b
 from probe.capture.spec import Selection
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
-from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
+from probe.evaluation.plan import EvalPlan, unfit_length
 from probe.request import EvalRequest, MethodsRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.retrieval import repeated_word, word_ids
@@ -141,33 +140,14 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
 
 
 def estimate(plan: ProbePlan) -> str:
-    """Memory and disk that the run needs, as text; loads no weights."""
+    """What is captured, and the host's memory and the disk that it takes, as text; loads no weights."""
     request, kept = plan.request, plan.kept
     return (
         f"model {request.model}, trained length M = {plan.trained_length}, captured length {plan.length} tokens\n"
         f"kept: {len(request.spec.hooks)} hook(s) x {len(plan.methods)} method(s) x {len(plan.prompts)} prompt(s) x "
         f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
-        f"memory for one pass, beside the weights: about {plan.pass_bytes / 2**20:.0f} MiB; for captured values: about "
-        f"{plan.host_bytes / 2**20:.0f} MiB\n"
-        f"disk: {plan.kept_bytes / 2**20:.0f} MiB"
+        f"memory for captured values: about {plan.host_bytes / 2**20:.0f} MiB; disk: {plan.kept_bytes / 2**20:.0f} MiB"
     )
-
-
-def pass_counts(
-    plan: ProbePlan, rows: Collection[Any] = (), captured: Collection[tuple[str, str]] = ()
-) -> dict[tuple[Method, int], float]:
-    """Passes of the run, captured and measured, by method and length, but for those that are done.
-
-    rows: keys of the journal. captured: methods and prompts.
-    """
-    setting = Setting(plan.trained_length, plan.lengths, plan.request.samples)
-    counts: dict[tuple[Method, int], float] = defaultdict(float)
-    for name, method in plan.methods.items():
-        for length in plan.lengths if plan.request.samples else ():
-            left = [task for task in by_length.TASKS if (task, name, length) not in rows]
-            counts[method, length] += sum(TASKS[task].tokens(length, setting) for task in left) / length
-        counts[method, plan.length] += sum((name, prompt) not in captured for prompt in plan.prompts)
-    return dict(counts)
 
 
 def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:

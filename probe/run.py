@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.worker import eval_tasks
+from probe.experiment.estimate import Work, work_of
 from probe.experiment.interrupts import check_interrupt
-from probe.experiment.journal import Journal, Rows, known_rows
+from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
 from probe.experiment.pool import Pool
 from probe.experiment.run import run_tasks
@@ -75,13 +75,17 @@ def is_whole(plan: ProbePlan, out: Path) -> bool:
     return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
 
 
-def done_already(plan: ProbePlan, out: Path) -> tuple[Rows, set[tuple[str, str]]]:
-    """The measured rows, and the captured (method, prompt) pairs, that a run in the folder `out` would continue."""
-    try:
-        there = store.find_store(store_of(out), **template(plan))
-    except Refused:  # another's
-        there = None
-    return ({}, set()) if there is None else (known_rows(out / by_length.JOURNAL), whole_passes(there))
+def work(plan: ProbePlan, out: Path | None = None) -> Work:
+    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
+    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
+    if out is not None:
+        with suppress(Refused):  # another's
+            path = store.find_store(store_of(out), **template(plan))
+        if path is not None:
+            rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
+    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
+    measured = failure.tasks(rows) if plan.request.samples else ()
+    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]
 
 
 def remove_run(out: Path) -> None:
@@ -124,7 +128,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
 
     @cache
     def pool() -> Pool:
-        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan, [*product(plan.methods, tokens)])]
+        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan)]
         worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
         return stack.enter_context(runner.pool(worker, tasks))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.errors import Failed, Refused
+from mesa.methods import Method
 from probe.capture.capture import capture
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
@@ -22,7 +24,7 @@ from probe.evaluation.worker import eval_tasks, measure_with
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
-from probe.experiment.task import Measure, Task
+from probe.experiment.task import Key, Measure, Task
 from probe.plan import ProbePlan
 from probe.store import store
 from probe.store.reader import partial_path
@@ -99,7 +101,7 @@ def _between(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]]) -
 class HiddenStates(Experiment):
     """A pass a method and prompt, whose hidden states go to the store at `path`."""
 
-    title, unit = "capturing hidden states", "pass"
+    title, unit = "capturing hidden states", "token"
 
     def __init__(self, plan: ProbePlan, path: Path) -> None:
         self.plan, self.path = plan, path
@@ -107,8 +109,11 @@ class HiddenStates(Experiment):
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The passes that the store lacks."""
         done = whole_passes(partial_path(self.path))
-        passes = [(name, prompt) for name in self.plan.methods for prompt in self.plan.prompts]
-        return pass_tasks(self.plan, [key for key in passes if key not in done])
+        return pass_tasks(self.plan, done)
+
+    def method(self, key: Key) -> Method | None:
+        """As for Experiment."""
+        return self.plan.methods.get(str(key[0]))
 
     def record(self, journal: Journal | None, task: Task, value: Mapping[str, Sequence[np.ndarray]]) -> None:
         """Writes a pass to the store."""
@@ -118,10 +123,12 @@ class HiddenStates(Experiment):
                 store.write(self.path, hook, method, prompt, layer, states)
 
 
-def pass_tasks(plan: ProbePlan, passes: Sequence[tuple[str, str]]) -> list[Task]:
-    """Tasks that capture passes, by method and prompt."""
+def pass_tasks(plan: ProbePlan, done: Collection[tuple[str, str]] = ()) -> list[Task]:
+    """Tasks that capture the passes, by method and prompt, that are not done."""
     size = 4 * plan.kept.values * len(plan.request.spec.hooks)
-    return [Task("capture", key, plan.pass_bytes + size, result_bytes=size) for key in passes]
+    need, tokens = plan.pass_bytes + size, plan.length
+    left = [key for key in product(plan.methods, plan.prompts) if key not in done]
+    return [Task("capture", key, need, result_bytes=size, weight=tokens, length=tokens) for key in left]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import check_prompts, passes_text, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
 from probe.options import parse_ranges
@@ -124,25 +123,12 @@ def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]
         room = needed
 
 
-def needed_bytes(plan: AnatomyPlan) -> int:
-    """Estimate of the memory beside the weights."""
-    return max(pass_bytes(plan, part, plan.lengths[-1]) for part in plan.request.parts)
-
-
 def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
-    """The same, of one pass; retrieval decodes with a cache, tokens have logits at every position."""
+    """Estimate of the memory of one pass beside the weights.
+
+    Retrieval decodes with a cache, tokens have logits at every position.
+    """
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
     logits: int = length * plan.config.vocab_size * number_bytes
     return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))
-
-
-def pass_counts(plan: AnatomyPlan, rows: Collection[Key] = ()) -> Counter[tuple[Method, int]]:
-    """Passes of a run by method and length, those that the journal's rows lack."""
-    return Counter((plan.methods[key[1]], key[2]) for key in plan.keys if key not in rows)
-
-
-def estimate(plan: AnatomyPlan) -> str:
-    """Passes, tokens and memory of a run, as text."""
-    what = f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}"
-    return passes_text(what, pass_counts(plan), plan.lengths[-1], needed_bytes(plan))

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from mesa.errors import Failed
 from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
-from probe.attention.request import AnatomyPlan, needed_bytes, pass_bytes
+from probe.attention.request import AnatomyPlan, pass_bytes
 from probe.attention.result import ANATOMY, TOKENS
-from probe.capture.memory import check_beside
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
@@ -56,7 +55,7 @@ class AnatomyExperiment(Experiment):
     """A plan."""
 
     plan: AnatomyPlan
-    title, unit = "anatomy", "token"
+    title, unit, remedy = "anatomy", "token", "shorten --lengths"
     worker_class = AnatomyWorker
     folder, written, needed = (
         ANATOMY.command,
@@ -64,11 +63,9 @@ class AnatomyExperiment(Experiment):
         ("spans", "score", "nll"),
     )
 
-    def check_memory(self) -> None:
-        """As for Experiment."""
-        check_beside(needed_bytes(self.plan), self.plan.request.load, "shorten --lengths")
-
     def tasks(self, rows: Rows) -> list[Task]:
         """The parts of prompts that the journal lacks."""
         missing = [key for key in self.plan.keys if key not in rows]
-        return [Task(key[0], key, pass_bytes(self.plan, key[0], key[2]), weight=key[2]) for key in missing]
+        return [
+            Task(key[0], key, pass_bytes(self.plan, key[0], key[2]), weight=key[2], length=key[2]) for key in missing
+        ]

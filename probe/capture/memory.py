@@ -43,15 +43,6 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
     return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
 
 
-def passes_text(what: str, counts: Mapping[tuple[Any, int], float], longest: int, needed: int) -> str:
-    """An estimate as text. counts: passes by method and length; needed: bytes beside the weights."""
-    passes, tokens = sum(counts.values()), sum(count * length for (_, length), count in counts.items())
-    return (
-        f"{what}: {passes:,.0f} passes, {tokens:,.0f} tokens\n"
-        f"memory beside the weights at {longest} tokens: about {needed / 2**20:,.0f} MiB"
-    )
-
-
 def free_bytes(device: torch.device | str = "cpu") -> int:
     """Free memory of a CUDA device, or of the machine."""
     if torch.device(device).type == "cuda":

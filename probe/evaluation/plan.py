@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, meant
-from mesa.models import bytes_a_number, tokenizer_of
+from mesa.models import tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.request import EvalRequest, tell_left_out
 from probe.tasks import sources
@@ -148,26 +147,6 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
         raise Refused(f"no default length can be measured; {next(iter(left_out.values()))}")
     tell_left_out(left_out)
     return fitting
-
-
-def estimate(plan: EvalPlan) -> str:
-    """Cells, tokens and memory of a run, as text."""
-    cells, setting = plan.cells, plan.setting
-    tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
-    needed = memory_bytes(plan.config, plan.request.tasks, setting, bytes_a_number(plan.config, plan.request.load))
-    return (
-        f"{len(cells)} cells ({len(plan.request.tasks)} tasks x {len(plan.methods)} methods), "
-        f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
-        f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
-    )
-
-
-def pass_counts(plan: EvalPlan, rows: Collection[Any] = ()) -> dict[tuple[Method, int], float]:
-    """Passes of a run by method and length, for what the journal's rows lack."""
-    counts: dict[tuple[Method, int], float] = defaultdict(float)
-    for task, name, length in (cell for cell in plan.cells if cell not in rows):
-        counts[plan.methods[name], length] += TASKS[task].tokens(length, plan.setting) / length
-    return dict(counts)
 
 
 def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:

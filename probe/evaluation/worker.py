@@ -31,7 +31,7 @@ def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
             for batch in (1, plan.setting.batch)
         )
         weight = TASKS[task].tokens(length, plan.setting)
-        tasks.append(Task("measure", (task, method, length), least, best, weight=weight))
+        tasks.append(Task("measure", (task, method, length), least, best, weight=weight, length=length))
     return tasks
 
 

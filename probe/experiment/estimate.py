@@ -1,11 +1,13 @@
-"""How long passes take on this machine: counted work, at the speed of a short trial on the model's first layers."""
+"""What a run takes, by its tasks; and how long, at the speed of a short trial on the model's first layers."""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,11 @@ from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
 from probe.capture.memory import check_memory
 from probe.experiment.progress import format_seconds
+from probe.experiment.run import Experiment
+from probe.experiment.task import Task
 
+Work = Sequence[tuple[Task, Method | None]]
+"""Tasks with their methods; None: no pass."""
 Passes = Mapping[tuple[Method, int], float]
 """Number of passes by method and length in tokens."""
 _LAYERS, _VOCABULARY = 2, 64
@@ -27,27 +33,52 @@ _SECONDS, _LEAST_ROUNDS, _ROUNDS = 3.0, 4, 8  # of timed passes, one a method an
 _UNCOUNTED = 1.3  # decoded tokens and what surrounds passes, at most, where a model is small
 
 
-def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], executor: str) -> str:
+def work_of(experiment: Experiment, tasks: Sequence[Task]) -> Work:
+    """Tasks of an experiment, with the methods that they are under."""
+    return [(task, experiment.method(task.key)) for task in tasks]
+
+
+def passes_of(work: Work) -> dict[tuple[Method, int], float]:
+    """Passes by method and length; a pass over some of the layers is a part of one."""
+    passes: dict[tuple[Method, int], float] = defaultdict(float)
+    for task, method in work:
+        if method is not None and task.length:
+            passes[method, task.length] += task.weight / task.length
+    return dict(passes)
+
+
+def work_text(work: Work, left: Work, out: Path | None = None) -> str:
+    """What all tasks take beside time, and which part of it is done or not needed in the folder `out`."""
+    whole, now = sum(passes_of(work).values()), {task.key for task, _ in left}
+    tokens, longest = sum(task.weight for task, _ in work), max(task.length for task, _ in work)
+    needed = max(task.memory_bytes for task, _ in work)
+    text = (
+        f"{len(work)} tasks: {whole:,.0f} passes, {tokens:,} tokens, at most {longest} in one\n"
+        f"memory beside the weights: about {needed / 2**20:,.0f} MiB"
+    )
+    done = sum(passes_of([(task, method) for task, method in work if task.key not in now]).values())
+    every = done + sum(passes_of(left).values())
+    if not done:
+        return text
+    return f"{text}\ndone in {out}, or not needed: {done:,.0f} of {every:,.0f} passes; the time is of those left"
+
+
+def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: str) -> str:
     """The time of all passes, as a line of text; why there is none, where it cannot be measured.
 
-    models: configs, each with its passes. The trial runs the first layers with random weights: no model is loaded.
+    The trial runs the first layers with random weights: no model is loaded.
     """
+    if not passes:
+        return "time: none, no pass is left"
     try:
-        ranges = [seconds(config, load, executor, left) for config, passes in models if (left := _counted(passes))]
+        ends = seconds(config, load, executor, passes)
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
-    if not ranges:
-        return "time: none, no pass is left"
     threads = torch.get_num_threads()
-    ends = dict.fromkeys(format_seconds(sum(end)) for end in zip(*ranges, strict=True))
     return (
-        f"time: about {' to '.join(ends)} for the passes, if this machine stays as busy as it is now ({threads} "
-        f"thread{'s' * (threads > 1)}; range of a short trial, repeated)"
+        f"time: about {' to '.join(dict.fromkeys(map(format_seconds, ends)))} for the passes, if this machine stays as "
+        f"busy as it is now ({threads} thread{'s' * (threads > 1)}; range of a short trial, repeated)"
     )
-
-
-def _counted(passes: Passes) -> Passes:
-    return {key: count for key, count in passes.items() if count > 0}
 
 
 def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:

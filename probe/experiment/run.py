@@ -11,6 +11,7 @@ from typing import Any
 
 from mesa.methods import Method
 from mesa.models import chosen_dtype
+from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.lock import check_apart, owned, tell_finished
 from probe.experiment.model_spec import PlanWorker
@@ -27,6 +28,7 @@ class Experiment:
 
     folder: below --out, with the journal and all else that is `written` (patterns). apart_from: what another command
     has in a folder where it writes files of the same names. needed: values of a journal's row, one of which it holds.
+    remedy: what to do where the largest task does not fit in memory; empty: tasks find out.
     """
 
     plan: Any
@@ -37,6 +39,7 @@ class Experiment:
     written: Sequence[str] = ()
     apart_from: Sequence[str] = ()
     needed: Sequence[str] = ()
+    remedy = ""
 
     @property
     def worker(self) -> Worker:
@@ -54,6 +57,9 @@ class Experiment:
 
     def check_memory(self) -> None:
         """Raises MemoryError for what does not fit beside the model in this process."""
+        if self.remedy:
+            needed = max(task.memory_bytes for task in self.all_tasks({}))
+            check_beside(needed, self.plan.request.load, self.remedy)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
@@ -82,7 +88,7 @@ class Experiment:
         return Journal(folder / self.journal, self.settings, self.method, self.needed)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
-        """Tasks that need as much memory as any that is to come, for the size of the workers."""
+        """All tasks as far as they are known: what is left to do, and the memory that workers need."""
         return self.tasks(rows)
 
     def remaining(self, rows: Rows) -> int | None:

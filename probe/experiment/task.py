@@ -20,7 +20,8 @@ class Task:
     """A unit of work: its result depends on these values and on the model alone.
 
     memory_bytes: needed beside the weights; best_bytes: where it runs at full speed; result_bytes: size of its result.
-    inputs: what it reads beside the plan, hashable; one row of the journal each. weight: its share of the progress bar.
+    inputs: what it reads beside the plan, hashable; one row of the journal each. weight: its tokens, in passes of
+    `length`.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Task:
     result_bytes: int = 0
     inputs: tuple[Any, ...] = ()
     weight: int = 1
+    length: int = 0
 
     def __str__(self) -> str:
         """The key, in words."""

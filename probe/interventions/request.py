@@ -133,12 +133,6 @@ def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, in
         )
 
 
-def needed_bytes(plan: LocatePlan) -> int:
-    """Estimate of the memory beside the weights, of all kinds."""
-    longest = max(length for _, length in plan.items)
-    return max(task_bytes(plan, kind, longest) for kind in ("run", *plan.request.kinds))
-
-
 def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
     """Estimate of the memory beside the weights of a task: the states of both runs, and one pass."""
     config, depth = plan.config, plan.config.num_hidden_layers

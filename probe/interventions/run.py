@@ -14,7 +14,6 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.errors import Failed
 from mesa.methods import Method
-from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
@@ -22,9 +21,9 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Measure, Task
 from probe.interventions.clamp import threshold_dims
 from probe.interventions.passes import BASELINE, PATCHED, RunPair, blocks
-from probe.interventions.request import ORIGIN, Group, LocatePlan, needed_bytes
+from probe.interventions.request import ORIGIN, Group, LocatePlan
 from probe.interventions.result import LOCATED
-from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, kinds, no_gap, remaining, tasks
+from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, no_gap, remaining, tasks
 from probe.tasks.retrieval import repeated_word
 
 
@@ -104,22 +103,17 @@ class Locate(Experiment):
 
     plan: LocatePlan
     batch: int = 1
-    title, unit = "locating", "token"
+    title, unit, remedy = "locating", "token", "shorten --lengths or leave clamp out of --try"
     worker_class = LocateWorker
     folder, written, needed = LOCATED.command, (LOCATED.path.name, "report.html"), ("nll", "rules", "heads")
-
-    def check_memory(self) -> None:
-        """As for Experiment."""
-        remedy = "shorten --lengths or leave clamp out of --try"
-        check_beside(needed_bytes(self.plan), self.plan.request.load, remedy)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now."""
         return tasks(self.plan, rows, batch=self.batch)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
-        """A task of each kind and length."""
-        return kinds(self.plan)
+        """As for Experiment: as if every gap were judged; not the clamps, nor a search's later rounds."""
+        return tasks(self.plan, rows, batch=self.batch, foresee=True)
 
     def remaining(self, rows: Rows) -> int:
         """The rows that the journal lacks, as far as can be foreseen."""

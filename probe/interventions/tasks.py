@@ -48,7 +48,7 @@ def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False
         for length in sorted({length for _, length in tried}):
             if not any(key[:2] == (DIMS, length) for key in rows):
                 needs, key = task_bytes(plan, "clamp", length), (DIMS, length, plan.compared[0])
-                result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length))
+                result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length, length=length))
         for group in tried:
             result += _clamped(plan, rows, group, batch)
     if SEARCH in wanted:
@@ -99,13 +99,6 @@ def known_clamps(plan: LocatePlan, rows: Rows, group: Group) -> list[Clamp]:
     return [clamp for clamp in tried if group[0] == "nll" or not clamp.inside]  # a passkey's last M tokens lack the key
 
 
-def kinds(plan: LocatePlan) -> list[Task]:
-    """A task of each kind and length, for the memory that they need."""
-    lengths = sorted({length for _, length in plan.items})
-    names = ("run", *plan.request.kinds)
-    return [Task(kind, (kind, length), task_bytes(plan, kind, length)) for kind in names for length in lengths]
-
-
 def _clamped(plan: LocatePlan, rows: Rows, group: Group, batch: int) -> Iterator[Task]:
     """Origin's runs with clamped dims, which serve all methods."""
     tried = known_clamps(plan, rows, group)
@@ -139,4 +132,6 @@ def _on_item(
     depth, length = plan.config.num_hidden_layers, int(place[1])
     for part in (tuple(missing[begin : begin + batch]) for begin in range(0, len(missing), batch)):
         tokens = sum(round(length * (depth - (tried.layer or 0)) / depth) for tried in part)
-        yield Task(kind, (*place, *part[0].key), task_bytes(plan, kind, length), inputs=part, weight=tokens)
+        yield Task(
+            kind, (*place, *part[0].key), task_bytes(plan, kind, length), inputs=part, weight=tokens, length=length
+        )

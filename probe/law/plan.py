@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.settings import method_settings
 from mesa.support import check_method
-from probe.capture.memory import check_prompts, passes_text, peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes
 from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Key, gap_methods
 from probe.law.formula import scored_queries
 from probe.request import PredictRequest
@@ -182,16 +181,3 @@ def needed_bytes(plan: PredictPlan) -> int:
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     logits = plan.config.vocab_size * (plan.longest * number_bytes + min(plan.longest, SLICE) * 2 * 4)
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
-
-
-def pass_counts(plan: PredictPlan, rows: Collection[Any] = ()) -> Counter[tuple[Method, int]]:
-    """Passes by method and length, those that the journal's rows lack."""
-    keys = ((key, (*key, text)) for key in plan.passes for text in range(len(plan.texts)))
-    left, passes = [key for key, row in keys if row not in rows], plan.passes
-    return Counter((passes[key].method, passes[key].length) for key in left)
-
-
-def estimate(plan: PredictPlan) -> str:
-    """Passes, tokens and memory of a run, as text."""
-    what = f"{len(plan.texts)} texts, {len(plan.passes)} passes each"
-    return passes_text(what, pass_counts(plan), plan.longest, needed_bytes(plan))

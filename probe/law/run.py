@@ -51,7 +51,7 @@ class Predict(Experiment):
     """Every pass over every text, texts in order: after some time the first ones have all passes."""
 
     plan: PredictPlan
-    title, unit = "measuring", "token"
+    title, unit, remedy = "measuring", "token", "shorten --lengths"
     worker_class = PredictWorker
     folder, written, needed = FOLDER, (SUMMARY, "prediction.csv", "prediction.png", "prediction.html"), ("nll",)
 
@@ -59,7 +59,7 @@ class Predict(Experiment):
         """Those without a row."""
         memory = needed_bytes(self.plan)
         keys = [(name, length, text) for text in range(len(self.plan.texts)) for name, length in self.plan.passes]
-        return [Task("nll", key, memory, memory, weight=key[1]) for key in keys if key not in rows]
+        return [Task("nll", key, memory, memory, weight=key[1], length=key[1]) for key in keys if key not in rows]
 
     def method(self, key: Key) -> Method | None:
         """As for Experiment: of the pass."""

@@ -16,8 +16,11 @@ from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
 from probe import plan as probe_plan
+from probe import run as probe_run
 from probe.evaluation import plan as evaluation_plan
 from probe.evaluation.plan import EvalPlan
+from probe.evaluation.run import Evaluation
+from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
 from probe.plan import ProbePlan
 from probe.request import EvalRequest, LoadOptions, MethodsRequest, ProbeRequest, tell_left_out
@@ -199,9 +202,9 @@ def check(config: PaperConfig) -> dict[str, Any]:
     }
 
 
-def estimate(config: PaperConfig) -> tuple[str, list[tuple[Any, Mapping[tuple[Method, int], float]]]]:
-    """Tasks, tokens and memory of every section as text; and their passes, as `time_of` takes them."""
-    plans, lines, passes = check(config), [config.title], Counter[tuple[Method, int]]()
+def estimate(config: PaperConfig) -> tuple[str, dict[tuple[Method, int], float]]:
+    """Tasks, tokens and memory of every section as text; and their passes, as `time_text` takes them."""
+    plans, lines, everything = check(config), [config.title], list[Any]()
     for name, values in config.sections.items():
         if name not in plans:
             lines.append(f"{name}: left out, {reason_left_out(name, values)}")
@@ -209,8 +212,9 @@ def estimate(config: PaperConfig) -> tuple[str, list[tuple[Any, Mapping[tuple[Me
         if name == "longbench":
             text = f"{len(plans[name].methods)} methods, lm-eval {', '.join(values['tasks'])}"
         else:
-            command = probe_plan if name == "probe" else evaluation_plan
-            text = command.estimate(plans[name])
-            passes.update(command.pass_counts(plans[name]))
+            planned, is_probe = plans[name], name == "probe"
+            work = probe_run.work(planned) if is_probe else work_of(each := Evaluation(planned), each.tasks({}))
+            text = "\n".join([*([probe_plan.estimate(planned)] if is_probe else []), work_text(work, work)])
+            everything += work
         lines.append(f"{name} ({SECTIONS[name].place}): {text}")
-    return "\n".join(lines), [(config.checked_config(), passes)]
+    return "\n".join(lines), passes_of(everything)

@@ -57,7 +57,8 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
     runner = runner_of(workers, config.load)
     try:
         if output.estimate:
-            print_estimate(workers, *estimate(config), config)
+            text, passes = estimate(config)
+            print_estimate(text, config.checked_config(), passes, config, workers.threads)
             return 0
         plans = check(config)
         if "longbench" in plans:

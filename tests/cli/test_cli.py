@@ -57,10 +57,10 @@ def test_lines_are_those_of_the_terminal(capsys, monkeypatch):
 
 ESTIMATES = {  # options, and what the estimate says of them
     "probe": ("--length 400 --texts 0 --samples 0", "captured length 400 tokens"),
-    "eval": ("--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2", "8 cells (2 tasks x 2 methods)"),
+    "eval": ("--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2", "8 tasks: "),
     "locate": ("--lengths 320 --samples 1 --try weave", ""),
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
-    "predict": ("--lengths 512 --samples 2 --methods rerope", "2 texts, 18 passes each"),
+    "predict": ("--lengths 512 --samples 2 --methods rerope", "36 tasks: 36 passes, "),
 }
 
 

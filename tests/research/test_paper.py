@@ -79,9 +79,9 @@ def test_every_config_states_valid_methods(path):
 def test_the_estimate_counts_every_section_and_ends_before_anything_runs(paper, capsys):
     sections = {"passkey": PASSKEY, "ablation": {"lengths": "320", "samples": 1}, "probe": PROBE, "summary": {}}
     paper.write(sections)
-    text, [(_, passes)] = estimate(read(paper.config))
-    assert "passkey (Figure 3): 2 cells (1 tasks x 2 methods), 1 samples each: about 400 prompt tokens" in text
-    assert "ablation (Figure 9): 6 cells (2 tasks x 3 methods)" in text
+    text, passes = estimate(read(paper.config))
+    assert "passkey (Figure 3): 2 tasks: 2 passes, 400 tokens" in text
+    assert "ablation (Figure 9): 6 tasks: 6 passes" in text
     assert "summary: left out, no documents are given" in text
     by_length = Counter()
     for (_, length), count in passes.items():

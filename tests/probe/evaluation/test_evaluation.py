@@ -10,9 +10,10 @@ import torch
 from elsewhere import table
 
 from mesa.models import tokenizer_of
-from probe.evaluation.plan import TASKS, EvalRequest, estimate, plan
-from probe.evaluation.run import run
+from probe.evaluation.plan import TASKS, EvalRequest, plan
+from probe.evaluation.run import Evaluation, run
 from probe.experiment import model_spec as source
+from probe.experiment.estimate import work_of, work_text
 from probe.options import parse_lengths
 from probe.tasks import retrieval_tasks
 from probe.tasks.likelihood import Likelihood
@@ -235,12 +236,14 @@ def test_cells_that_do_not_fit_are_left_out_and_named(eval_request, tmp_path, mo
     assert run(plan(three), tmp_path)["out_of_memory"] == []
 
 
-def test_the_estimate_counts_cells_tokens_and_bytes(eval_request, tokenizer):
-    text = estimate(plan(replace(eval_request, tasks=("passkey", "nll-position"))))
-    assert "6 cells (2 tasks x 2 methods), 2 samples each" in text
-    assert f"about {2 * 2 * (96 + 200 + 200):,} prompt tokens" in text
-    states = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
+def test_the_estimate_counts_tasks_tokens_and_bytes(eval_request, tokenizer):
+    def text(request):
+        return work_text(work := work_of(every := Evaluation(plan(request)), every.tasks({})), work)
+
+    said = text(replace(eval_request, tasks=("passkey", "nll-position")))
+    assert f"6 tasks: 12 passes, {2 * 2 * (96 + 200 + 200):,} tokens, at most 200 in one" in said
+    states = 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # tokens, bytes; keys and values of 2 heads, hidden states
     logits = 200 * len(tokenizer) * (4 + 2 * 4)
-    assert f"at 200 tokens: about {(states + logits) / 2**20:,.0f} MiB" in text
+    assert f"weights: about {(states + logits) / 2**20:,.0f} MiB" in said
     latency = replace(eval_request, tasks=("latency",), methods="origin", samples=100)
-    assert f"about {4 * (96 + 200):,} prompt tokens" in estimate(plan(latency))
+    assert f"{4 * (96 + 200):,} tokens" in text(latency)

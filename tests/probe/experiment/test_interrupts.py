@@ -34,7 +34,7 @@ def test_a_swallowed_interrupt_comes_again_at_the_next_stage(number):
 
 
 def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path, monkeypatch, capsys):
-    from probe.interventions import estimate as planning
+    from probe.interventions import request as planning
 
     former = planning.plan
     monkeypatch.setattr(planning, "plan", lambda request: swallowed(signal.SIGINT) or former(request))
