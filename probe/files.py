@@ -59,7 +59,7 @@ def write_json(path: Path, value: Any, indent: int = 1) -> None:
 def write_result(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
     """Writes `json_text` of a result with its checksum, which `read_result` compares."""
     plain = json.loads(json_text({name: inner for name, inner in value.items() if name != CHECKSUM}))
-    write(path, (json_text({**plain, CHECKSUM: _checksum(plain)}, indent) + "\n").encode())
+    write(path, (json_text({**plain, CHECKSUM: checksum(plain)}, indent) + "\n").encode())
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def read_result(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"{path} is damaged (it is not an object)")
     expected = value.pop(CHECKSUM, None)
-    if expected is not None and expected != _checksum(value):
+    if expected is not None and expected != checksum(value):
         raise Refused(f"{path} is damaged (it is not what was written)")
     return value
 
@@ -98,7 +98,8 @@ def _is_ours(path: Path) -> bool:
     return check is None or (path.is_file() and check(path.read_bytes()))
 
 
-def _checksum(value: Any) -> str:
+def checksum(value: Any) -> str:
+    """Of a value as JSON."""
     return f"{zlib.crc32(json.dumps(value).encode()):08x}"
 
 

@@ -11,10 +11,12 @@ from typing import Any
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
-from probe.files import difference
+from probe.files import checksum, difference
 
 MODEL = ("weights", "config", "tokenizer")
 """Fingerprints of a model, in a store's attributes and in a journal's settings."""
+CHECKSUM = "crc32"
+"""The key of a checksum in a line of a journal; in the first line of older ones it says only that others have one."""
 _STORES = ("store.zarr", "store.zarr.partial")
 _JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
 _COMMANDS = ("locate", "anatomy", "predict")
@@ -36,16 +38,37 @@ def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def recorded(file: Path) -> dict[str, Any]:
-    """What a store's attributes or a journal's first line say of a run; empty for a file of none, or a damaged one."""
+    """What a store's attributes or a journal's first line say of a run; empty for a file of none, or an unreadable one.
+
+    Raises Refused where they are not what was written.
+    """
     try:
         if file.suffix == ".json":
             content = json.loads(file.read_text(encoding="utf-8"))["attributes"]
+            whole = not content.get("complete") or content["complete"] == _seal(file.parent)
         else:
             with file.open(encoding="utf-8") as lines:
-                content = json.loads(lines.readline())["settings"]
-        return content if isinstance(content["model"], str) else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                header = json.loads(lines.readline())
+            content, whole = header["settings"], is_whole(header)
+        if not isinstance(content["model"], str):
+            return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+    if not whole:
+        raise Refused(f"{file} is damaged: what it says of the run is not what was written; name another --out")
+    return content
+
+
+def is_whole(header: Mapping[str, Any]) -> bool:
+    """Whether a journal's first line is what was written."""
+    written = {key: value for key, value in header.items() if key != CHECKSUM}
+    return header.get(CHECKSUM) is True or header.get(CHECKSUM) == checksum(written)
+
+
+def _seal(store: Path) -> str:
+    from probe.store.integrity import seal_of  # it imports zarr
+
+    return seal_of(store)
 
 
 def taken(

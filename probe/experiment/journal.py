@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.task import Key
-from probe.files import difference
-from probe.identity import same_model
+from probe.files import checksum, difference
+from probe.identity import CHECKSUM, is_whole, same_model
 
 Row = Mapping[str, Any]
 Rows = Mapping[Key, dict[str, Any]]
@@ -23,7 +22,7 @@ Rows = Mapping[Key, dict[str, Any]]
 _BEGIN = '{"settings": '
 _MEASURED = ("scores", "nll", "score")
 """Values of a row that must be finite; others may have NaN, such as an entropy over no tokens."""
-_CHECKSUM, _EXPECTED = "crc32", "cells"
+_EXPECTED = "cells"
 
 
 @dataclass
@@ -56,12 +55,12 @@ def read_journal(path: Path) -> JournalFile:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{path} is not a journal of a run; use --overwrite or another --out") from error
-    if header.get(_CHECKSUM) is not True:
-        raise Refused(f"{path}, line 1 is damaged: it lacks {_CHECKSUM!r}; use --overwrite or another --out")
+    if not is_whole(header):
+        raise Refused(f"{path}, line 1 is damaged: it is not what was written; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
         row = _parsed(line)
-        checksum = row.pop(_CHECKSUM, None) if isinstance(row, dict) else None
-        if checksum is None or checksum != _checksum(row):
+        written = row.pop(CHECKSUM, None) if isinstance(row, dict) else None
+        if written is None or written != checksum(row):
             journal.damaged.append(number)
         elif isinstance(key := row.get("cell"), list) and key and all(isinstance(part, int | str) for part in key):
             journal.rows[tuple(row.pop("cell"))] = row
@@ -101,7 +100,7 @@ def bad_row(path: Path, key: Key, problem: str) -> Refused:
 class Journal:
     """Rows of finished tasks in a file of JSON lines; the first line holds the run's settings.
 
-    The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
+    The file appears with the first row. Every line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
     run with other settings, or with other parameters of a method; Refused for a file that is not a journal, has a
     damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
@@ -136,11 +135,11 @@ class Journal:
         expected = {} if self._expected is None else {_EXPECTED: self._expected}
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write("w", {"settings": self.settings, _CHECKSUM: True, **expected})
+            self._write("w", {"settings": self.settings, **expected})
         elif self._written != (self._expected or self._written):
-            self._append(expected)
+            self._write("a", expected)
         self._written = self._expected or self._written
-        self._append({"cell": key, **row})
+        self._write("a", {"cell": key, **row})
         self.rows[key] = row
 
     def _config(self, key: Key) -> dict[str, Any]:
@@ -170,12 +169,9 @@ class Journal:
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)
 
-    def _append(self, row: Row) -> None:
-        self._write("a", {**row, _CHECKSUM: _checksum(row)})
-
     def _write(self, mode: str, row: Row) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({**row, CHECKSUM: checksum(row)}) + "\n")
 
 
 def _problem(row: Row, needed: Sequence[str]) -> str:
@@ -196,10 +192,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _checksum(row: Row) -> str:
-    return f"{zlib.crc32(json.dumps(row).encode()):08x}"
 
 
 def _parsed(line: bytes) -> Any:

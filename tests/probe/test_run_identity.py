@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import tiny
+import zarr
 from commands import main
 
 from probe.identity import run_settings, taken
+from probe.store.integrity import SEAL, seal_of
 
 PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
 COMMANDS = {
@@ -37,6 +39,12 @@ def run(place, tmp_path):
 
 def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
+
+
+def write_attributes(store, **attributes):
+    group = zarr.open_group(store, mode="r+", use_consolidated=False)
+    group.attrs.update(attributes)
+    group.attrs[SEAL] = seal_of(store)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "eval"])
@@ -116,9 +124,7 @@ def test_a_moved_model_is_the_same_a_changed_or_missing_one_is_not(run, place, t
     assert main([*words, "--model", tmp_path / "moved"]) == 2
     assert "(weights " in capsys.readouterr().err
     shutil.rmtree(run / "predict")
-    attributes = json.loads((run / "store.zarr" / "zarr.json").read_text())
-    attributes["attributes"]["model"] = str(tmp_path / "gone")
-    (run / "store.zarr" / "zarr.json").write_text(json.dumps(attributes))
+    write_attributes(run / "store.zarr", model=str(tmp_path / "gone"))
     assert main(words) == 2
     assert f"{tmp_path / 'gone'}, which is not there; give its place by --model" in capsys.readouterr().err
 
@@ -128,7 +134,7 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
     journal = run / "predict" / "journal.jsonl"
     head, _, rest = journal.read_text().partition("\n")
     header = json.loads(head)
-    header["settings"] |= {"weights": "sha256 0123", "model": "another"}
+    header |= {"settings": header["settings"] | {"weights": "sha256 0123", "model": "another"}, "crc32": True}
     journal.write_text(json.dumps(header) + "\n" + rest)
     capsys.readouterr()
     assert main(["report", run]) == 0
@@ -137,13 +143,30 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
 
 
 def test_code_of_a_model_is_never_allowed_by_a_file(run):
-    path = run / "store.zarr" / "zarr.json"
-    content = json.loads(path.read_text())
-    content["attributes"]["trust_remote_code"] = True
-    path.write_text(json.dumps(content))
+    write_attributes(run / "store.zarr", trust_remote_code=True)
     assert "trust_remote_code" not in taken(run, {"trust_remote_code": True}, (), "origin")
     with pytest.raises(ValueError, match="give --trust-remote-code again"):
         taken(run, {"trust_remote_code": False}, (), "origin")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("store.zarr/zarr.json", '"trained_length": 120', '"trained_length": 130'),
+        ("predict/journal.jsonl", '"seed": 3', '"seed": 4'),
+    ],
+)
+def test_of_a_run_nothing_is_taken_that_was_changed_by_hand(file, old, new, run, capsys):
+    if file.startswith("predict"):
+        assert main(["predict", *COMMANDS["predict"], "--out", run]) == 0
+        shutil.rmtree(run / "store.zarr")
+    content = (run / file).read_text()
+    assert old in content
+    (run / file).write_text(content.replace(old, new, 1))
+    before = files(run)
+    assert main(["predict", *COMMANDS["predict"], "--out", run]) == 2
+    assert f"{run / file} is damaged: what it says of the run is not what was written" in capsys.readouterr().err
+    assert files(run) == before
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 200_000, '{"attributes": 5}', '{"attributes": {"model": 5}}'])

@@ -24,11 +24,11 @@ def test_rows_are_read_again_and_the_file_appears_with_the_first(path):
     assert Journal(path, SETTINGS).rows == {KEY: ROW}
 
 
-@pytest.mark.parametrize("header", [{"settings": SETTINGS}, {"settings": SETTINGS, "crc32": False}])
-def test_a_journal_without_checksums_is_refused(path, header):
+@pytest.mark.parametrize("header", [{"settings": SETTINGS}, {"settings": SETTINGS, "crc32": "0123"}])
+def test_a_first_line_without_its_checksum_is_refused(path, header):
     path.parent.mkdir()
     path.write_text(json.dumps(header) + "\n")
-    with pytest.raises(ValueError, match="line 1 is damaged: it lacks 'crc32'"):
+    with pytest.raises(ValueError, match="line 1 is damaged: it is not what was written"):
         Journal(path, SETTINGS)
 
 
