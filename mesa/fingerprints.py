@@ -17,8 +17,11 @@ IDENTITY = ("weights", "config", "tokenizer", "versions")
 """What `identity` tells of a model and of what runs it."""
 _FILES = {
     "weights": ("*.safetensors",),
-    "config": ("config.json", "generation_config.json"),
-    "tokenizer": ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
+    "config": ("config.json", "generation_config.json", "*.py"),
+    "tokenizer": (
+        *("tokenizer*", "*vocab*", "merges.txt", "*.model", "*.tiktoken"),
+        *("added_tokens.json", "special_tokens_map.json", "*.jinja"),
+    ),
 }
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 

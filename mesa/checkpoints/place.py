@@ -62,6 +62,11 @@ def place_of(name: str) -> Place:
     looks_local = place != name or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
     looks_local = looks_local or folder.is_dir()
+    if looks_local and (folder / "adapter_config.json").is_file():  # whose weights lie elsewhere
+        raise Refused(
+            f"model {str(folder)!r} is an adapter (adapter_config.json); merge it into its model (PEFT: "
+            "merge_and_unload, then save_pretrained), and give that folder"
+        )
     if looks_local and not (folder / "config.json").is_file():
         raise NotFound(f"no model at {str(folder)!r} (no config.json there); give a folder, a .gguf file or a hub id")
     origin = provenance_of(folder)

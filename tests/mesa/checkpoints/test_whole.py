@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mesa.errors import Refused
+from mesa.fingerprints import identity
 from mesa.models import config_of, load
 from mesa_lens.cli import main
 
@@ -42,6 +44,28 @@ def with_value(value):
 def test_a_checkpoint_that_does_not_fit_its_model_is_refused(model, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         load(changed(model, tmp_path / "model", change))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_adapter_is_refused_whether_its_model_is_beside_it_or_not(model, tmp_path, alone):
+    """Without PEFT transformers would leave it out without a word; with it, load the model that it names."""
+    if not alone:
+        shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model").mkdir(exist_ok=True)
+    (tmp_path / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "other"}')
+    with pytest.raises(Refused, match=r"model' is an adapter .*; merge it into its model"):
+        load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    "file", ["config.json", "modeling_mine.py", "spiece.model", "a.tiktoken", "chat_template.jinja"]
+)
+def test_what_is_edited_in_a_models_folder_changes_what_it_is_known_by(model, tmp_path, file):
+    folder = str(shutil.copytree(model, tmp_path / "model"))
+    before = identity(folder, None)
+    with (tmp_path / "model" / file).open("a") as edited:
+        edited.write(" ")
+    assert sum(before[what] != now for what, now in identity(folder, None).items()) == 1
 
 
 @pytest.mark.parametrize(
