@@ -13,8 +13,9 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from mesa.errors import Refused
+from mesa.errors import Occupied, Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
+from probe.files import is_ours, write, write_result
 from probe.options import InputPath, Number, Seed, Text, Whole, option
 
 
@@ -70,10 +71,10 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
         )
         sys.stdout.write(as_json if printing.json else as_text)
         if path is not None:
-            from theory.report import write_report
+            from theory.report import render
 
-            write_report(claims, settings, path)
-            path.with_suffix(".json").write_text(as_json)
+            write(path, render(claims, settings).encode())
+            write_result(path.with_suffix(".json"), {"claims": [claim.as_dict() for claim in claims]})
             sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
 
@@ -87,6 +88,9 @@ def _checked(path: Path | None) -> Path | None:
         raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")
     if path.is_dir() or path.with_suffix(".json").is_dir():
         raise Refused(f"--html {path}: it, or the .json beside it, is a folder; name a file")
+    for file in (path, path.with_suffix(".json")):
+        if file.exists() and not is_ours(file):
+            raise Occupied(f"--html {path}: {file} is not a file that this command wrote; name another")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,11 +16,13 @@ from mesa.errors import Occupied, Refused
 
 CHECKSUM = "checksum"
 """The key of a result's checksum."""
+SEAL = "complete"
+"""The attribute that holds a store's seal; unfinished ones have False there."""
 GENERATOR = '<meta name="generator" content="mesa-lens">'
 """What every page of ours has in its head."""
 _HEAD = 1024  # bytes that hold it
 _OURS = {
-    ".json": lambda content: b'"trained_length"' in content or b'"checksum"' in content,  # also of one cut short
+    ".json": lambda content: re.search(rb'"checksum": "[0-9a-f]{8}"\s*}\s*$', content) is not None,
     ".html": lambda content: GENERATOR.encode() in content[:_HEAD],
     ".csv": lambda content: content.startswith(b"task,method,length,"),
 }
@@ -63,7 +67,7 @@ def write_result(path: Path, value: Mapping[str, Any], indent: int | None = 1) -
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result that `write_result` wrote, without its checksum; those of older versions have none.
+    """A result that `write_result` wrote, without its checksum.
 
     Raises Refused for a file that is not JSON, or not what was written, and OSError for one that cannot be read.
     """
@@ -73,8 +77,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise Refused(f"{path} is damaged (it is not JSON)") from error
     if not isinstance(value, dict):
         raise Refused(f"{path} is damaged (it is not an object)")
-    expected = value.pop(CHECKSUM, None)
-    if expected is not None and expected != checksum(value):
+    if value.pop(CHECKSUM, None) != checksum(value):
         raise Refused(f"{path} is damaged (it is not what was written)")
     return value
 
@@ -86,14 +89,15 @@ def check_ours(folder: Path, patterns: Iterable[str]) -> None:
     """
     for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         known_by = path.with_suffix(".html") if path.suffix == ".png" else path
-        if not _is_ours(known_by):
+        if not is_ours(known_by):
             raise Occupied(
                 f"{path} is not a file that a run wrote, and this one would replace it; name another --out, or use "
                 "--overwrite"
             )
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
+    """Whether a page, a result or a table is one that a run wrote, by its content; any other file counts as one."""
     check = _OURS.get(path.suffix)
     return check is None or (path.is_file() and check(path.read_bytes()))
 
@@ -101,6 +105,20 @@ def _is_ours(path: Path) -> bool:
 def checksum(value: Any) -> str:
     """Of a value as JSON."""
     return f"{zlib.crc32(json.dumps(value).encode()):08x}"
+
+
+def seal_of(group: Path) -> str:
+    """The sha256 of a group's attributes, but for the seal, and of the metadata of its arrays."""
+    own = _metadata(group)
+    own = {key: value for key, value in own.items() if key != "consolidated_metadata"}  # a copy, for others
+    own["attributes"] = {name: value for name, value in own["attributes"].items() if name != SEAL}
+    nodes = {path.parent.name: _metadata(path.parent) for path in sorted(group.glob("*/zarr.json"))}
+    arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
+    return f"sha256 {hashlib.sha256(json.dumps([own, arrays], sort_keys=True).encode()).hexdigest()}"
+
+
+def _metadata(node: Path) -> dict[str, Any]:
+    return json.loads((node / "zarr.json").read_text(encoding="utf-8"))
 
 
 def _finite(value: Any) -> Any:

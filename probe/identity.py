@@ -11,7 +11,7 @@ from typing import Any
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
-from probe.files import checksum, difference
+from probe.files import SEAL, checksum, difference, seal_of
 
 MODEL = ("weights", "config", "tokenizer")
 """Fingerprints of a model, in a store's attributes and in a journal's settings."""
@@ -45,7 +45,7 @@ def recorded(file: Path) -> dict[str, Any]:
     try:
         if file.suffix == ".json":
             content = json.loads(file.read_text(encoding="utf-8"))["attributes"]
-            whole = not content.get("complete") or content["complete"] == _seal(file.parent)
+            whole = not content.get(SEAL) or content[SEAL] == seal_of(file.parent)
         else:
             with file.open(encoding="utf-8") as lines:
                 header = json.loads(lines.readline())
@@ -63,12 +63,6 @@ def is_whole(header: Mapping[str, Any]) -> bool:
     """Whether a journal's first line is what was written."""
     written = {key: value for key, value in header.items() if key != CHECKSUM}
     return header.get(CHECKSUM) is True or header.get(CHECKSUM) == checksum(written)
-
-
-def _seal(store: Path) -> str:
-    from probe.store.integrity import seal_of  # it imports zarr
-
-    return seal_of(store)
 
 
 def taken(

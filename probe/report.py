@@ -26,7 +26,7 @@ from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
-from probe.files import check_ours, write, write_result
+from probe.files import check_ours, is_ours, write, write_result
 from probe.interventions.result import LOCATED
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
@@ -43,7 +43,12 @@ _PROVENANCE = (
     "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
 )
 _PLOTLY = "plotly.min.js"
-_FIGURES = "heatmap*.* threshold-layer*.* curves.* drift*.*"
+_FIGURES = """
+    heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
+    drift-map.png drift-map.svg
+""".split()
+_OF_PAGE = (".png", ".npz", "-pooled-*.npz", ".html")
+"""Ends of the files that a heatmap has under the name of its page."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,8 @@ def provenance(run: Run) -> dict[str, Any]:
 def check_report(folder: Path) -> None:
     """Raises FileExistsError, naming it, for a file that `write_report` would replace and did not write."""
     check_ours(folder, REPORTED)
-    figures = [path for name in _FIGURES.split() for path in folder.glob(f"figures/{name}")]
+    names = (*_FIGURES, *(f"heatmap-*{end}" for end in _OF_PAGE))
+    figures = [path for name in names for path in folder.glob(f"figures/{name}")]
     if figures and not (folder / "figures" / _PLOTLY).exists():  # which is written first, and stays
         raise Occupied(
             f"{figures[0]} is not a file that a run wrote, and this one would remove it; name another --out, or use "
@@ -121,7 +127,10 @@ def check_report(folder: Path) -> None:
 
 def remove_report(folder: Path) -> None:
     """Removes what `write_report` wrote for a former run, and nothing else."""
-    for pattern in (*REPORTED, *(f"figures/{name}" for name in _FIGURES.split()), f"{DERIVED}/*.npz"):
+    pages = [page for page in folder.glob("figures/heatmap-*.html") if is_ours(page)]
+    figures = (*_FIGURES, *(f"{page.stem}{end}" for page in pages for end in _OF_PAGE))
+    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift"))
+    for pattern in (*REPORTED, *(f"figures/{name}" for name in figures), *derived):
         for path in folder.glob(pattern):
             path.unlink()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 
 import jinja2
 import numpy as np
@@ -50,8 +49,8 @@ def curves(settings: Settings) -> xr.Dataset:
     return figures.curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
 
 
-def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
-    """Writes the HTML report, plotly.js included (about 5 MB). Raises OSError where `path` cannot be written."""
+def render(claims: Sequence[Claim], settings: Settings) -> str:
+    """The report's HTML, plotly.js included (about 5 MB)."""
     data = curves(settings)
     drawers = (figures.excess_figure, figures.position_figure, figures.attention_figure)
     drawn = [
@@ -60,4 +59,4 @@ def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> Non
     template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
     sentence = summary([(claim.name, claim.verdict) for claim in claims])
     values = {"claims": claims, "summary": sentence, "settings": settings, "example": data.attrs}
-    path.write_text(template.render(**values, figures=drawn, safety=SAFETY))
+    return template.render(**values, figures=drawn, safety=SAFETY)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,12 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from mesa.errors import Refused
+from probe.files import SEAL, seal_of
 from probe.store.regions import DIMS
 
-SEAL = "complete"
-"""The attribute that holds a store's seal; unfinished ones have False there."""
 AGAIN = "capture it again with --overwrite"
 _SLICES = 16
 """Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
-
-
-def seal_of(group: Path) -> str:
-    """The sha256 of a group's attributes, but for the seal, and of the metadata of its arrays."""
-    own = _metadata(group)
-    own = {key: value for key, value in own.items() if key != "consolidated_metadata"}  # a copy, for others
-    own["attributes"] = {name: value for name, value in own["attributes"].items() if name != SEAL}
-    nodes = {path.parent.name: _metadata(path.parent) for path in sorted(group.glob("*/zarr.json"))}
-    arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
-    return f"sha256 {hashlib.sha256(json.dumps([own, arrays], sort_keys=True).encode()).hexdigest()}"
 
 
 def check_whole(store: Path, groups: tuple[str, ...]) -> None:
@@ -49,10 +36,6 @@ def check_whole(store: Path, groups: tuple[str, ...]) -> None:
         if group.attrs.get(SEAL) != seal_of(place):
             whose = "its" if place == store else f"its {place.name}'s"
             raise Refused(f"{whose} attributes are not those that were sealed")
-
-
-def _metadata(node: Path) -> dict[str, Any]:
-    return json.loads((node / "zarr.json").read_text(encoding="utf-8"))
 
 
 def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:

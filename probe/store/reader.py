@@ -14,7 +14,8 @@ from typing import Any
 import xarray as xr
 
 from mesa.errors import NotFound, Refused
-from probe.store.integrity import AGAIN, SEAL, check_whole, with_checks
+from probe.files import SEAL
+from probe.store.integrity import AGAIN, check_whole, with_checks
 from probe.store.regions import DIMS, list_missing, missing_regions
 
 STORE = "store.zarr"

@@ -31,9 +31,8 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
-from probe.files import difference
+from probe.files import SEAL, difference, seal_of
 from probe.identity import same_model
-from probe.store.integrity import SEAL, seal_of
 from probe.store.reader import FINGERPRINTS, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
 

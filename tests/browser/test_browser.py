@@ -1,6 +1,5 @@
 """The dashboard in a real browser: every page, widgets, deep links, downloads, a quiet console, screenshots."""
 
-import json
 import os
 import shutil
 import socket
@@ -17,6 +16,7 @@ import pytest
 import results
 from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
+from probe.files import write_result
 from probe.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -47,7 +47,8 @@ def address(tmp_path_factory):
         if name == "second":
             shutil.copytree(root / name, root / "third")
             edit(root / "third", lambda attributes: attributes.update(model="another"))
-    (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
+    claim = {"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}
+    write_result(root / "theory.json", {"claims": [claim]})
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

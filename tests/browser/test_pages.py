@@ -16,7 +16,7 @@ from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
 from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
-from theory.report import write_report as write_theory
+from theory.report import render
 
 pytestmark = pytest.mark.browser
 M = 256
@@ -31,8 +31,8 @@ def site(tmp_path_factory, unpainted):
     """A folder with every page of `PAGES`."""
     root = tmp_path_factory.mktemp("site")
     claims = [claim(number) for number in range(40)]
-    write_theory(claims, Settings(quick=True), root / "theory.html")
-    write_theory(claims, Settings(M=30, N=11, quick=True), root / "theory-far.html")
+    (root / "theory.html").write_text(render(claims, Settings(quick=True)))
+    (root / "theory-far.html").write_text(render(claims, Settings(M=30, N=11, quick=True)))
     run = write_run(root / "run", hidden_states(M, 5, 4, 16), evaluation(M, 5), trained_length=M)
     located.write(run, trained=M)
     anatomized.write(run, trained=M)

@@ -20,6 +20,7 @@ from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.attention.result import ANATOMY
 from probe.attention.sentences import anatomy_findings
+from probe.files import write_result
 from probe.report import write_report
 from theory.bounds import first_failure
 
@@ -39,7 +40,8 @@ def root(tmp_path_factory, undrawn):
     write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
-    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "verdict": "BROKEN", "ok": False}]))
+    claims = [claim, claim | {"name": "3.2", "verdict": "BROKEN", "ok": False}]
+    write_result(root / "theory.json", {"claims": claims})
     return root
 
 
@@ -55,7 +57,7 @@ def run(root, monkeypatch, page, **query):
 
 def test_the_tokens_page_shows_a_captured_text_and_says_how_to_capture_one(opened, root):
     assert "mesa-lens anatomy --parts tokens --out" in shown_texts(opened("tokens", run="nested/second"))
-    (root / "first" / "anatomy" / "tokens.json").write_text(json.dumps(anatomized.tokens()))
+    write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens())
     for query, sentence in (({}, "differs by 70%"), ({"tokens_method": "origin"}, "differs by 0%")):
         html = "".join(part.proto.body for part in opened("tokens", run="first", **query).get("html"))
         assert sentence in html

@@ -1,13 +1,12 @@
 """The dashboard's page Predict: any method's failure length from a stored curve."""
 
-import json
-
 import numpy as np
 import pytest
 from pages import drawn, shown_texts
 from synthetic import hidden_states, write_run
 
 import mesa
+from probe.files import write_result
 
 M, LENGTHS = 64, [128, 256, 512]
 
@@ -48,7 +47,7 @@ def opened(tmp_path, monkeypatch):
     def page(summary=None):
         if summary is not None:
             (tmp_path / "run" / "predict").mkdir()
-            (tmp_path / "run" / "predict" / "prediction.json").write_text(json.dumps(summary))
+            write_result(tmp_path / "run" / "predict" / "prediction.json", summary)
         return drawn("predict")
 
     return page

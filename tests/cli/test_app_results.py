@@ -10,6 +10,7 @@ from results import evaluation, write_evaluation
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 from probe.experiment.journal import Journal
+from probe.files import write_result
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_scores_of_prompts_are_in_no_table(opened, tmp_path):
     ]
     summary["cells"] += summarize(rows, TASKS)
     summary["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
-    (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(summary))
+    write_result(write_evaluation(tmp_path / "mine") / "summary.json", summary)
     app = opened()
     others = [element.value.set_index("method") for element in app.dataframe]
     assert "vt: 4 hops, no example; 30 tokens generated." in shown_texts(app)
@@ -81,7 +82,7 @@ def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_pat
 def test_scores_of_lm_evals_tasks_are_shown(opened, tmp_path):
     scores = {"rerope": {"niah": {"acc,none": 0.5, "acc_stderr,none": 0.1}}}
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "harness.json").write_text(json.dumps({"model": "tiny", "max_length": 512, "results": scores}))
+    write_result(tmp_path / "mine" / "harness.json", {"model": "tiny", "max_length": 512, "results": scores})
     app = opened()
     assert "prompts of at most 512 tokens" in shown_texts(app)
     assert app.dataframe[0].value.values.tolist() == [["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]]

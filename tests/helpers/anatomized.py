@@ -1,11 +1,11 @@
 """What `mesa-lens anatomy` writes, made up: one head that is lost and restored, one method without intervals."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from probe.attention.result import ANATOMY, TOKENS
+from probe.files import write_result
 
 METHODS = ("origin", "rerope", "mesa")
 LENGTHS = (256, 1024)
@@ -57,7 +57,7 @@ def typed_tokens(*sizes):
 def write(folder, **options):
     """The summary as the command leaves it; returns the folder."""
     (folder / "anatomy").mkdir(parents=True)
-    (folder / "anatomy" / "summary.json").write_text(json.dumps(summary(**options)))
+    write_result(folder / "anatomy" / "summary.json", summary(**options))
     return folder
 
 

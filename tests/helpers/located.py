@@ -1,10 +1,10 @@
 """What `mesa-lens locate` writes, made up: one place that counts, one method that is not judged, missing numbers."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
+from probe.files import write_result
 from probe.interventions.result import LOCATED
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
@@ -58,7 +58,7 @@ def matching(rows, **labels):
 def write(folder, **sizes):
     """The summary as the command leaves it; returns the folder."""
     (folder / "locate").mkdir(parents=True)
-    (folder / "locate" / "summary.json").write_text(json.dumps(summary(**sizes)))
+    write_result(folder / "locate" / "summary.json", summary(**sizes))
     return folder
 
 

@@ -1,9 +1,8 @@
 """Results as `mesa-lens eval` leaves them, made up or published; each returns its folder."""
 
-import json
-
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
+from probe.files import write_result
 
 LOST = 0.8  # of accuracy, by Origin at 512 tokens
 
@@ -23,6 +22,6 @@ def evaluation(model="tiny", tasks_left=0):
 
 def write_evaluation(folder, **changes):
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(evaluation(**changes)))
+    write_result(folder / "summary.json", evaluation(**changes))
     (folder / "samples.csv").write_text("task,method\n")
     return folder

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import xarray as xr
 
+from probe.files import SEAL, seal_of
 from probe.store import store
-from probe.store.integrity import SEAL, seal_of
 from probe.store.reader import EVALUATION, TOKENS
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.files import read_result
-from probe.report import render, whole_summary, write_report
+from probe.report import remove_report, render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
 from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
@@ -109,6 +111,16 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert sorted(places, key=text.index) == list(places)
     assert text.count('<p style="margin: 0">') == text.count("<figure ")  # what is seen
     assert text.index("resid_post minus origin by dim") < text.index("<summary>Raw values of every method")
+
+
+def test_of_a_report_that_is_removed_all_goes_and_nothing_else(summary, folder, tmp_path):
+    run = Path(shutil.copytree(folder, tmp_path / "run"))
+    mine = {run / name for name in ("figures/heatmap-mine.png", "figures/curves.pdf", "derived/mine.npz", "notes.md")}
+    for path in mine:
+        path.write_text("mine")
+    remove_report(run)
+    left = {path for path in run.rglob("*") if path.is_file() and "store.zarr" not in path.parts}
+    assert left == mine | {run / "figures" / "plotly.min.js"}
 
 
 def test_a_run_without_scores_or_signal_still_reports(tmp_path):

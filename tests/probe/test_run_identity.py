@@ -8,8 +8,8 @@ import tiny
 import zarr
 from commands import main
 
+from probe.files import SEAL, seal_of
 from probe.identity import run_settings, taken
-from probe.store.integrity import SEAL, seal_of
 
 PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
 COMMANDS = {

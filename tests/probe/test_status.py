@@ -130,5 +130,5 @@ def test_a_run_whose_summary_or_report_is_missing_is_not_finished(folder, writte
     (missing,) = {"summary.json", "report.html"} - {written}
     assert f"{missing} of {command} not written" in status_of(tmp_path).text()
     for name in ("summary.json", "report.html"):
-        (tmp_path / folder / name).write_text("{}")
+        write_result(tmp_path / folder / name, {})
     assert status_of(tmp_path).state == "finished"

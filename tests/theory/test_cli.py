@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mesa_lens.cli import main
+from probe.files import read_result
 from theory.claim import Reading
 from theory.claims import CLAIMS, Settings
 from theory.figures import IDEAL, PE, STAIR, WEAVE, excess_figure
@@ -80,7 +81,15 @@ def test_report_opens_offline(tmp_path, capsys):
     assert html.count("plotly-graph-div") >= 3
     assert "M = 8, N = 2, E = 2" in html
     assert "<p>1 claim checked: 1 fails as printed; every verdict is the expected one." in html
-    assert [claim["name"] for claim in json.loads((tmp_path / "report.json").read_text())] == ["3.3-eq48"]
+    assert [claim["name"] for claim in read_result(tmp_path / "report.json")["claims"]] == ["3.3-eq48"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.json"])
+def test_a_strangers_file_is_not_replaced(name, tmp_path, capsys):
+    (tmp_path / name).write_text('{"checksum": "mine"}')
+    assert command(f"--claim 3.3-eq48 --html {tmp_path / 'report'}") == 2
+    assert f"{tmp_path / name} is not a file that this command wrote; name another" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == '{"checksum": "mine"}'
 
 
 def test_curves_cross_where_the_closed_forms_say():

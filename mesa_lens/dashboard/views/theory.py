@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from shlex import quote
@@ -15,6 +14,7 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
+from probe.files import read_result
 from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
 from theory.claim import summary
@@ -111,7 +111,7 @@ def _claims(root: Path) -> None:
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
     check_inside(path)
-    claims = json.loads(path.read_text(encoding="utf-8"))
+    claims = read_result(path)["claims"]
     st.markdown(ui.plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))
     columns = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
     rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]

@@ -1,10 +1,9 @@
 """The summary beside a store is returned only where it is of that very store and whole."""
 
-import json
-
 import pytest
 from synthetic import edit, hidden_states, write_run
 
+from probe.files import write_result
 from probe.store.reader import open_run, store_mark
 from probe.store.results import run_summary
 
@@ -14,7 +13,7 @@ def reported(tmp_path):
     """A run with the smallest summary of its own."""
     folder = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
     mark = store_mark(open_run(folder).hidden.attrs)
-    (folder / "summary.json").write_text(json.dumps({"store": mark, "verdict": {}, "onset_by": "drift"}))
+    write_result(folder / "summary.json", {"store": mark, "verdict": {}, "onset_by": "drift"})
     (folder / "report.html").write_text("")
     return folder
 
