@@ -71,7 +71,7 @@ def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_pat
         for number in range(done):
             journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})
     for name in ("summary.json", "report.html"):
-        (tmp_path / "whole" / name).write_text("{}")
+        write_result(tmp_path / "whole" / name, {})
     app = opened()
     (fold,) = [part for part in app.expander if part.label.startswith("Not finished")]
     assert fold.label == "Not finished: 1"
