@@ -168,15 +168,15 @@ def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
     path = tmp_path / "run" / "anatomy" / "summary.json"
     summary = json.loads(path.read_text()) | {"retrieval": []}
     for heads, text in ((summary["heads"], "Attention to keys"), ([], None)):
-        path.write_text(json.dumps(summary | {"heads": heads}))
+        write_result(path, summary | {"heads": heads})
         app = run(tmp_path, monkeypatch, "anatomy")
         assert "not measured" not in shown_texts(app)
         assert not app.error
         assert (text in titles(app)[0]) if text else len(app.dataframe) == 1
-    path.write_text(json.dumps(summary | {"heads": [], "all_heads": []}))
+    write_result(path, summary | {"heads": [], "all_heads": []})
     assert "Nothing was measured of its heads." in shown_texts(run(tmp_path, monkeypatch, "anatomy"))
     inside = [row for row in summary["heads"] if row["length"] <= 256]  # no key is beyond M
-    path.write_text(json.dumps(summary | {"heads": inside}))
+    write_result(path, summary | {"heads": inside})
     assert "Attention to keys from N to M" in titles(run(tmp_path, monkeypatch, "anatomy"))[0]
 
 
