@@ -1,5 +1,6 @@
 """A result is read as it was written, or refused: no changed digit is ever another number."""
 
+import json
 import random
 import re
 
@@ -32,7 +33,9 @@ def test_a_result_comes_back_and_every_changed_digit_is_noticed(tmp_path):
             find_prediction(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "", "[]", "5", "null", "{", "\x00"])
+@pytest.mark.parametrize(
+    "text", [json.dumps({"model": "no checksum"}), "[" * 200_000, '{"a":' * 200_000, "", "[]", "5", "null", "{", "\x00"]
+)
 def test_a_damaged_result_is_refused_by_its_name(text, tmp_path):
     path = tmp_path / "predict" / "prediction.json"
     path.parent.mkdir()
