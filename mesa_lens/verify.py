@@ -7,16 +7,17 @@ import shutil
 import sys
 import tempfile
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
 from mesa.errors import Occupied, Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.files import is_ours, write, write_result
-from probe.options import InputPath, Number, Seed, Text, Whole, option
+from probe.options import InputPath, Number, Seed, Text, Whole, option, options
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,26 @@ class ClaimOptions:
     )
 
 
+_SETTINGS = ("M", "N", "E", "H", "dtype", "seed", "quick", "full")
 HELP = "check the paper's theorems on models built from the proofs"
 EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 
 
-def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
+def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Checks the claims and prints them; returns 1 where one fails that must hold."""
     from probe.experiment.threads import computing
     from theory.claim import summary
     from theory.claims import Settings, selected
 
-    if options.quick and options.full:
+    if given.quick and given.full:
         raise Refused("--quick and --full ask for the shortest and the longest inputs; take one of the two")
-    path = _checked(options.html)
-    settings = Settings(
-        options.M, options.N, options.E, options.H, options.dtype, options.seed, options.quick, options.full
-    )
-    checks = selected(options.claim)
+    path = _checked(given.html)
+    settings = Settings(given.M, given.N, given.E, given.H, given.dtype, given.seed, given.quick, given.full)
+    checks = selected(given.claim)
+    _check_read(given, checks)
     unsuited = settings.unsuited(checks)
     checks = {name: check for name, check in checks.items() if name not in unsuited}
-    if not checks or options.claim in unsuited:
+    if not checks or given.claim in unsuited:
         raise Refused(next(iter(unsuited.values())))
     with computing(cpu.threads):
         bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
@@ -77,6 +78,27 @@ def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
             write_result(path.with_suffix(".json"), {"claims": [claim.as_dict() for claim in claims]})
             sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
+
+
+def _check_read(given: ClaimOptions, checks: Mapping[str, Any]) -> None:
+    """Raises Refused, naming the claims that read it, for an option that neither the checks nor the report read."""
+    from theory.claims import CLAIMS
+    from theory.claims.settings import read_by
+
+    known = [item for item in options(ClaimOptions) if item.key in _SETTINGS]
+    changed = [item for item in known if item.of(given) != item.default]
+    if not changed or given.claim is None:
+        return
+    used = set[str]().union(*(read_by(check.measure) for check in checks.values()))
+    if given.html is not None:
+        from theory.report import curves
+
+        used |= read_by(curves)
+    for item in changed:
+        if item.key not in used:
+            readers = [name for name, check in CLAIMS.items() if item.key in read_by(check.measure)]
+            flag = item.flag if item.is_flag else f"{item.flag} {item.of(given)}"
+            raise Refused(f"{flag} has no effect on --claim {given.claim}; it has on {', '.join(readers)}")
 
 
 def _checked(path: Path | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +12,35 @@ from theory.bounds import first_failure
 from theory.claim import Reading, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, Settings, Verdict
 from theory.claims.paper import printed_split
+from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
-
-QUICK = Settings(quick=True)
 
 
 def claim_of(reading):
     return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=Verdict.HOLDS)
 
 
+class Watched(Settings):
+    """Settings that tell which of them were read."""
+
+    def __getattribute__(self, name):
+        if name in NAMES:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+    def __hash__(self):
+        return id(self)
+
+
+NAMES, READ = {field.name for field in fields(Settings)}, set()
+QUICK = Watched(quick=True)
+
+
 @pytest.mark.parametrize("name", list(CLAIMS))
 def test_claim_comes_out_as_it_must(name):
+    READ.clear()
     claim = CLAIMS[name](QUICK)
+    assert {*READ} <= read_by(CLAIMS[name].measure)  # what is told beforehand; a branch may be left out
     assert claim.name == name
     assert claim.ok, claim.line()
     assert json.loads(json.dumps(claim.as_dict()))["verdict"] == claim.expected

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import unwrap
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -116,3 +118,25 @@ class Settings:
     def sign_is_certain(self, excess: np.ndarray) -> np.ndarray:
         """Where |M / D(t) - 1| is so large that the dtype can tell its sign; float64 always can in our ranges."""
         return np.abs(excess) > SAFETY * np.finfo(self.dtype).eps * len(excess)
+
+
+def read_by(function: Any) -> set[str]:
+    """The settings that a function reads, itself or in what it calls of this package; told by its code, at once."""
+    known, read = {field.name for field in fields(Settings)}, set[str]()
+    waiting, met = [function], list[Any]()
+    while waiting:
+        called: Any = waiting.pop()
+        called = unwrap(getattr(called, "fget", called))
+        if called in met or not isinstance(called, FunctionType) or not called.__module__.startswith("theory."):
+            continue
+        met.append(called)
+        for name in _names(called.__code__):
+            read |= {name} & known
+            waiting += [place[name] for place in (called.__globals__, vars(Settings)) if name in place]
+    return read
+
+
+def _names(code: CodeType) -> set[str]:
+    """Globals and attributes that code names, also in functions inside it."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
