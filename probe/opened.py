@@ -42,11 +42,12 @@ from probe.store import reader
 from probe.store.cache import cached
 from probe.store.labelled import labelled
 from probe.store.results import find_prediction, read_prediction, run_summary
-from probe.store.select import check_labels, hook_values, one_prompt
+from probe.store.select import check_labels, hook_values, one_prompt, reference_method
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.failure import measured_failure
 from probe.thresholds.threshold_onset import best, crossing_texts
-from probe.verdict.rows import predicted_failures
+from probe.verdict.rows import predicted_failure
 from probe.verdict.tables import drift_table, onset_title
 from probe.verdict.verdict import Verdict, verdict
 
@@ -237,19 +238,27 @@ class Run(reader.Run):
 
         methods: those in the figure and files; default: all.
         """
-        analysis = self.analysis()
-        if self.evaluation is None or analysis.measured is None:
+        if self.evaluation is None:
             raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
-        onsets = {onset.method: str(onset) for onset in analysis.onsets}
-        failures = analysis.measured.failures
-        rows = tuple((failure.method, str(failure), onsets[failure.method]) for failure in failures)
+        attrs, reference = self.hidden.attrs, reference_method(self.hidden["method"].values.tolist())
+        measured = measured_failure(self.evaluation, self.trained_length, reference)
+        try:
+            onsets, rule = self.analysis().onsets, self.analysis().rule
+        except Refused:  # positions that onsets need were not captured
+            onsets, rule = (), "drift"
+        by_method = {onset.method: str(onset) for onset in onsets}
+        rows = tuple((row.method, str(row), by_method.get(row.method, "not judged")) for row in measured.failures)
         scores = self.evaluation
         if methods is not None:
             check_labels(scores, "method", methods)
             scores = scores.sel({"method": list(methods)})
-        predicted = predicted_failures(self.verdict())
-        export = curves_export(scores, analysis.measured, self.trained_length, analysis.onsets, predicted)
-        table = Table("", ("method", "measured failure", onset_title(analysis.rule)), rows)
+        run = {"reference": reference, "model": attrs.get("model"), "trained_length": self.trained_length}
+        run["method_configs"] = json.loads(attrs.get("method_configs", "{}"))
+        prediction = find_prediction(self.folder)
+        predicted = {row.method: predicted_failure(run, row.method, prediction) for row in measured.failures}
+        predicted = {name: row for name, row in predicted.items() if row}
+        export = curves_export(scores, measured, self.trained_length, onsets, predicted)
+        table = Table("", ("method", "measured failure", onset_title(rule)), rows)
         return Result(self.evaluation, plain_table(table), export)
 
     def prediction(self) -> Result:

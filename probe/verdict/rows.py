@@ -122,13 +122,15 @@ def _row(
         "measured": measured,
         "held": held,
         "nll": _nll(row["longest"], method == summary["reference"]),
-        "predicted": _predicted(summary, method, prediction),
+        "predicted": predicted_failure(summary, method, prediction),
         "drift": next((call for call in calls if call["method"] == method), None),
         "heads": None if located is None else smallest_set(located, method),
     }
 
 
-def _predicted(summary: Mapping[str, Any], method: str, prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def predicted_failure(
+    summary: Mapping[str, Any], method: str, prediction: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """The predicted failure length with its ends and the longest length; None for another model, M or parameters.
 
     The reference has none: its own losses are what the prediction rests on.

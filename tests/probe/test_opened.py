@@ -7,6 +7,8 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
+from mesa_lens.cli import main
+from probe.files import write_result
 from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.thresholds.drift_onset import drift_onsets
@@ -90,3 +92,22 @@ def test_where_nothing_breaks_no_break_is_reported(still):
     assert {call.length for call in drift_onsets(still.drift().data)} == {None}
     with pytest.raises(ValueError, match="holds no scores by length; probe with --samples above 0"):
         still.curves()
+
+
+def test_scores_are_exported_where_the_states_tell_no_onset(folder, tmp_path):
+    away = hidden_states(prompts=("repeated",)).sel(position=slice(80, 200))  # neither M nor what lies before it
+    write_run(tmp_path / "away", away, evaluation())
+    located = {"model": "tiny", "trained_length": 64, "lengths": [320], "refusal": "", "misfit": {}}
+    methods = {"mesa": {"config": {"window": 8}, "failure": {"length": 300, "ends": [290, 310]}}}
+    (tmp_path / "away" / "predict").mkdir()
+    write_result(tmp_path / "away" / "predict" / "prediction.json", {**located, "methods": methods})
+    run, whole = probe.open_run(tmp_path / "away"), probe.open_run(folder)
+    curves, expected = run.curves(), whole.curves()
+    assert curves.data.identical(expected.data)
+    there, then = (view.export.numbers["failures"] for view in (curves, expected))
+    assert there["measured"].identical(then["measured"])
+    assert set(there["drift_onset_text"].values) == {"not judged"}
+    assert there["predicted_failure"].sel({"method": "mesa"}) == 300
+    assert main(["export", "curves", str(run.folder), "--format", "svg,csv"]) == 0
+    with pytest.raises(ValueError, match=r"position 64 .* was not captured, only 80-200"):
+        run.thresholds()
