@@ -201,8 +201,17 @@ def test_sel_takes_a_method_and_never_ignores_it(run):
     assert hidden.sel(position=70.2, method="nearest")["position"].item() == 71
     assert run.heatmap().data.sel(method="origin")["method"].item() == "origin"
     for values in (hidden, hidden["resid_post"], hidden["resid_post"] * 2, run.heatmap().data):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="method 'reropes' is not there; there is origin, rerope, "):
             values.sel(method="reropes")
+        for wanted in ({"layer": 9}, {"layer": [2, 9]}, {"method": "rerope", "layer": np.array([9])}):
+            with pytest.raises(KeyError, match="layer 9 is not there; there is "):
+                values.sel(**wanted)
+            with pytest.raises(KeyError, match="layer 9 is not there; there is "):
+                values.sel(wanted)
+    with pytest.raises(KeyError, match="'lyer' is not a valid dimension"):
+        hidden.sel(lyer=2)
+    with pytest.raises(KeyError, match="layer 9 is not there; there is "):
+        hidden["resid_post"].loc[{"layer": 9}]
     with pytest.raises(KeyError, match="method"):
         labelled(row_table([{"method": "mesa", "share": 1.0}])).sel(method="mesa")
 
