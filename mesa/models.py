@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -41,6 +44,7 @@ _BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attention.bias")
 _LONGEST_REASON = 300  # characters
 _NAMED = 3
 """How many weights a message names."""
+_OWN_CODE = "it runs Python code that comes with it; read that code, then give --trust-remote-code"
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -185,8 +189,23 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
             stated = None
         check_stated(stated)
     config = AutoConfig.from_pretrained(place.where, **options)
+    code = {} if options["trust_remote_code"] or place.header else stated.get("auto_map") or {}
+    if own := code.get("AutoModelForCausalLM") or code.get("AutoConfig"):
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError("it needs trust_remote_code")  # as transformers says it of a type that it does not know
+        used: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        _tell_own_code(place.where, own, used.__name__)
     note_stated(config, stated)
     return config, stated
+
+
+@cache
+def _tell_own_code(where: str, own: str, used: str) -> None:
+    """Says on stderr, once, that a class of transformers takes the place of one that comes with a model."""
+    sys.stderr.write(
+        f"{where} comes with Python code of its own ({own}), which is not run: transformers' {used} is used in its "
+        "place; to run it, read it, then give --trust-remote-code\n"
+    )
 
 
 def _folder(place: Place, options: Mapping[str, Any]) -> Path:
@@ -206,6 +225,9 @@ def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: b
 
 def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
+    code = {} if options["trust_remote_code"] else tokenizer.init_kwargs.get("auto_map") or {}
+    if own := [name for name in code.get("AutoTokenizer") or () if name]:
+        _tell_own_code(place.where, own[-1], type(tokenizer).__name__)
     return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
 
 
@@ -248,10 +270,7 @@ def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
             raise
         _check_parts(name, place, parts)
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            raise Refused(
-                f"cannot load model {name!r}: it runs Python code that comes with it; read that code, then give "
-                "--trust-remote-code"
-            ) from error
+            raise Refused(f"cannot load model {name!r}: {_OWN_CODE}") from error
         if "does not recognize this architecture" in str(error):
             unknown = f"its model type is not known to transformers {version}"
             raise Refused(f"cannot load model {name!r}: {unknown}") from error

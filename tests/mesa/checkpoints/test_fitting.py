@@ -69,16 +69,34 @@ def test_a_package_that_is_missing_is_named(folder, method, package):
     assert "damaged" not in said
 
 
-def test_code_of_a_folder_runs_only_when_it_is_allowed_and_its_class_is_taken_as_its_base(folder):
+def test_code_of_a_folder_runs_only_when_it_is_allowed_and_its_class_is_taken_as_its_base(folder, capfd):
     changed_config(folder, architectures=["Mine"], auto_map={"AutoModelForCausalLM": "code.Mine"})
     (folder / "code.py").write_text(
         "from transformers import LlamaForCausalLM\nclass Mine(LlamaForCausalLM):\n    pass\n"
     )
     loaded = load(str(folder), trust_remote_code=True)
     assert type(loaded.model).__name__ == "Mine"
+    assert capfd.readouterr().err == ""
     report = mesa.check(loaded.model, loaded.tokenizer, methods="rerope")
     assert not report.failed
     assert all(row.result != "not run" for row in report.rows)
+
+
+def test_a_class_that_takes_the_place_of_a_models_own_code_is_named_or_refused(folder, capfd):
+    """The folder lacks the code: nothing of it is read."""
+    changed_config(folder, auto_map={"AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.Mine"})
+    path = folder / "tokenizer_config.json"
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**stated, "auto_map": {"AutoTokenizer": ["code.Slow", None]}}))
+    assert type(load(str(folder)).model).__name__ == "LlamaForCausalLM"
+    config_of(str(folder))
+    own, words = capfd.readouterr().err.splitlines()  # once each
+    assert "(code.Mine), which is not run: transformers' LlamaForCausalLM is used" in own
+    assert "(code.Slow), which is not run: transformers' " in words
+    assert own.endswith("--trust-remote-code")
+    for changes in ({"model_type": "t5"}, {"model_type": "mine"}):
+        changed_config(folder, **changes)
+        assert "it runs Python code that comes with it; read that code" in refused(config_of, str(folder))
 
 
 def with_added(folder, *tokens):
