@@ -61,13 +61,17 @@ def main(start: str = "overview") -> None:
     root = root_folder()
     runs = tuple(entries(root))
     pages: dict[str, Any] = {}
+    hidden: list[Any] = []
     header = st.container(horizontal=True, vertical_alignment="bottom")
     heading = header.empty()
     context = Context(str(root), runs, _choose(runs), pages)
     for url, (title, icon, draw, needs_run) in PAGES.items():
         body = partial(_guarded, draw, context, title, needs_run)
-        pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == start)
-    page = st.navigation(list(pages.values()), position="top")
+        pages[url] = st.Page(body, title=title, icon=icon, url_path=url)
+        if url == start:  # at "/", and at its own name
+            hidden = [st.Page(body, title=title, icon=icon, url_path=url, visibility="hidden")]
+            pages[url] = st.Page(body, title=title, icon=icon, url_path="", default=True)
+    page = st.navigation([*pages.values(), *hidden], position="top")
     heading.title(page.title, anchor=False)
     if runs and PAGES[page.url_path or start][3]:
         labels = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in runs}

@@ -151,6 +151,15 @@ def test_every_row_of_the_verdict_is_visible(visit, run, width, methods):
     assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_has_an_address_of_its_name(visit, path):
+    page = visit(f"{path}?run=second")
+    page.wait_for_timeout(500)
+    assert page.locator("h1").inner_text() == TITLES.get(path, path.capitalize())
+    assert page.get_by_role("dialog").count() == 0
+    assert page.url.partition("?")[0].endswith(f"/{path}")
+
+
 def until(page, part):
     """Waits until the address holds `part`."""
     page.wait_for_function("part => location.href.includes(part)", arg=part)
