@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mesa.errors import Refused
 from mesa_lens.arguments import Results, RunOptions, print_continues, resumable, run_experiment, runner_of
-from probe.options import InputPath, Names, Tokens, option
-from probe.request import EvalRequest
-
-_HARNESS = "lm-evaluation-harness, in place of --task"
-
-
-@dataclass(frozen=True)
-class HarnessOptions:
-    """Tasks of lm-eval."""
-
-    list_tasks: bool = option(False, "print the tasks and stop")
-    harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
-    include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
-    limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
-
+from probe.request import EvalRequest, HarnessOptions
 
 HELP = "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method"
 EXAMPLE = "mesa-lens eval --task passkey,nll --samples 10 --out runs/eval"

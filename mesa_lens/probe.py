@@ -12,8 +12,7 @@ from mesa_lens.arguments import (
     resumable,
     runner_of,
 )
-from mesa_lens.report import RuleOptions
-from probe.request import ProbeRequest
+from probe.request import ProbeRequest, RuleOptions
 
 HELP = "measure at which length each method fails, and store hidden states"
 EXAMPLE = "mesa-lens probe --length 2048 --out runs/demo"

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 from mesa_lens.arguments import JsonOptions
 from probe.options import REQUIRED, InputPath, option
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """What onsets are read by."""
-
-    rule: Literal["drift", "paper"] = option(
-        "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
-    )
+from probe.request import RuleOptions
 
 
 @dataclass(frozen=True)

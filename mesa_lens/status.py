@@ -27,5 +27,6 @@ def run(options: StatusOptions, printing: JsonOptions) -> int:
     from probe.status import status_of
 
     status = status_of(options.run_folder)
-    print(json.dumps(status.as_dict(), indent=1) if printing.json else status.text())
+    going_on = "".join(f"\n  to go on: {line}" for line in status.resume.values())
+    print(json.dumps(status.as_dict(), indent=1) if printing.json else f"{status.text()}{going_on}")
     return int(any(part.damaged for part in status.parts))

@@ -264,7 +264,7 @@ class Option:
         """What holds where it is not given, as it would be written; empty where there is nothing to tell."""
         if self.default in (None, (), dataclasses.MISSING) or isinstance(self.default, bool):
             return self.unset
-        return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
+        return self.written(self.default)
 
     @property
     def help_text(self) -> str:
@@ -298,6 +298,18 @@ class Option:
         while get_origin(inner) in (Annotated, tuple):
             inner = get_args(inner)[0]
         return get_args(inner) if get_origin(inner) is Literal else ()
+
+    def of(self, request: Any) -> Any:
+        """Its value in an object of the dataclass."""
+        for name in self.path:
+            request = request.get(name) if isinstance(request, Mapping) else getattr(request, name)
+        return request
+
+    def written(self, value: Any) -> str:
+        """A value as it is typed."""
+        if not isinstance(value, tuple):
+            return str(value)
+        return ",".join(f"{part[0]}-{part[1] - 1}" if isinstance(part, tuple) else str(part) for part in value)
 
     def read(self, value: Any) -> Any:
         """The value, checked. Raises Refused, which begins with the value."""
@@ -364,9 +376,7 @@ def from_values(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
 def check(request: Any) -> None:
     """Raises Refused, naming the option, for a value that the dataclass does not take, or that has no effect."""
     for item in options(type(request)):
-        value = request
-        for name in item.path:
-            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        value = item.of(request)
         if value is None and isinstance(item.default, bool | str):
             continue
         try:

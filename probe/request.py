@@ -39,6 +39,7 @@ from probe.options import (
 METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
 _MODEL, _METHODS, _DATA = "model", "methods", "data"
+_HARNESS = "lm-evaluation-harness, in place of --task"
 _LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
 _STORED = ("methods", "settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
@@ -218,6 +219,15 @@ class ProbeRequest(MethodsRequest):
 
 
 @dataclass(frozen=True)
+class RuleOptions:
+    """What onsets are read by."""
+
+    rule: Literal["drift", "paper"] = option(
+        "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
+    )
+
+
+@dataclass(frozen=True)
 class EvalRequest(MethodsRequest):
     """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
 
@@ -234,6 +244,16 @@ class EvalRequest(MethodsRequest):
     )
     new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=_DATA)
     batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
+
+
+@dataclass(frozen=True)
+class HarnessOptions:
+    """Tasks of lm-eval."""
+
+    list_tasks: bool = option(False, "print the tasks and stop")
+    harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
+    include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
+    limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
 
 
 def _tried(kind: Kind) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,10 +23,10 @@ from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.worker import eval_tasks
 from probe.experiment.estimate import Work, work_of
-from probe.experiment.interrupts import check_interrupt
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
 from probe.experiment.pool import Pool
+from probe.experiment.resume import REQUEST, recorded
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
@@ -33,6 +34,7 @@ from probe.identity import check_of_run
 from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
 from probe.plan import plan as make_plan
 from probe.report import check_report, remove_report, write_report
+from probe.request import RuleOptions
 from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
@@ -58,7 +60,6 @@ def run_probe(
     removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
     """
     plan = make_plan(request)
-    check_interrupt()
     runner.check(request.load)
     with owned(out):
         check_apart(out, ("journal.jsonl",))
@@ -105,9 +106,8 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
         check_report(out)
     if not whole:
         with ExitStack() as stack:
-            _measure_and_capture(plan, out, overwrite, runner, stack)
+            _measure_and_capture(plan, out, overwrite, by, runner, stack)
     with _resumable(out, overwrite):
-        check_interrupt()
         return write_report(out, by)
 
 
@@ -119,7 +119,9 @@ def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))))
 
 
-def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:
+def _measure_and_capture(
+    plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner, stack: ExitStack
+) -> None:
     """Completes the store; workers last as long as the stack."""
     if runner.is_local:
         check_fits(plan)
@@ -132,7 +134,8 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
         worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
         return stack.enter_context(runner.pool(worker, tasks))
 
-    layout = template(plan, fingerprints(plan, documents, tokens))
+    attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
+    layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
     if plan.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
     journal = None

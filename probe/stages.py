@@ -46,6 +46,10 @@ class FailureByLength(Evaluation):
         super().__init__(plan)
         self.rounds = rounds
 
+    @property
+    def request(self) -> None:
+        """Nothing: the store has the probe's."""
+
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The plan's, then those of the next further length."""
         if missing := super().tasks(rows):

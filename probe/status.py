@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from mesa.errors import NotFound, Refused
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
+from probe.experiment.resume import REQUEST, resume_command
 from probe.files import read_result
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
@@ -35,7 +37,7 @@ class Part:
     """One kind of work in a folder. cells: how many in all, None where that is unknown. failed: left out for good.
 
     file: its journal. damaged: numbers of lines. seconds: the time left; None: unknown, or nothing is running. refusal:
-    why what is done gives no result.
+    why what is done gives no result. resume: the command that goes on; empty where the run recorded none.
     """
 
     command: str
@@ -47,6 +49,7 @@ class Part:
     damaged: tuple[int, ...] = ()
     seconds: float | None = None
     refusal: str = ""
+    resume: str = ""
 
     @property
     def left(self) -> int | None:
@@ -58,7 +61,7 @@ class Part:
 class Status:
     """state: running, finished or unfinished. holder: what the process that writes, or died, wrote of itself.
 
-    lacking: what is not written yet, of a run with all its cells.
+    lacking: what is not written yet, of a run with all its cells. by: the command that writes it.
     """
 
     path: Path
@@ -66,6 +69,16 @@ class Status:
     parts: tuple[Part, ...]
     holder: dict[str, Any]
     lacking: str = ""
+    by: str = ""
+
+    @property
+    def resume(self) -> dict[str, str]:
+        """The command line that goes on, by command; of what is finished, running, damaged or did not tell, none."""
+        if self.state == "running":
+            return {}
+        parts = [part for part in self.parts if not part.damaged and (part.left != 0 or part.command == self.by)]
+        lines = {part.command: part.resume for part in parts if part.resume}
+        return lines | ({"report": shlex.join(["mesa-lens", "report", str(self.path)])} if self.by == "report" else {})
 
     def rows(self) -> list[dict[str, Any]]:
         """One line a part, ready for JSON."""
@@ -84,7 +97,8 @@ class Status:
         names = ("done", "failed", "left", "of", "seconds_left")
         columns = {name: [row[name] for row in rows] for name in names}
         sums = {name: None if None in values else sum(values) for name, values in columns.items()}
-        return {"run": str(self.path), "state": self.state, "holder": holder or None, **sums, "parts": rows}
+        about = {"run": str(self.path), "state": self.state, "holder": holder or None}
+        return {**about, **sums, "resume": list(self.resume.values()), "parts": rows}
 
     def text(self) -> str:
         """A line a part."""
@@ -117,10 +131,10 @@ def status_of(folder: Path) -> Status:
         raise Refused(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
     if not parts and not running:
         raise Refused(f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)")
-    lacking = _lacking(folder)
+    lacking, by = _lacking(folder)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
     state = "running" if running else "finished" if whole else "unfinished"
-    return Status(folder, state, parts, holder, lacking)
+    return Status(folder, state, parts, holder, lacking, by)
 
 
 def has_results(out: Path) -> bool:
@@ -131,24 +145,26 @@ def has_results(out: Path) -> bool:
         return False
 
 
-def _lacking(folder: Path) -> str:
+def _lacking(folder: Path) -> tuple[str, str]:
+    """What is not written, in words, and the command that writes it; both empty for nothing."""
     store = store_of(folder)
     if partial_path(store).exists():
-        return "the store is not finished"
+        return "the store is not finished", "probe"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
-        return "the report is not written; `mesa-lens report` writes it"
+        return "the report is not written; `mesa-lens report` writes it", "report"
     for command, names in _WRITTEN.items():
         place = folder / command
         missing = [name for name in names if not (place / name).exists()]
         if missing and (place / "journal.jsonl").exists():
-            return f"{' and '.join(missing)} of {command or 'eval'} not written; the same command writes them"
+            text = f"{' and '.join(missing)} of {command or 'eval'} not written; the same command writes them"
+            return text, command or "eval"
         try:
             read_result(place / names[0])
         except FileNotFoundError:
             continue
         except (OSError, Refused) as error:
-            return f"{error}; the same command writes it anew"
-    return ""
+            return f"{error}; the same command writes it anew", command or "eval"
+    return "", ""
 
 
 def _with_time(part: Part, folder: Path) -> Part:
@@ -170,7 +186,7 @@ def _parts(folder: Path) -> Iterator[Part]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
     if (path := folder / "harness.jsonl").exists():
         journal = read_journal(path)
-        yield _journal_part("eval", "lm-eval tasks", path, journal, journal.expected)
+        yield _journal_part("eval", "lm-eval tasks", folder, path, journal, journal.expected)
     yield from _probe_parts(folder)
     for command in ("", "locate", "anatomy", "predict"):
         if (path := folder / command / "journal.jsonl").exists():
@@ -179,14 +195,15 @@ def _parts(folder: Path) -> Iterator[Part]:
             total = journal.expected  # but of a run that ended, what its summary says
             if "tasks_left" in summary:
                 total = len(journal.rows) + failed + summary["tasks_left"]
-            part = _journal_part(command or "eval", "cells", path, journal, total, failed)
+            part = _journal_part(command or "eval", "cells", folder, path, journal, total, failed)
             yield replace(part, refusal=str(summary.get("refusal", "")))
 
 
 def _journal_part(
-    command: str, what: str, path: Path, journal: JournalFile, total: int | None, failed: int = 0
+    command: str, what: str, folder: Path, path: Path, journal: JournalFile, total: int | None, failed: int = 0
 ) -> Part:
-    return Part(command, what, len(journal.rows), total, failed, path, damaged=tuple(journal.damaged))
+    resume = resume_command(command, folder, journal.request)
+    return Part(command, what, len(journal.rows), total, failed, path, tuple(journal.damaged), resume=resume)
 
 
 def _probe_parts(folder: Path) -> Iterator[Part]:
@@ -194,13 +211,14 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
     store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
     if store is None:
         if path.exists():
-            yield _journal_part("probe", "measured cells", path, read_journal(path), None)
+            yield _journal_part("probe", "measured cells", folder, path, read_journal(path), None)
         return
     try:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
         methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))
+        resume = resume_command("probe", folder, json.loads(str(group.attrs.get(REQUEST, "null"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if path.exists() or lengths:
@@ -208,8 +226,8 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
         journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's
         further = sum(key[2] not in lengths for key in journal.rows)  # by bisection: known as they come
         total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
-        yield _journal_part("probe", "measured cells", path, journal, total)
-    yield Part("probe", "captured passes", captured, len(methods) * len(prompts))
+        yield replace(_journal_part("probe", "measured cells", folder, path, journal, total), resume=resume)
+    yield Part("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 
 
 def _summary(path: Path, summary: Path) -> dict[str, Any]:

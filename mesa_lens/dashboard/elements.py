@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
-from mesa_lens.dashboard.runs import Context
+from mesa_lens.dashboard.runs import Context, find_status
 from probe.evaluation.summary import Table
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Drawable, Panel
 from probe.figures.render import least_width, untitled
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of
+from probe.status import Status
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     BLACK: "#808080",
@@ -61,12 +62,21 @@ def suggest(text: str, command: str) -> None:
     st.code(command, language="bash")
 
 
+def show_status(*known: Status) -> None:
+    """How far runs are, and the commands that go on."""
+    st.code("\n".join(status.text() for status in known), language=None)
+    if commands := [line for status in known for line in status.resume.values()]:
+        st.code("\n".join(commands), language="bash")
+
+
 def written(context: Context, find: Callable[[Path], T | None], command: str) -> T | None:
     """What a command wrote into the run's folder; where it was not run None, and the command is shown."""
     summary = find(context.run.path)
     if summary is None:
         text = "This run has nothing to show here yet. Run the command, then reload this page:"
-        suggest(text, f"mesa-lens {command} --out {quote(str(context.run.path))}")
+        status = find_status(context.run.path)
+        begun = status.resume.get(command) if status else None
+        suggest(text, begun or f"mesa-lens {command} --out {quote(str(context.run.path))}")
     return summary
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
-from mesa_lens.dashboard.runs import Entry, check_inside
+from mesa_lens.dashboard.runs import Entry, check_inside, find_status
 from probe.report import whole_summary
 from probe.store.cache import cached, load
 from probe.store.reader import Run, open_run, partial_path, store_of
@@ -31,9 +31,11 @@ def opened(entry: Entry) -> Run:
     whole, partial_store = entry.stamp
     if partial_store and not whole:
         missing = list_missing(missing_regions(partial_path(store_of(entry.path)))) or "it is not finished"
+        status = find_status(entry.path)
+        command = f": {line}" if status and (line := status.resume.get("probe")) else ""
         raise Refused(
             f"run {entry.name} is still being written, or was cut short: {missing}; "
-            "reload this page when the capture is done, or capture it again"
+            f"reload this page when the capture is done, or go on with it{command}"
         )
     return _open(entry)
 

@@ -20,10 +20,12 @@ from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import EvalPlan
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
+from probe.experiment.resume import recorded
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
 from probe.files import write_result
+from probe.request import HarnessOptions
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -85,6 +87,11 @@ class Harness(Experiment):
         settings["lengths"] = plan.setting.lengths
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
+
+    @property
+    def request(self) -> dict[str, list[str]]:
+        """As for Experiment."""
+        return recorded(self.plan.request, HarnessOptions(False, tuple(self.names), self.include_path, self.limit))
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, with the memory of one prompt and the logits of all its tokens."""

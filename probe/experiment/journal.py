@@ -12,6 +12,7 @@ from typing import Any
 
 from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
+from probe.experiment.resume import REQUEST
 from probe.experiment.task import Key
 from probe.files import checksum, difference
 from probe.identity import CHECKSUM, is_whole, same_model
@@ -29,13 +30,14 @@ _EXPECTED = "cells"
 class JournalFile:
     """What a journal's file holds. settings: None for a file cut short in its first line.
 
-    expected: rows of the finished run; None: unknown. whole: bytes of its whole lines. damaged: numbers of lines that
-    are not what was written; `rows` leaves these out.
+    expected: rows of the finished run, and request: what its command was asked last, see `resume`; None: unknown.
+    whole: bytes of its whole lines. damaged: numbers of lines that are not what was written; `rows` leaves these out.
     """
 
     settings: dict[str, Any] | None
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
     expected: int | None = None
+    request: Any = None
     whole: int = 0
     damaged: list[int] = field(default_factory=list)
 
@@ -51,7 +53,10 @@ def read_journal(path: Path) -> JournalFile:
         header = json.loads(first)
         count = header.get(_EXPECTED)
         journal = JournalFile(
-            dict(header["settings"]), expected=count if isinstance(count, int) else None, whole=len(whole)
+            dict(header["settings"]),
+            expected=count if isinstance(count, int) else None,
+            request=header.get(REQUEST),
+            whole=len(whole),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{path} is not a journal of a run; use --overwrite or another --out") from error
@@ -64,8 +69,8 @@ def read_journal(path: Path) -> JournalFile:
             journal.damaged.append(number)
         elif isinstance(key := row.get("cell"), list) and key and all(isinstance(part, int | str) for part in key):
             journal.rows[tuple(row.pop("cell"))] = row
-        elif isinstance(row.get(_EXPECTED), int):
-            journal.expected = row[_EXPECTED]
+        elif row.keys() & {_EXPECTED, REQUEST}:
+            journal.expected, journal.request = row.get(_EXPECTED), row.get(REQUEST)
         else:
             journal.damaged.append(number)
     return journal
@@ -104,7 +109,8 @@ class Journal:
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
     run with other settings, or with other parameters of a method; Refused for a file that is not a journal, has a
     damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
-    row by its key, whose config is stored with the row; None: of none that is known.
+    row by its key, whose config is stored with the row; None: of none that is known. request: what the command was
+    asked, see `resume`; written before the next row where it changed.
     """
 
     def __init__(
@@ -113,17 +119,18 @@ class Journal:
         settings: Mapping[str, Any],
         method_of: Callable[[Key], Method | None] = lambda key: None,
         needed: Sequence[str] = (),
+        request: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.settings, self.needed, self._method_of = path, dict(settings), needed, method_of
         self.rows: dict[Key, dict[str, Any]] = {}
-        self._expected: int | None = None
-        self._written: int | None = None
+        self._about: dict[str, Any] = {} if request is None else {REQUEST: request}
+        self._written: dict[str, Any] = {}
         if path.exists() and path.stat().st_size:
             self._read()
 
     def expect(self, rows: int) -> None:
         """How many rows the finished run has; written with the next row."""
-        self._expected = rows
+        self._about[_EXPECTED] = rows
 
     def add(self, key: Key, row: Row) -> None:
         """Stores a task's row. Raises RuntimeError for a measured value that is not finite."""
@@ -132,15 +139,20 @@ class Journal:
             raise Failed(
                 f"{wrong[0]!r} of {' '.join(map(str, key))} is not finite; try a wider --dtype (float32, float64)"
             )
-        expected = {} if self._expected is None else {_EXPECTED: self._expected}
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write("w", {"settings": self.settings, **expected})
-        elif self._written != (self._expected or self._written):
-            self._write("a", expected)
-        self._written = self._expected or self._written
+            self._written |= self._about
+            self._write("w", {"settings": self.settings, **self._written})
+        self.note()
         self._write("a", {"cell": key, **row})
         self.rows[key] = row
+
+    def note(self) -> None:
+        """Writes what is expected and was asked, where there are rows and it changed."""
+        about = self._written | self._about
+        if self.rows and about != self._written:
+            self._write("a", about)
+            self._written = about
 
     def _config(self, key: Key) -> dict[str, Any]:
         """The config of a row's method, as JSON gives it back."""
@@ -165,7 +177,8 @@ class Journal:
             if (config := self._config(key)) and config["config"] != row.get("config"):
                 name = config["config"]["name"]
                 raise Occupied(f"{self.path} holds {name} with other parameters; use --overwrite or another --out")
-        self.rows, self._written = file.rows, file.expected
+        self.rows, about = file.rows, {_EXPECTED: file.expected, REQUEST: file.request}
+        self._written = {key: value for key, value in about.items() if value is not None}
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)
 

@@ -17,6 +17,7 @@ from probe.experiment.lock import check_apart, owned, tell_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
+from probe.experiment.resume import recorded
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
 from probe.files import check_ours
@@ -50,6 +51,11 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """What a resumed run must have the same, ready for JSON."""
         return self.plan.settings
+
+    @property
+    def request(self) -> dict[str, list[str]] | None:
+        """What its command was asked, see `resume`; None: nothing that can be asked again."""
+        return recorded(self.plan.request)
 
     def method(self, key: Key) -> Method | None:
         """The method of a task; None: it is not of the plan."""
@@ -85,7 +91,7 @@ class Experiment:
         folder = out / self.folder
         for old in [path for name in (self.journal, *self.written) for path in folder.glob(name)] if overwrite else ():
             old.unlink()
-        return Journal(folder / self.journal, self.settings, self.method, self.needed)
+        return Journal(folder / self.journal, self.settings, self.method, self.needed, self.request)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
         """All tasks as far as they are known: what is left to do, and the memory that workers need."""
@@ -148,9 +154,18 @@ def opened(
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)
         rows = journal.rows
-        if not (experiment.tasks(rows) or experiment.refusal(rows)):
+        if begun := experiment.tasks(rows):
+            _expect(experiment, journal)
+        elif not experiment.refusal(rows):
             tell_finished(out)
         yield journal, pool
+        if begun:  # also where none of them was begun in time
+            journal.note()
+
+
+def _expect(experiment: Experiment, journal: Journal) -> None:
+    if (remaining := experiment.remaining(journal.rows)) is not None:
+        journal.expect(len(journal.rows) + remaining)
 
 
 def run_tasks(
@@ -174,8 +189,8 @@ def run_tasks(
     with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose) as progress:
         while tasks:
             attempted |= set(tasks)
-            if journal is not None and (remaining := experiment.remaining(rows)) is not None:
-                journal.expect(len(rows) + remaining)
+            if journal is not None:
+                _expect(experiment, journal)
             progress.expect(tasks)
             for task, outcome in ordered_results(workers, tasks, progress, wanted=experiment.wanted, stop=stop):
                 if outcome is None:

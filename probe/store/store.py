@@ -31,6 +31,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
+from probe.experiment.resume import REQUEST
 from probe.files import SEAL, difference, seal_of
 from probe.identity import same_model
 from probe.store.reader import FINGERPRINTS, open_run, partial_path
@@ -39,7 +40,7 @@ from probe.store.regions import DIMS, layout, list_missing, missing_regions, sto
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
 _COMPARED_LAST = ("first_token", "period")  # they follow from the word and the model
-_NOT_COMPARED = ("created", "versions", SEAL, "left_out")  # may differ between runs with the same numbers
+_NOT_COMPARED = ("created", "versions", SEAL, "left_out", REQUEST)  # may differ between runs with the same numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 def root(tmp_path_factory, undrawn):
     root = tmp_path_factory.mktemp("root")
     for name, layers in (("first", 3), ("nested/second", 2)):
-        write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
+        hidden = hidden_states(layers=layers)
+        write_run(root / name, hidden, evaluation(), model=HOSTILE, request='{"seed": ["3"]}')
     located.write(root / "first")
     anatomized.write(root / "first")
     write_evaluation(root / "evaluated")
@@ -330,7 +331,8 @@ def damaged(kind, root, target):
 @pytest.mark.parametrize(
     ("kind", "page", "remedy"),
     [
-        ("unfinished", "overview", "reload this page when the capture is done"),
+        ("unfinished", "overview", "the capture is done, or go on with it: mesa-lens probe --seed=3 --out="),
+        ("unfinished", "thresholds", "the capture is done, or go on with it: mesa-lens probe --seed=3 --out="),
         ("no metadata", "heatmaps", "give the folder"),
         ("missing region", "thresholds", "capture it again"),
         ("wrong attributes", "heatmaps", "capture it again"),

@@ -66,7 +66,7 @@ def test_a_damaged_result_is_named_with_the_command(opened, tmp_path):
 
 def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_path):
     for name, done in {"grid": 2, "whole": 3}.items():
-        journal = Journal(tmp_path / name / "journal.jsonl", {"model": "tiny"})
+        journal = Journal(tmp_path / name / "journal.jsonl", {"model": "tiny"}, request={"seed": ["3"]})
         journal.expect(3)
         for number in range(done):
             journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})
@@ -77,6 +77,7 @@ def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_pat
     assert fold.label == "Not finished: 1"
     assert "grid: unfinished" in fold.code[0].value
     assert "2 of 3 cells done, 1 left" in fold.code[0].value
+    assert fold.code[1].value == f"mesa-lens eval --seed=3 --out={tmp_path / 'grid'}"
 
 
 def test_scores_of_lm_evals_tasks_are_shown(opened, tmp_path):

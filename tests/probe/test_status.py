@@ -1,15 +1,21 @@
 """How far a run is, told from what lies in its folder: nothing is written, and no model is needed."""
 
+import argparse
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 import synthetic
+import tiny
 from holding import held
 
-from mesa_lens.cli import main
+from mesa_lens.arguments import read_options
+from mesa_lens.cli import main, parser
 from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
+from probe.experiment.resume import _CLASSES, recorded, resume_command
 from probe.files import write_result
 from probe.status import status_of
 from probe.store import store
@@ -64,6 +70,72 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
     journal.add(("nll", "yarn", 64), {"config": {"name": "yarn"}, "scores": [1.0]})  # a method of an earlier run
     assert counts(tmp_path) == [("probe", "measured cells", 2, 17), ("probe", "captured passes", 1, 8)]
     assert "the store is not finished" in status_of(tmp_path).text()
+
+
+MODEL = "--model /m/it\\'s --revision=-x --dtype float16 --device cuda:1 --trained-length 2k --trust-remote-code"
+METHODS = f"{MODEL} --methods mesa,rerope --set rerope.window=9 --set mesa.E=3 --seed 7 --executor dense"
+LINES = {
+    "probe": f"{METHODS} --length 4k --prompt ' a;$(b)' --text t.txt --texts 3 --hooks q,k --layers 0-1,3 --positions "
+    "0-9 --dims 4 --store-dtype float16 --samples 5 --lengths 64,1k --refine 2 --rule paper",
+    "eval": f"{METHODS} --task nll,vt --lengths 1k:3k:1k --samples 3 --text t --data d.jsonl --depth .25 "
+    "--new-tokens 9 --batch 2 --harness niah,acc --include-path tasks --limit 4",
+    "locate": f"{METHODS} --try clamp,smallest --measure passkey --lengths 128 --samples 2 --layers 0-2 --heads none "
+    "--ways only --dims 3 --candidates 5 --prompt=--trust-remote-code --text '~/t x'",
+    "anatomy": f"{METHODS} --parts tokens --lengths 64,128 --samples 1 --layers 1 --text t",
+    "predict": f"{METHODS} --config rerope:window=3 --config stair:E=2,N=4 --lengths 2k --samples 6 --text t --check",
+}
+
+
+def read(words):
+    """The request of a command line."""
+    args = parser().parse_args(words, argparse.Namespace())
+    return [read_options(args, cls) for cls in _CLASSES[words[0]]]
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_the_recorded_request_makes_the_line_that_asks_it_again(command):
+    words = shlex.split(LINES[command])
+    given = read([command, *words])
+    record = recorded(*given)
+    line = resume_command(command, Path("my runs"), json.loads(json.dumps(record)))
+    again = shlex.split(line)
+    assert again[:2] == ["mesa-lens", command]
+    assert "--trust-remote-code" not in again  # a prompt may be called so
+    words.remove("--trust-remote-code")
+    assert read(again[1:]) == read([command, *words])
+    assert parser().parse_args(again[1:]).out == Path("my runs")
+    default = resume_command(command, Path("x"), recorded(*read([command])))
+    assert default == f"mesa-lens {command} --out=x"
+    for key, values in {
+        "trust_remote_code": [],
+        "out": ["/"],
+        "seed": ["1; rm"],
+        "executor": ["a\x1b[2J"],
+        "model": "text",
+        "trained_length": [],
+    }.items():
+        assert resume_command(command, Path("x"), record | {key: values}) == ""
+    for damaged in (None, 3, [], "seed"):
+        assert resume_command(command, Path("x"), damaged) == ""
+
+
+def test_an_unfinished_run_is_finished_by_the_line_that_its_status_prints(tmp_path, capsys):
+    out, model = tmp_path / "it's", tiny.folder(tmp_path / "model")
+    given = ["eval", "--model", str(model), "--lengths", "80,128", "--samples", "1", "--out", str(out)]
+    assert main([*given, "--task", "nll", "--methods", "origin"]) == 0
+    assert status_of(out).resume == {}
+    assert main([*given, "--task", "nll", "--methods", "origin,rerope", "--minutes", "1e-9"]) == 0
+    status = status_of(out)
+    assert status.state == "unfinished"
+    capsys.readouterr()
+    assert main(["status", str(out)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "to go on: " in line]
+    assert line.endswith(status.resume["eval"])
+    assert status.as_dict()["resume"] == [status.resume["eval"]]
+    assert main(shlex.split(status.resume["eval"])[1:]) == 0
+    assert status_of(out).state == "finished"
+    rows = status_of(out).parts[0]
+    assert [rows.done, rows.left] == [4, 0]
 
 
 def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_named(tmp_path, capsys):

@@ -33,7 +33,7 @@ def page(context: Context) -> None:
     """Scores over length, the verdict, where drift and loss arise, provenance."""
     status = find_status(context.run.path)
     if status is not None and status.state != "finished":
-        st.code(status.text(), language=None)
+        ui.show_status(status)
     run, summary = opened(context.run), summary_of(context.run)
     read = f"It is read up to {summary['captured_length']} tokens here."
     st.html(f"<p>{explained(f'{about(summary)} {read}')}</p>")

@@ -25,7 +25,7 @@ def page(context: Context) -> None:
     known = {result.label: result for result in results(root)}
     if running := unfinished(root):
         with st.expander(f"Not finished: {len(running)}"):
-            st.code("\n".join(status.text() for status in running), language=None)
+            ui.show_status(*running)
     if not known:
         ui.suggest(f"There is no evaluation under {root}. Make one, e.g.:", _HOW.format(quote(str(root))))
         return
