@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from probe.experiment.interrupts import interruptible
+
 
 def main() -> int:
     """Runs the command; its exit code."""
     try:
-        from mesa_lens.cli import main as command
+        with interruptible():
+            from mesa_lens.cli import main as command
     except KeyboardInterrupt:
         print("\nmesa-lens: interrupted; nothing half-written was left", file=sys.stderr)
         return 1

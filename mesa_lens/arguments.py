@@ -249,7 +249,6 @@ def run_experiment(
     plan: of the request. experiment: of the plan. measured: of the plan, the folder, and how it is run. reported:
     whether a probe's report in --out tells of it.
     """
-    from probe.experiment.interrupts import check_interrupt
     from probe.experiment.journal import known_rows
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
@@ -257,7 +256,6 @@ def run_experiment(
 
     runner, until = runner_of(options, request.load), deadline(options.minutes)
     planned = plan(request)
-    check_interrupt()
     if options.estimate:
         from probe.experiment.estimate import passes_of, work_of, work_text
 

@@ -1,43 +1,50 @@
-"""Ctrl-C that an import or a callback of another package swallowed is raised again at the next check."""
+"""Ctrl-C that an import or a callback of another package swallowed is raised again until it is heard."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_pending = threading.Event()
+_AGAIN = 0.2  # seconds
+_ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt inside, at once and at every `check_interrupt` after.
+    """SIGINT and SIGTERM raise KeyboardInterrupt inside, again and again where something swallows it.
 
-    Where SIGINT is ignored, as in a shell's background, it stays so. In another thread than the main one nothing
-    changes.
+    Python drops what is raised in a callback, such as that of a lock that every import ends with, and some packages
+    take every error of an import for their own. Where SIGINT is ignored, as in a shell's background, it stays so. In
+    another thread than the main one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _pending.clear()
-    numbers = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else [])]
-    former = {number: signal.signal(number, _interrupt) for number in numbers}
+    numbers = [signal.SIGTERM, *([_ALARM] if _ALARM else [])]
+    numbers += [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
+    former, tell = {number: signal.signal(number, _interrupt) for number in numbers}, sys.unraisablehook
+    sys.unraisablehook = lambda dropped: None if dropped.exc_type is KeyboardInterrupt else tell(dropped)
     try:
         yield
     finally:
-        _pending.clear()
+        if _ALARM:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = tell
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _pending.set()
+    """Raises KeyboardInterrupt, and looks again later; what cleans up after one is left alone."""
+    if _ALARM:
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+    handled = sys.exception()
+    while handled is not None and number == _ALARM:
+        if isinstance(handled, KeyboardInterrupt):
+            return
+        handled = handled.__context__
     raise KeyboardInterrupt
-
-
-def check_interrupt() -> None:
-    """Raises KeyboardInterrupt where one came and was swallowed."""
-    if _pending.is_set():
-        raise KeyboardInterrupt

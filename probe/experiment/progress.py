@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from mesa.errors import Refused
-from probe.experiment.interrupts import check_interrupt
 from probe.experiment.task import Task
 
 
@@ -28,7 +27,6 @@ class Progress:
 
     def began(self, task: Task, worker: int = 1) -> None:
         """A worker has begun a task."""
-        check_interrupt()
         self._begun[task] = worker, time.monotonic()
         self.bar.set_postfix_str(str(task))
 
@@ -50,7 +48,6 @@ class Progress:
 @contextmanager
 def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -> Iterator[Progress]:
     """The progress of a run. title: the bar's; unit: of a task's weight."""
-    check_interrupt()
     with tqdm(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
         yield Progress(bar, verbose=verbose)
 

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from mesa_lens import cli
-from probe.experiment.interrupts import check_interrupt, interruptible
-from probe.experiment.progress import showing_progress
+from probe.experiment.interrupts import interruptible
 
 
 def swallowed(number):
@@ -23,14 +23,48 @@ def swallowed(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_swallowed_interrupt_comes_again_at_the_next_stage(number):
-    before = signal.getsignal(number)
+def test_a_swallowed_interrupt_comes_again_and_again_but_not_into_the_cleanup_of_one(number):
+    before, cleaned = [signal.getsignal(each) for each in (number, signal.SIGALRM)], []
+
+    @interruptible()
+    def command():
+        try:
+            swallowed(number)
+            swallowed(signal.SIGALRM)
+            time.sleep(5)
+        finally:
+            time.sleep(0.5)
+            with suppress(ValueError):
+                time.sleep(0.3)
+                raise ValueError
+            cleaned.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert cleaned
+    assert [signal.getsignal(each) for each in (number, signal.SIGALRM)] == before
     with interruptible():
-        swallowed(number)
-        with pytest.raises(KeyboardInterrupt):
-            showing_progress("measuring").__enter__()
-    assert signal.getsignal(number) is before
-    check_interrupt()  # a former command's is forgotten
+        time.sleep(0.3)  # a former command's is forgotten
+
+
+def test_what_a_callback_swallows_is_raised_soon_after_without_a_word(capfd):
+    """As that of the lock that every import ends with."""
+
+    class Ends:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    @interruptible()
+    def command():
+        Ends()
+        time.sleep(5)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert time.monotonic() - begun < 3
+    assert capfd.readouterr().err == ""
 
 
 def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path, monkeypatch, capsys):
