@@ -18,8 +18,8 @@ def interruptible() -> Iterator[None]:
     """SIGINT and SIGTERM raise KeyboardInterrupt inside, again and again where something swallows it.
 
     Python drops what is raised in a callback, such as that of a lock that every import ends with, and some packages
-    take every error of an import for their own. Where SIGINT is ignored, as in a shell's background, it stays so. In
-    another thread than the main one nothing changes.
+    take every error of an import for their own: an error that follows an interrupt is one, with its notes. Where SIGINT
+    is ignored, as in a shell's background, it stays so. In another thread than the main one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,6 +30,12 @@ def interruptible() -> Iterator[None]:
     sys.unraisablehook = lambda dropped: None if dropped.exc_type is KeyboardInterrupt else tell(dropped)
     try:
         yield
+    except Exception as error:
+        if not _follows_interrupt(error):
+            raise
+        interrupt = KeyboardInterrupt()
+        interrupt.__notes__ = getattr(error, "__notes__", [])
+        raise interrupt from error
     finally:
         if _ALARM:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -42,9 +48,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raises KeyboardInterrupt, and looks again later; what cleans up after one is left alone."""
     if _ALARM:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
-    handled = sys.exception()
-    while handled is not None and number == _ALARM:
-        if isinstance(handled, KeyboardInterrupt):
-            return
-        handled = handled.__context__
-    raise KeyboardInterrupt
+    if number != _ALARM or not _follows_interrupt(sys.exception()):
+        raise KeyboardInterrupt
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is, or came up while one handled, an interrupt."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _follows_interrupt(error.__context__))

@@ -47,6 +47,22 @@ def test_a_swallowed_interrupt_comes_again_and_again_but_not_into_the_cleanup_of
         time.sleep(0.3)  # a former command's is forgotten
 
 
+def test_an_error_that_a_package_makes_of_an_interrupt_is_one():
+    @interruptible()
+    def command():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except BaseException as error:
+            failed = ImportError("a module cannot be imported")
+            failed.add_note("go on")
+            raise failed from error
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        command()
+    assert caught.value.__notes__ == ["go on"]
+
+
 def test_what_a_callback_swallows_is_raised_soon_after_without_a_word(capfd):
     """As that of the lock that every import ends with."""
 
