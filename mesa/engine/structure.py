@@ -176,6 +176,8 @@ class _Probe:
     def structure(self) -> Structure:
         """By the path of each attention module."""
         embedding = self.model.get_input_embeddings()
+        if not isinstance(getattr(embedding, "weight", None), Tensor):
+            raise Refused(self._refusal("its inputs are not one row of token ids"))
         place = embedding.weight.device
         if place.type == "meta":
             place = self.model.device

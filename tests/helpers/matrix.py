@@ -44,8 +44,11 @@ TYPES = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "inkling": "inkling_text",
+    "inkling2": "inkling2_text",
     "llama4": "llama4_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
+    "mllama": "mllama_text_model",
     "modernbert_decoder": "modernbert-decoder",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -53,7 +56,12 @@ TYPES = {
 }
 """Model types that are not called like their folder."""
 
-CLASSES = {"emu3": transformers.Emu3ForCausalLM, "mistral4": transformers.Mistral4ForCausalLM}
+CLASSES = {
+    "csm": transformers.CsmForConditionalGeneration,
+    "emu3": transformers.Emu3ForCausalLM,
+    "mistral4": transformers.Mistral4ForCausalLM,
+    "mllama": transformers.MllamaForCausalLM,
+}
 """Classes that AutoModelForCausalLM does not give for these types."""
 
 MORE = {
@@ -73,6 +81,34 @@ MORE = {
         "mamba_d_state": 8,
         "mamba_n_groups": 1,
         "mamba_n_heads": 4,
+    },
+    "csm": {
+        "codec_config": {
+            "codebook_dim": 8,
+            "codebook_size": 16,
+            "head_dim": 8,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "model_type": "mimi",
+            "num_attention_heads": 2,
+            "num_filters": 4,
+            "num_hidden_layers": 1,
+            "num_quantizers": 4,
+            "upsample_groups": 16,
+            "vector_quantization_hidden_dimension": 8,
+        },
+        "depth_decoder_config": {
+            "backbone_hidden_size": 64,
+            "head_dim": 8,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_codebooks": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "vocab_size": 160,
+        },
+        "num_codebooks": 4,
     },
     "dbrx": {
         "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 10000.0},
@@ -130,6 +166,13 @@ MORE = {
     },
     "hy_v4": {"head_dim": 8, "num_key_value_heads": 4},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_d_state": 8, "use_mamba_kernels": False},
+    "kimi_linear": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+    },
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "llama4": {
         "attention_chunk_size": 16,
@@ -197,6 +240,30 @@ MORE = {
         "n_groups": 1,
         "chunk_size": 8,
     },
+    "mllama": {"cross_attention_layers": []},
+    "phi4_multimodal": {
+        "audio_config": {
+            "audio_token_id": 6,
+            "depthwise_separable_out_channel": 16,
+            "ext_pw_out_channel": 16,
+            "hidden_size": 16,
+            "input_size": 16,
+            "intermediate_size": 16,
+            "nemo_conv_channels": 16,
+            "num_attention_heads": 2,
+            "num_blocks": 1,
+        },
+        "vision_config": {
+            "crop_size": 28,
+            "hidden_size": 16,
+            "image_size": 28,
+            "image_token_id": 5,
+            "intermediate_size": 16,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "patch_size": 14,
+        },
+    },
     "qwen4_exp": {
         "hc_lowrank": 8,
         "indexer_budget": 8,
@@ -230,14 +297,15 @@ afmoe apertus arcee aria axk1 bailing_hybrid bamba beam bitnet cohere cohere2 co
 deepseek_v2 deepseek_v3 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 flex_olmo flint gemma
 gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granite_swa
 granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
-hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4 longcat_flash
-mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4 mixtral
-modernbert_decoder moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe
-qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3 solar_open stablelm
-starcoder2 vaultgemma youtu zamba2 zaya
+hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4
+longcat_flash mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4
+mixtral mllama modernbert_decoder moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi
+phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss
+smollm3 solar_open stablelm starcoder2 vaultgemma youtu zamba2 zaya
 """.split()
 REFUSED = """
-axk2 deepseek_v32 deepseek_v4 doge dots3_note glm_moe_dsa gpt_neox_japanese hy_v4 qwen4_exp
+axk2 codegen csm deepseek_v32 deepseek_v4 doge dots3_note falcon glm_moe_dsa gpt_neox_japanese gptj hy_v4 inkling inkling2
+qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
 BRIDGED = """
@@ -250,7 +318,7 @@ stablelm starcoder2 vaultgemma youtu zamba2
 """.split()
 """Those of them that TransformerLens has an adapter for."""
 
-UNTURNED = ("jamba", "nemotron_h")
+UNTURNED = ("jamba", "kimi_linear", "nemotron_h")
 """No layer rotates, so that ReRoPE changes nothing."""
 
 ABSOLUTE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -263,6 +331,8 @@ def build(family):
     config = AutoConfig.for_model(kind)
     full = config.to_dict()
     given = {name: value for name, value in SIZES.items() if name in full or hasattr(config, name)}
+    if kind == "falcon":  # its config computes it
+        del given["head_dim"]
     if full.get("layer_types"):
         kinds = list(dict.fromkeys(full["layer_types"]))
         given["layer_types"] = (kinds * 2)[:2]
