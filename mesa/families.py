@@ -13,27 +13,24 @@ class Family:
     """A model type.
 
     alibi: it adds ALiBi's bias in attention modules of its own, not through transformers' AttentionInterface
-    (mesa/engine/alibi.py). refused: why no method can be attached. joint_by_head: one projection gives q, k and v
-    head by head; elsewhere all of q come first. eager: TransformerLens computes its attention by a mask that is added,
-    which only 'eager' has. normed_by_position: queries and keys are normed by (batch, position, head, dim), where
-    TransformerLens has (batch, head, position, dim).
+    (mesa/engine/alibi.py). refused: why no method can be attached. eager: TransformerLens computes its attention by a
+    mask that is added, which only 'eager' has. normed_by_position: queries and keys are normed by (batch, position,
+    head, dim), where TransformerLens has (batch, head, position, dim).
     """
 
     alibi: bool = False
     refused: str = ""
-    joint_by_head: bool = False
     eager: bool = False
     normed_by_position: bool = False
 
 
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
 FAMILIES = {
-    "bloom": Family(alibi=True, joint_by_head=True),
+    "bloom": Family(alibi=True),
     CONSTRUCTED: Family(alibi=True),
     "gemma3": Family(refused=_IMAGES),
     "gemma4": Family(refused=_IMAGES),
     "glm_moe_dsa": Family(eager=True),
-    "gpt_neox": Family(joint_by_head=True),
     "mpt": Family(alibi=True),
     "qwen3": Family(normed_by_position=True),
     "qwen3_moe": Family(normed_by_position=True),

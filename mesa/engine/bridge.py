@@ -52,7 +52,7 @@ class MethodAttention(AttentionBridge):
             check_readable(getattr(original_component, joint.name), joint.name)
         super().set_original_component(original_component)
         if joint is not None:
-            joint.follow(self.q, self.k, self.v)
+            joint.follow(getattr(original_component, joint.name), self.q, self.k, self.v)
             if self.o.original_component is not None:
                 setattr(original_component, str(self.o.name), self.o)
 
@@ -276,7 +276,7 @@ def choosing_adapter(base: type[Any], kind: str, unnormed: bool) -> type[Any]:
 
     kind: the model type. unnormed: for a model whose norms are identities, which TransformerLens then leaves alone.
     """
-    family = family_of(kind)
+    eager = family_of(kind).eager
 
     class ChoosingAdapter(base):
         supports_hf_output_attentions = False  # weights are hooked where they are made
@@ -286,12 +286,12 @@ def choosing_adapter(base: type[Any], kind: str, unnormed: bool) -> type[Any]:
             parts = list(_parts(self.component_mapping))
             attentions: list[Any] = [part for part in parts if isinstance(part, AttentionBridge)]
             own = [part for part in attentions if type(part) is not AttentionBridge]  # its weights are the module's
-            if own and not family.eager:
+            if own and not eager:
                 self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
             for part in attentions:
                 part.__class__ = _choosing(type(part))
                 if (joint := part.submodules.get("qkv")) is not None:
-                    joint.__class__, joint._heads = JointProjection, self.cfg.n_heads if family.joint_by_head else None
+                    joint.__class__ = JointProjection
             for part in parts:
                 if isinstance(part, JointGateUpMLPBridge):
                     part.__class__ = SharedGateUp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,20 +80,38 @@ class Part(nn.Linear):
 _FORWARDS = (nn.Linear.forward, Part.forward)
 
 
-def share(joint: LinearBridge, parts: Sequence[LinearBridge], heads: int | None) -> None:
-    """Has `parts` of a joint projection follow its module. heads: how many it gives them for one by one, or None."""
+def share(joint: LinearBridge, module: Any, parts: Sequence[LinearBridge]) -> Tensor:
+    """Has `parts` follow the `module` of a joint projection; which of their outputs, in a row, each of its own is."""
     linears: list[Any] = [part.original_component for part in parts]
-    rows, kept = [linear.out_features for linear in linears], [None]
-    for number, linear in enumerate(linears):
+    order, kept = _order(module, linears), [None]
+    places = order.argsort().split([linear.out_features for linear in linears])
+    for linear, mine in zip(linears, places, strict=True):
         linear.__class__ = Part
         object.__setattr__(linear, "whole", joint)  # no child: its weights are the joint's
-        linear.take, linear.kept, linear.last = _taking(number, rows, heads), kept, number == len(parts) - 1
+        linear.take, linear.kept, linear.last = partial(_taken, mine), kept, linear is linears[-1]
+    return order
 
 
-def _taking(number: int, rows: Sequence[int], heads: int | None) -> Callable[[Tensor], Tensor]:
-    if heads is None:
-        return lambda whole: whole.split(list(rows), -1)[number]
-    return lambda whole: whole.unflatten(-1, (heads, len(rows), -1))[..., number, :].flatten(-2)
+def _taken(places: Tensor, whole: Tensor) -> Tensor:
+    return whole[..., places.to(whole.device)]
+
+
+@torch.no_grad()
+def _order(joint: Any, parts: Sequence[Any]) -> Tensor:
+    """By the rows of their weights, which are copies; equal rows stand for each other."""
+
+    def marks(module: Any) -> Tensor:
+        rows = module.weight if module.bias is None else torch.cat([module.weight, module.bias[:, None]], 1)
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.rand(rows.shape[1], generator=generator, dtype=torch.float64).to(rows.device)
+        return torch.cat([(some.double() * factors).sum(-1) for some in rows.split(1024)]).cpu()
+
+    whole, taken = marks(joint), torch.cat([marks(part) for part in parts])
+    if len(whole) != len(taken) or not torch.allclose(whole.sort()[0], taken.sort()[0], rtol=1e-9, atol=1e-9):
+        raise Refused(f"TransformerLens takes a {type(joint).__name__} apart into parts that are not rows of it")
+    order = torch.empty_like(whole, dtype=torch.long)
+    order[whole.argsort(stable=True)] = taken.argsort(stable=True)
+    return order
 
 
 class SharedGateUp(JointGateUpMLPBridge):
@@ -109,25 +128,20 @@ class SharedGateUp(JointGateUpMLPBridge):
         super().set_original_component(original_component)
         joint: Any = LinearBridge(name=self.fused_attr)
         joint.set_original_component(getattr(original_component, self.fused_attr))
-        share(joint, (self.gate, getattr(self, "in")), None)
+        share(joint, joint.original_component, (self.gate, getattr(self, "in")))
 
 
 class JointProjection(LinearBridge):
     """One projection for q, k and v, computed by the parts that TransformerLens takes it apart into."""
 
     _parts: tuple[LinearBridge, ...]
-    _heads: int | None
-    """How many heads the projection gives q, k and v for one by one; None: all of q come first."""
 
-    def follow(self, *parts: LinearBridge) -> None:
-        """Has q, k and v compute it."""
-        self._parts = parts
-        share(self, parts, self._heads)
+    def follow(self, module: Any, *parts: LinearBridge) -> None:
+        """Has q, k and v compute it. module: the projection itself."""
+        self._parts, self._order = parts, share(self, module, parts)
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The projection, with what the hooks made of its parts."""
         input = self.hook_in(input)
-        parts = [part(input) for part in self._parts]
-        if self._heads is None:
-            return self.hook_out(torch.cat(parts, -1))
-        return self.hook_out(torch.stack([part.unflatten(-1, (self._heads, -1)) for part in parts], -2).flatten(-3))
+        whole = torch.cat([part(input) for part in self._parts], -1)
+        return self.hook_out(whole[..., self._order.to(whole.device)])

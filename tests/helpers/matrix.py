@@ -280,6 +280,7 @@ MORE = {
     },
     "youtu": {"head_dim": 8, "num_key_value_heads": 4},
     "zamba2": {
+        "chunk_size": 8,
         "hybrid_layer_ids": [1, 3],
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
         "mamba_d_state": 8,
@@ -304,8 +305,8 @@ phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe 
 smollm3 solar_open stablelm starcoder2 vaultgemma youtu zamba2 zaya
 """.split()
 REFUSED = """
-axk2 codegen csm deepseek_v32 deepseek_v4 doge dots3_note falcon glm_moe_dsa gpt_neox_japanese gptj hy_v4 inkling inkling2
-qwen4_exp
+axk2 codegen csm deepseek_v32 deepseek_v4 doge dots3_note falcon glm_moe_dsa gpt_neox_japanese gptj hy_v4 inkling
+inkling2 qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
 BRIDGED = """

@@ -92,8 +92,8 @@ LENGTH, PADDING, DECODED = 36, 5, 3
 """Tokens of a row, those of the first row that are padding, and those that come one by one."""
 
 
-UNCACHED = ("moshi", "recurrent_gemma")
-"""RecurrentGemma holds its cache itself; Moshi's drops tokens that its layers see."""
+UNCACHED = ("moshi", "recurrent_gemma", "zamba2")
+"""RecurrentGemma holds its cache itself, Moshi's drops tokens that its layers see, Zamba2 decodes otherwise by 1e-2."""
 
 
 def padded():

@@ -49,7 +49,7 @@ def test_family_on_a_bridge(family):
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["deepseek_v4", "glm_moe_dsa"])
+@pytest.mark.parametrize("family", ["codegen", "deepseek_v4", "falcon", "glm_moe_dsa", "gptj"])
 def test_a_family_without_methods_has_a_bridge(family):
     model, bridge, ids = build(family), mesa.bridge(build(family), load().tokenizer), tokens(2, 30)
     for logits in (bridge(ids), bridge.run_with_cache(ids)[0]):

@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 from bridged import held_to_the_model
+from matrix import build
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
@@ -163,6 +164,14 @@ def test_patterns_are_the_weights_of_scores_in_every_family(family, given, token
 def test_families_of_other_structures(family, tokenizer):
     """Complex rotary, sinks, a decoder under another name, linear layers, no attention of TransformerLens' own."""
     held_to_the_model(family, tokenizer)
+
+
+@torch.no_grad()
+def test_a_joint_projection_is_put_together_as_its_module_has_it(tokenizer):
+    """CodeGen's holds q, v and k four times; stock's attention, which runs where something listens, knows it."""
+    ids = tiny.tokens(1, 9)
+    got, wanted = mesa.bridge(build("codegen"), tokenizer)(ids), build("codegen")(ids, use_cache=False).logits
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
