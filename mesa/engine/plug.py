@@ -79,6 +79,12 @@ class Attachment:
         self._running = local()
         self._lock = Lock()
 
+    def __reduce__(self) -> Any:
+        """Raises Refused: a copy would run by what is attached to another model."""
+        raise Refused(
+            f"{self.method.name} is attached to this model: copy or pickle it before or after the `with` block"
+        )
+
     def _attending(self, verify: bool) -> dict[int, structure.Attends]:
         """How each attention module, by its id, attends."""
         layers, modules = structure.structure_of(self.model, verify), self._modules

@@ -258,6 +258,14 @@ def test_a_rotary_module_replaced_in_the_block_is_an_error(family):
             model(tokens(1, 30))
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_model_is_not_copied_in_the_block(copied):
+    model = build("llama")
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(mesa.Refused, match="is attached to this model"):
+        copied(model)
+    copied(model)
+
+
 @pytest.mark.parametrize("value", [-5, 0, True, 3.5, "60", 2**31])
 def test_a_prompt_length_that_is_none_is_refused(value):
     with (
