@@ -140,6 +140,8 @@ def check_placement(options: Mapping[str, Any]) -> None:
         raise Refused(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
         _check_device(device_map, f"device_map={device_map!r}", f"--device-map {' or '.join(_DEVICE_MAPS)}")
+    elif device not in (None, "cpu") and device_map is not None:
+        raise Refused(f"--device {device} with --device-map {device_map}, which places the model: leave one out")
     elif device is not None and device_map is None:
         _check_device(device, f"device={device!r}", "--device cpu")
 

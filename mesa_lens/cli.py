@@ -31,12 +31,25 @@ class _Once(argparse._StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
+class _Commands(argparse._SubParsersAction):
+    """Subcommands; an option of the command above that stands before one would be lost."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Raises ArgumentError for such an option."""
+        for action in parser._actions:
+            if action.option_strings and getattr(namespace, action.dest, action.default) != action.default:
+                option = action.option_strings[-1]
+                raise argparse.ArgumentError(None, f"{option} before {values[0]!r} has no effect: write it behind that")
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one line, as all others, and that takes an option once."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.register("action", None, _Once)
+        self.register("action", "parsers", _Commands)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises Refused for an option that is not known, and names the one that is most like it."""

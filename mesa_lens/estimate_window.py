@@ -45,6 +45,8 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     check_threads(cpu.threads)
     config = request.checked_config()
     longest = request.longest
+    if longest and request.trained_length:
+        raise Refused(f"--trained-length {request.trained_length} with --longest: it only sets the longest context")
     if longest is None:
         longest = max(2 * SHORTEST, _TIMES * (request.trained_length or trained_length(config)))
     check_prompts(longest, request.samples, "--longest")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mesa.errors import Refused
 from mesa_lens.arguments import Results, RunOptions, print_continues, resumable, run_experiment, runner_of
+from probe.options import options as options_of
 from probe.request import EvalRequest, HarnessOptions
 
 HELP = "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method"
@@ -21,7 +23,9 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
     from probe.evaluation.run import Evaluation
 
     if harness.list_tasks:
-        print("\n".join(f"{task.name:18s} {task.about}" for task in TASKS.values()))
+        about = {task.name: task.about for task in TASKS.values()}
+        text = "\n".join(f"{name:18s} {what}" for name, what in about.items())
+        print(json.dumps(about, indent=1) if options.json else text)
         return 0
     if harness.harness:
         return _run_harness(request, harness, options)
@@ -60,10 +64,12 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
     from probe.files import json_text
 
     runner = runner_of(options, request.load)
-    unused = {name: getattr(request, name) for name in ("text", "data", "depth")}
-    for name, value in {**unused, "estimate": options.estimate or None, "minutes": options.minutes}.items():
-        if value is not None:
-            raise Refused(f"--{name.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
+    default = {item.key: item.default for item in options_of(EvalRequest)}
+    unused = {key: getattr(request, key) for key in ("samples", "seed", "text", "data", "depth", "new_tokens", "batch")}
+    unused |= {"task": request.tasks, "estimate": options.estimate or None, "minutes": options.minutes}
+    for key, value in unused.items():
+        if value != default.get(key):
+            raise Refused(f"--{key.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
     with resumable(options):
         summary = run_harness(
             plan(replace(request, tasks=())),

@@ -61,6 +61,8 @@ def add(commands: Any) -> None:
 def run_list(options: ListOptions, printing: JsonOptions) -> int:
     """Prints every method with its formula, parameters and source."""
     if options.table:
+        if options.trained_length != ListOptions.trained_length:
+            raise Refused(f"--trained-length {options.trained_length} with --table: the table is the same for every M")
         if printing.json:
             raise Refused("--json with --table: the table is Markdown; take one of the two")
         print(table())

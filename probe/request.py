@@ -256,9 +256,9 @@ class HarnessOptions:
     limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
 
 
-def _tried(kind: Kind) -> dict[str, Any]:
-    """What an option says that only this kind of trial reads."""
-    return {"only": lambda request: kind in request.kinds, "only_text": f"with --try {kind}"}
+def _tried(*kinds: Kind) -> dict[str, Any]:
+    """What an option says that only these kinds of trial read."""
+    return {"only": lambda request: {*kinds} & {*request.kinds}, "only_text": f"with --try {' or '.join(kinds)}"}
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,7 @@ class LocateRequest(MethodsRequest):
         None,
         "try every head of these layers, e.g. 15-19, all or none",
         unset="all, if the model has at most 64 heads",
+        **_tried("weave", "smallest"),
     )
     ways: Annotated[tuple[Way, ...], Split] = option(
         ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("weave")
@@ -297,7 +298,13 @@ class LocateRequest(MethodsRequest):
         64, "choose the smallest set among this many heads, those that restore most alone", **_tried("smallest")
     )
     word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
-    text: Text | None = option(None, _TEXT, unset="the shipped one")
+    text: Text | None = option(
+        None,
+        _TEXT,
+        unset="the shipped one",
+        only=lambda request: "nll" in request.measures,
+        only_text="with --measure nll",
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,6 +73,19 @@ class EvalPlan:
         }
 
 
+def check_read(request: EvalRequest) -> None:
+    """Raises Refused for data, a depth or new tokens that no task reads; a text that none reads yet is told."""
+    read_by = {"data": "reads_pairs", "new_tokens": "reads_pairs", "depth": "reads_depth", "text": "reads_documents"}
+    for name, reads in read_by.items():
+        value, readers = getattr(request, name), [key for key, task in TASKS.items() if getattr(task, reads)]
+        if value == getattr(EvalRequest, name) or not request.tasks or {*readers} & {*request.tasks}:
+            continue
+        reason = f"--{name.replace('_', '-')} {value} is read by {', '.join(readers)} alone, which --task does not name"
+        if name != "text":
+            raise Refused(reason)
+        sys.stderr.write(f"{reason}; it is kept for tasks that are added to this run\n")
+
+
 def plan(request: EvalRequest) -> EvalPlan:
     """Checks the request with the model's config and tokenizer; builds one sample a task and length.
 
@@ -81,12 +95,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     unknown = [task for task in request.tasks if task not in TASKS]
     if unknown:
         raise Refused(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}{meant(unknown[0], TASKS)}")
-    readers = [name for name, task in TASKS.items() if task.reads_pairs]
-    if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
-        raise Refused(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
-    placed = [name for name, task in TASKS.items() if task.reads_depth]
-    if request.depth is not None and request.tasks and not {*placed} & {*request.tasks}:
-        raise Refused(f"--depth {request.depth} is read by {', '.join(placed)} alone, which --task does not name")
+    check_read(request)
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
     lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths

@@ -86,6 +86,9 @@ class Task(ABC):
     reads_pairs: ClassVar[bool] = False
     """Whether it reads `Setting.pairs`."""
 
+    reads_documents: bool = False
+    """Whether it reads `Setting.documents`."""
+
     def passes(self, setting: Setting) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""
         return setting.lengths

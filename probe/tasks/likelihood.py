@@ -25,6 +25,7 @@ class Likelihood(Task):
     name: str = "nll"
     about: str = "NLL of the same last M/4 tokens, by how many tokens they see"
     metrics: tuple[Metric, ...] = (NLL,)
+    reads_documents: bool = True
 
     def logits(self, length: int, setting: Setting) -> int:
         """As for Task: those of the scored tokens."""

@@ -29,6 +29,7 @@ class RetrievalTask(Task):
     build: Build
     metrics: tuple[Metric, ...] = (Metric("accuracy", "share found", binary=True),)
     reads_depth: bool = True
+    reads_documents: bool = False
     batched: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
@@ -77,7 +78,9 @@ RETRIEVAL = (
     RetrievalTask("passkey-question", _QUESTION, partial(_passkey, enhanced="question")),
     RetrievalTask("passkey-answer", _ANSWER, partial(_passkey, enhanced="answer")),
     RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", partial(_niah, haystack="repeat")),
-    RetrievalTask("niah-essay", "RULER's single needle in running text", partial(_niah, haystack="essay")),
+    RetrievalTask(
+        "niah-essay", "RULER's single needle in running text", partial(_niah, haystack="essay"), reads_documents=True
+    ),
     RetrievalTask("niah-noise", "RULER's single needle in random words", partial(_niah, haystack="noise")),
     RetrievalTask("lines", "LongEval's lines", lambda *args: retrieval.lines(*args[:-1]), reads_depth=False),
 )

@@ -7,7 +7,9 @@ from commands import main
 
 from mesa.errors import Refused
 from mesa_lens import cli
+from probe.evaluation.plan import check_read
 from probe.law.plan import configs
+from probe.request import EvalRequest
 
 
 def refused(capsys, *words, code=2):
@@ -52,6 +54,12 @@ def test_misuse_is_one_line_that_names_the_value_and_leaves_nothing(capsys, mode
         ("locate --try weave --prompt world", "--prompt 'world' has no effect here; it works with --try clamp"),
         ("locate --try clamp --ways only", "--ways ('only',) has no effect here; it works with --try weave"),
         ("locate --candidates 3", "--candidates 3 has no effect here; it works with --try smallest"),
+        ("locate --try clamp --heads all", "--heads 'all' has no effect here; it works with --try weave or smallest"),
+        ("locate --measure passkey --text {text}", "has no effect here; it works with --measure nll"),
+        ("eval --task nll --new-tokens 5", "--new-tokens 5 is read by summary alone, which --task does not name"),
+        ("eval --harness some --new-tokens 5", "--new-tokens is for --task; lm-eval's tasks have their own prompts"),
+        ("eval --harness some --samples 5", "--samples is for --task; lm-eval's tasks have their own prompts"),
+        ("eval --device cuda:0 --device-map auto", "--device cuda:0 with --device-map auto, which places the model"),
         ("anatomy --parts retrieval --text {text}", "it works with --parts heads or tokens"),
     ],
 )
@@ -61,12 +69,20 @@ def test_an_option_without_effect_is_refused(capsys, model, tmp_path, words, mes
     assert message in refused(capsys, *words.format(text=text).split(), "--model", model, "--out", tmp_path / "out")
 
 
+def test_a_text_that_no_task_reads_yet_is_told(capsys):
+    check_read(EvalRequest(tasks=("latency",), text="t.txt"))
+    assert "--text t.txt is read by niah-essay, nll, nll-position alone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("verify --quick --full", "--quick and --full ask for the shortest and the longest inputs"),
         ("verify --html /proc/report", "--html /proc/report.html: /proc cannot be written to"),
         ("methods --table --json", "--json with --table"),
+        ("methods --table --trained-length 99", "--trained-length 99 with --table"),
+        ("methods --json explain rerope", "--json before 'explain' has no effect: write it behind that"),
+        ("estimate-window --longest 512 --trained-length 99", "--trained-length 99 with --longest"),
         ("fetch --overwrite", "--wheel and --overwrite are for one checkpoint"),
         ("probe --seed 4294967296", "--seed 4294967296 is above 4294967295"),
         ("probe --out {loop}/out", "cannot be read (Too many levels"),
