@@ -46,7 +46,7 @@ EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Checks the claims and prints them; returns 1 where one fails that must hold."""
     from probe.experiment.threads import computing
-    from theory.claim import summary
+    from theory.claim import PAPER, summary
     from theory.claims import Settings, selected
 
     if given.quick and given.full:
@@ -61,21 +61,19 @@ def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
         raise Refused(next(iter(unsuited.values())))
     with computing(cpu.threads):
         bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
-        claims = [check(settings) for check in bar]
+        claims = sorted((check(settings) for check in bar), key=lambda claim: claim.whose != PAPER)
         for name, reason in unsuited.items():
             sys.stderr.write(f"[not checked] {name}: {reason}\n")
-        as_json = json.dumps([claim.as_dict() for claim in claims], indent=2) + "\n"
-        as_text = (
-            "".join(f"{_wrapped(claim.line())}\n" for claim in claims)
-            + _wrapped(summary([(claim.name, claim.verdict) for claim in claims]))
-            + "\n"
-        )
-        sys.stdout.write(as_json if printing.json else as_text)
+        sentences = summary((claim.name, claim.verdict, claim.whose) for claim in claims)
+        result = {"summary": sentences, "claims": [claim.as_dict() for claim in claims]}
+        lines = [*(claim.line() for claim in claims), sentences]
+        as_text = "".join(f"{_wrapped(line)}\n" for line in lines)
+        sys.stdout.write(json.dumps(result, indent=2) + "\n" if printing.json else as_text)
         if path is not None:
             from theory.report import render
 
             write(path, render(claims, settings).encode())
-            write_result(path.with_suffix(".json"), {"claims": [claim.as_dict() for claim in claims]})
+            write_result(path.with_suffix(".json"), result)
             sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
 

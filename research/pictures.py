@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
@@ -30,6 +30,7 @@ from mesa_lens.cli import main
 from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
+from theory.bounds import first_failure, step_failure
 from theory.claims import Settings
 from theory.figures import STYLES, curve_end
 from theory.report import curves
@@ -98,6 +99,30 @@ def draw_theory(docs: Path) -> None:
     excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
     for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
         draw_curves(values.assign_attrs(data.attrs), level, docs / f"theory_{name}.png")
+    draw_reach(docs / "theory_reach.png")
+
+
+def draw_reach(path: Path) -> None:
+    """Draws where theorem 3.3 and the corollary first fail beyond M, as far as 2e7 tokens, over M."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes, rows = figure.subplots(), []
+    lines: dict[str, tuple[int, Callable[[int, int], int | None], str]] = {
+        "3.3, N = 4, 3.2's own weights": (4, lambda M, N: step_failure(M, N, M - 1), "-"),
+        "3.3, N = 2, 3.2's own weights": (2, lambda M, N: step_failure(M, N, M - 1), "-"),
+        "corollary, N = 4, E = 2": (4, lambda M, N: first_failure(M, N, 2), "-."),
+        "3.3, N = 4, recovering N + 1": (4, first_failure, "--"),
+        "3.3, N = 2, recovering N + 1": (2, first_failure, "--"),
+    }
+    for name, (N, of, style) in lines.items():
+        known = {M: fails for M in range(2 * N, 33, 2) if (fails := of(M, N)) is not None}
+        colour = "#009E73" if "corollary" in name else {2: "#56B4E9", 4: "#0072B2"}[N]
+        axes.plot(list(known), list(known.values()), style, color=colour, label=name, marker=".")
+        rows += [{"line": name, "M": M, "first_failure": fails} for M, fails in known.items()]
+    axes.plot(range(4, 33), range(5, 34), color="#D55E00", label="3.2 (no weave)")
+    axes.set(yscale="log", ylim=(4, 2e7), xlabel="window M (tokens)", ylabel="first failure (tokens)")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=200)
+    write_numbers(path, rows)
 
 
 def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from mesa.errors import Refused
+from theory.recovery import rounded
 from theory.weave import rerope, stair
+
+_BLOCK = 2**16  # positions that are looked at together
 
 
 def check_window(M: int, N: int, E: int | None = None) -> None:
@@ -159,6 +162,30 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
         return min(_line_reach(M, N, E, phase, slope) for phase in range(E))
     except (OverflowError, ZeroDivisionError):
         return math.inf
+
+
+def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest: int = 2 * 10**7) -> int | None:
+    """The first t > M where o_t > H fails under the weave with the step MLP's own rounding; None up to `longest`.
+
+    K: the positions that the MLP tells apart (default: all there are). b: how sharp its steps are (theory.recovery).
+    D(t) = sum over keys i of e^(1 - p_i + W(t-1) - W(t-i)): p_i is k while 1 / x_i lies between sqrt(A_(k-1) A_k) and
+    sqrt(A_k A_(k+1)), for e^(1/2) - e^(-1/2) times A_k tokens, which add e^(1/2) together. So D grows like
+    e^(1/2) ln t, and the window is extended to about e^(M / sqrt(e)), e^(.607 M), where K does not end it before.
+    Raises Refused for what `check_window` refuses.
+    """
+    check_window(M, N)
+    far, near, begin = 0.0, np.zeros(N), 1  # sums of e^(1 - p) over keys beyond N, and of the last N keys one by one
+    while begin <= longest:
+        t = np.arange(begin, min(begin + _BLOCK, longest + 1))
+        log_a = np.log(bos_denominator(np.minimum(t, N + 1)) + np.maximum(t - N - 1, 0))
+        keys = np.append(near, np.exp(1 - np.minimum(rounded(log_a, b), K or math.inf)))
+        sums, W = far + np.cumsum(keys[: len(t)]), np.minimum(t - 1, N)
+        D = np.exp(W - N) * sums + sum(np.exp(W - r) * keys[N - r : N - r + len(t)] for r in range(N))
+        failing = t[(D >= M) & (t > M)]
+        if failing.size:
+            return int(failing[0])
+        far, near, begin = sums[-1], keys[len(t) :], begin + len(t)
+    return None
 
 
 def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> int:

@@ -27,7 +27,7 @@ from scipy.special import logsumexp
 from mesa.errors import Refused
 from mesa.methods.chunked import MesaExtrapolation
 from theory.bounds import check_window, denominator
-from theory.recovery import log_steps, sharpness
+from theory.recovery import rounded
 from theory.weave import stair
 
 Bias = Callable[[np.ndarray], np.ndarray]
@@ -52,14 +52,6 @@ def mesa_method(
 def woven_distance(method: MesaExtrapolation, distance: np.ndarray) -> np.ndarray:
     """W of the method's stair."""
     return stair(distance, method.window, method.width)
-
-
-def rounded(log_a: np.ndarray) -> np.ndarray:
-    """The position that the step MLP writes where the attention on <bos> is e^-log_a; its steps go on for ever."""
-    starts = -log_steps(int(log_a.max()) + 4)
-    begun = np.searchsorted(starts, log_a)  # steps, of which the last one need not be over
-    share = -sharpness() * np.expm1(starts[np.maximum(begun, 1) - 1] - log_a)
-    return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
 
 
 def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, prompt: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -17,30 +17,47 @@ SAFETY = 10
 
 
 class Verdict(StrEnum):
-    """The outcome of a claim. The first three are as expected; BROKEN is a failure of the verification."""
+    """The outcome of a claim. The first four are as expected; BROKEN is a failure of the verification."""
 
     HOLDS = "holds"
     CORRECTED = "holds with the stated correction"
-    PRINTED = "fails as printed"
+    MISPRINT = "misprint: one entry"
+    LENGTH = "holds up to a length"
     BROKEN = "BROKEN"
 
 
-HOLDS, CORRECTED, PRINTED = Verdict.HOLDS, Verdict.CORRECTED, Verdict.PRINTED
+HOLDS, CORRECTED, MISPRINT, LENGTH = Verdict.HOLDS, Verdict.CORRECTED, Verdict.MISPRINT, Verdict.LENGTH
+
+PAPER, OURS = "the paper's", "ours"
+"""Whose a claim is."""
+
+THEOREMS = {
+    "3.1": "3.1 holds",
+    "3.2": "3.2 holds, its printed matrices after one entry",
+    "3.3": "3.3 holds up to a length that grows like e^(.6 M), not for all T",
+    "corollary": "the corollary holds up to a length that grows like e^(N (1 - 1 / E)) M, not for all T",
+}
+"""What is said of the paper's theorems, where the claim of this name comes out as expected."""
 
 
-def summary(verdicts: Sequence[tuple[str, str]]) -> str:
-    """How many of the claims, pairs of name and verdict, have which verdict: one sentence that names the broken ones.
+def summary(claims: Iterable[tuple[str, str, str]]) -> str:
+    """What became of the claims (name, verdict, whose): the paper's theorems, its other statements, ours, BROKEN ones.
 
     Raises Refused for an unknown verdict.
     """
-    names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
-    for name, verdict in verdicts:
-        names[Verdict(verdict)].append(name)
-    plural = {verdict: verdict.replace("holds", "hold").replace("fails", "fail") for verdict in Verdict}
-    counts = [f"{len(of)} {verdict if len(of) == 1 else plural[verdict]}" for verdict, of in names.items() if of]
-    broken = names[Verdict.BROKEN]
-    tail = f" ({', '.join(broken)})" if broken else "; every verdict is the expected one"
-    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)} checked: {', '.join(counts)}{tail}."
+    known = [(name, Verdict(verdict), whose) for name, verdict, whose in claims]
+    broken = [name for name, verdict, _ in known if verdict is Verdict.BROKEN]
+    theorems = [THEOREMS[name] for name, verdict, _ in known if name in THEOREMS and name not in broken]
+    parts = [f"The paper's theorems: {'; '.join(theorems)}."] if theorems else []
+    for whose, what in ((PAPER, "other statements of the paper's"), (OURS, "of our own about them")):
+        of = [verdict for name, verdict, by in known if by == whose and name not in (*THEOREMS, *broken)]
+        counts = [f"{of.count(verdict)} {verdict}" for verdict in Verdict if verdict in of]
+        counts = [count if count.startswith("1 ") else count.replace("holds", "hold") for count in counts]
+        parts += [
+            f"{len(of)} {what if len(of) > 1 else what.replace('statements', 'statement')}: {', '.join(counts)}."
+        ] * bool(of)
+    parts.append(f"BROKEN: {', '.join(broken)}." if broken else "Every verdict is the expected one.")
+    return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,11 @@ class Claim(Outcome):
         return self.expected if self.reading.holds else Verdict.BROKEN
 
     @property
+    def whose(self) -> str:
+        """`PAPER` or `OURS`, as its citation begins."""
+        return OURS if self.citation.startswith(OURS) else PAPER
+
+    @property
     def ok(self) -> bool:
         """Whether the verdict is the expected one."""
         return self.verdict is not Verdict.BROKEN
@@ -108,21 +130,25 @@ class Claim(Outcome):
         error = self.reading.error
         return f"below 1e{math.floor(math.log10(error)) + 1}" if 0 < error < _ROUNDING else f"{error:.1g}"
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """Correction and counterexample, where there are any, by what they are to this verdict."""
+        names = ("how far", "beyond") if self.expected is LENGTH else ("corrected", "as printed")
+        return {name: text for name, text in zip(names, (self.correction, self.counterexample), strict=True) if text}
+
     def line(self) -> str:
         """One line for the terminal."""
         parameters = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
         numbers = f"margin {self.reading.margin:.2g}, error {self.error_text}"
         parts = [self.statement, self.citation, parameters, self.tested, numbers]
-        notes = [f"corrected: {self.correction}"] if self.correction else []
-        notes += [f"counterexample: {self.counterexample}"] if self.counterexample else []
-        note = f" ({'; '.join(notes)})" if notes else ""
-        return f"[{self.verdict}] {self.name}: " + " | ".join(part for part in parts if part) + note
+        note = f" ({'; '.join(f'{name}: {text}' for name, text in self.notes.items())})" if self.notes else ""
+        return f"[{self.verdict}] {self.name} ({self.whose}): " + " | ".join(part for part in parts if part) + note
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and the verdict, ready for JSON; margin and error are None where they are not finite."""
         fields = asdict(self)
         reading = {name: value if math.isfinite(value) else None for name, value in fields.pop("reading").items()}
-        verdict = {"expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
+        verdict = {"whose": self.whose, "expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
         return fields | reading | verdict | {"error_text": self.error_text}
 
 

@@ -44,7 +44,7 @@ def plain_model(
 
     recovers: K, how many positions the MLP tells apart, `least` or more (default: M, but not below 64).
     recovery: the position MLP: steps, interpolating, naive or log (see theory.recovery).
-    slope: m in q.k - m * W(t - i), 1 in the paper. printed: take layer 2's W_Q and W_K as the paper prints them.
+    slope: m in q.k - m * W(t - i), 1 in the paper. printed: leave layer 2's W_Q as the paper prints it.
     least: the positions that the theorem needs (default: M - 1). shape, seed, dtype: sizes, the free weights' random
     seed, and the precision that all is computed in.
     """
@@ -57,7 +57,7 @@ def plain_model(
     W_E = parts.embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
     others = [[parts.free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
-    second = parts.printed_crossing_head(shape, rng, M, H) if printed else parts.crossing_head(shape, rng, M, H, slope)
+    second = parts.crossing_head(shape, rng, M, H, slope, printed)
     layers = [Block([parts.bos_head(shape, rng), *others[0]], mlp), Block([second, *others[1]])]
     return Construction(W_E, layers, Encoding(token_index, slope=slope), dtype)
 

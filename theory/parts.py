@@ -111,40 +111,22 @@ def bos_head(shape: Shape, rng: np.random.Generator) -> Head:
     return replace(head, W_Q=_random_reads(shape, rng))
 
 
-def crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float, slope: float = 1.0) -> Head:
-    """Layer 2 of theorem 3.2, corrected: o_t = M / D(t) - 1 + H.
+def crossing_head(
+    shape: Shape, rng: np.random.Generator, M: int, H: float, slope: float = 1.0, printed: bool = False
+) -> Head:
+    """Layer 2 of theorem 3.2, the paper's matrices with one entry moved: o_t = M / D(t) - 1 + H.
 
-    With p the recovered positions, rows 0 and 1 give the query (m p_t, 1) and the key (1, -m p_i), so
-    q.k = m (p_t - p_i), which cancels a plain encoding's -m (t - i): all scores are equal and D(t) = t. A woven
-    encoding leaves m (p_t - p_i - W(t - i)). The other rows are the paper's: W_Q arbitrary against keys of 1, a
-    constant in each row of scores. With head size 1 the query is 1 and the key -m p_i: m p_t, the same for all keys of
-    a query, is nothing to softmax.
+    With p the recovered positions, row 3 of W_K gives the key -m p_i. The printed row 3 of W_Q reads the position too
+    (entry 3), so that q.k = tau - t i and o never crosses H; moved to entry 1, a constant, it gives q.k = tau - m p_i.
+    That cancels a plain encoding's -m (t - i) but for what all keys share: D(t) = t. A woven encoding leaves
+    m (p_t - p_i - W(t - i)), but for that. The other rows are the paper's: W_Q arbitrary against keys of 1, and zeros.
+    With a head size below 3, row 3 is the last one; slope: m. printed: leave the entry where it is printed.
     """
-    head = replace(blank(shape), W_Q=_random_reads(shape, rng))
-    if shape.head == 1:
-        head.W_Q[:] = 0
-        head.W_Q[0, CONST], head.W_K[0, POSITION] = 1, -slope
-        return with_signal(head, M, H)
-    head.W_Q[:2] = 0
-    head.W_Q[0, POSITION] = slope
-    head.W_Q[1, CONST] = 1
-    head.W_K[0, CONST] = 1
-    head.W_K[1, POSITION] = -slope
-    head.W_K[2:, CONST] = 1
-    return with_signal(head, M, H)
-
-
-def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float) -> Head:
-    """Layer 2 as the paper prints it: W_Q and W_K read the position in one and the same coordinate.
-
-    So q.k = tau - t i, not tau + (t - i): the score of key i is below that of <bos> by (t - 1)(i - 1), nearly all
-    attention stays on <bos>, and o_t stays near M - 1 + H for ever. The printed matrices need a head size of 3.
-    """
-    head = replace(blank(shape), W_Q=_random_reads(shape, rng))
-    head.W_Q[:3] = 0
-    head.W_Q[2, POSITION] = 1
-    head.W_K[2, POSITION] = -1
-    head.W_K[3:, CONST] = 1
+    head, row = replace(blank(shape), W_Q=_random_reads(shape, rng)), min(2, shape.head - 1)
+    head.W_Q[: row + 1] = 0
+    head.W_Q[row, POSITION if printed else CONST] = 1
+    head.W_K[row, POSITION] = -slope
+    head.W_K[row + 1 :, CONST] = 1
     return with_signal(head, M, H)
 
 

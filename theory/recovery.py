@@ -98,6 +98,14 @@ def steps(shape: Shape, positions: int, slope: float = 1.0) -> Weights:
     return _pack(shape, bias, np.concatenate([[0.0], gain, gain]), output)
 
 
+def rounded(log_a: np.ndarray, b: float = 16.0) -> np.ndarray:
+    """What `steps` writes at slope 1 where the attention on <bos> is e^-log_a; its steps go on for ever."""
+    starts = -log_steps(int(log_a.max()) + 4)
+    begun = np.searchsorted(starts, log_a)  # steps, of which the last one need not be over
+    share = -b * np.expm1(starts[np.maximum(begun, 1) - 1] - log_a)
+    return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
+
+
 KINDS: dict[str, Callable[..., Weights]] = {"naive": naive, "interpolating": interpolating, "steps": steps}
 """The MLPs that are real matrices; `log` (steps in the logarithm of x) is the fourth way, without overflow."""
 

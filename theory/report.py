@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from theory import figures
 from theory.bounds import extended_length
-from theory.claim import SAFETY, Claim, summary
+from theory.claim import OURS, PAPER, SAFETY, Claim, summary
 from theory.claims.corollary import exact_stair_model
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
@@ -57,6 +57,10 @@ def render(claims: Sequence[Claim], settings: Settings) -> str:
         Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0)) for place, draw in enumerate(drawers)
     ]
     template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
-    sentence = summary([(claim.name, claim.verdict) for claim in claims])
-    values = {"claims": claims, "summary": sentence, "settings": settings, "example": data.attrs}
+    sentence = summary((claim.name, claim.verdict, claim.whose) for claim in claims)
+    groups = {"Claims of the paper": PAPER, "Our own, about its constructions": OURS}
+    tables = {
+        title: of for title, whose in groups.items() if (of := [claim for claim in claims if claim.whose == whose])
+    }
+    values = {"tables": tables, "summary": sentence, "settings": settings, "example": data.attrs}
     return template.render(**values, figures=drawn, safety=SAFETY)

@@ -41,7 +41,11 @@ def main(words: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps([claim.as_dict() for claim in claims], indent=2))
     else:
-        print(*(claim.line() for claim in claims), summary([(claim.name, claim.verdict) for claim in claims]), sep="\n")
+        print(
+            *(claim.line() for claim in claims),
+            summary((claim.name, claim.verdict, claim.whose) for claim in claims),
+            sep="\n",
+        )
     return 0 if all(claim.ok for claim in claims) else 1
 
 

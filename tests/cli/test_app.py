@@ -40,7 +40,8 @@ def root(tmp_path_factory, undrawn):
     anatomized.write(root / "first")
     write_evaluation(root / "evaluated")
     write_report(root / "first")
-    claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
+    claim = {"name": "3.1", "verdict": "holds", "whose": "the paper's", "statement": "it holds", "ok": True}
+    claim |= {"margin": 1.0, "error": 0.0}
     claims = [claim, claim | {"name": "3.2", "verdict": "BROKEN", "ok": False}]
     write_result(root / "theory.json", {"claims": claims})
     return root
@@ -293,7 +294,7 @@ def test_theory_shows_what_the_closed_forms_say(opened):
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
     app = opened("theory", theory_M="64", N="8")
     assert "the weave first fails at t = 181,369;" in shown_texts(app)
-    assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in shown_texts(app)
+    assert "The paper's theorems: 3.1 holds. BROKEN: 3.2." in shown_texts(app)
     app.slider(key="theory_M").set_value(4).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from research.rotary_theory.run import CLAIMS, main
-from theory.claim import summary
+from theory.claim import OURS, summary
 from theory.claims import Settings
 
 QUICK = Settings(quick=True)
@@ -37,8 +37,8 @@ def test_slopes_hold_in_float32():
 def test_the_script_prints_what_it_checked(capsys):
     assert main("--claim rotary-bound --quick".split()) == 0
     line, total = capsys.readouterr().out.splitlines()
-    assert line.startswith("[holds] rotary-bound: No method carries a rotary construction")
-    assert total == "1 claim checked: 1 holds; every verdict is the expected one."
+    assert line.startswith("[holds] rotary-bound (ours): No method carries a rotary construction")
+    assert total == "1 of our own about them: 1 holds. Every verdict is the expected one."
     assert main("--claim rotary-bound --quick --json".split()) == 0
     assert [claim["name"] for claim in json.loads(capsys.readouterr().out)] == ["rotary-bound"]
     with pytest.raises(SystemExit, match="2"):
@@ -47,7 +47,7 @@ def test_the_script_prints_what_it_checked(capsys):
 
 
 def test_the_readme_counts_the_verdicts_that_are_expected():
-    sentence = summary([(name, check.expected) for name, check in CLAIMS.items()])
+    sentence = summary((name, check.expected, OURS) for name, check in CLAIMS.items())
     assert f"\n    {sentence}\n" in README.read_text(encoding="utf-8")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from theory.bounds import first_failure
-from theory.claim import Reading, crossing, deviation, summary
+from theory.bounds import first_failure, step_failure
+from theory.claim import OURS, PAPER, THEOREMS, Reading, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, Settings, Verdict
 from theory.claims.paper import printed_split
 from theory.claims.settings import read_by
@@ -85,6 +85,7 @@ def test_a_margin_must_be_far_above_the_error():
 
 @pytest.mark.parametrize(("N", "M", "first"), [(2, 4, 33), (2, 8, 544), (3, 5, 193)])
 def test_first_failures_of_the_step_mlp(N, M, first):
+    assert step_failure(M, N) == step_failure(M, N, max(M, 64)) == first
     o = woven_head_output(M, N, first + 20, Settings())
     assert np.flatnonzero(o[M:] <= 0.5)[0] + M + 1 == first > first_failure(M, N)
 
@@ -110,20 +111,25 @@ def test_what_is_no_number_is_infinitely_wrong():
     assert deviation(np.array([1.0, np.nan]), np.ones(2)) == deviation(np.array([1.0, np.inf]), np.ones(2)) == np.inf
 
 
-def test_the_sentence_is_grammatical():
-    table = [("a", "holds"), ("b", "holds"), ("c", "fails as printed"), ("d", "BROKEN")]
-    assert summary(table) == "4 claims checked: 2 hold, 1 fails as printed, 1 BROKEN (d)."
-    assert summary(table[2:3]) == "1 claim checked: 1 fails as printed; every verdict is the expected one."
+def test_the_summary_speaks_of_the_papers_theorems_first_and_of_ours_apart():
+    kept = "holds with the stated correction"
+    table = [("own", "holds", OURS), ("3.1", "holds", PAPER), ("3.3", "holds up to a length", PAPER)]
+    table += [("a", kept, PAPER), ("b", kept, PAPER), ("c", "misprint: one entry", PAPER), ("d", "BROKEN", PAPER)]
+    assert summary(table) == (
+        "The paper's theorems: 3.1 holds; 3.3 holds up to a length that grows like e^(.6 M), not for all T. "
+        "3 other statements of the paper's: 2 hold with the stated correction, 1 misprint: one entry. "
+        "1 of our own about them: 1 holds. BROKEN: d."
+    )
+    assert summary([("3.1", "BROKEN", PAPER)]) == "BROKEN: 3.1."
+    assert set(THEOREMS) < set(CLAIMS)
     with pytest.raises(ValueError, match="proven"):
-        summary([("a", "proven")])
+        summary([("a", "proven", OURS)])
 
 
-def test_the_docs_count_the_verdicts_that_are_expected():
-    sentence = summary([(name, check.expected) for name, check in CLAIMS.items()])
+def test_the_docs_say_what_is_expected():
+    whose = {name: OURS if check.citation.startswith(OURS) else PAPER for name, check in CLAIMS.items()}
+    sentence = summary((name, check.expected, whose[name]) for name, check in CLAIMS.items())
     root = Path(__file__).parents[2]
-    assert f"\n    {sentence}\n" in (root / "docs" / "theory.md").read_text()
-    readme = (root / "README.md").read_text()
-    assert f"Of {len(CLAIMS)} claims" in readme
-    counts = re.search(r"(\d+) hold, (\d+) hold with the stated correction, and (\d+) fail as printed", readme)
-    assert counts is not None
-    assert list(counts.groups()) == re.findall(r"(\d+) (?:hold|fail)", sentence)
+    assert sentence in " ".join((root / "docs" / "theory.md").read_text().split())
+    readme, counts = (root / "README.md").read_text(), re.findall(r"(\d+) o(?:ther|f our own)", sentence)
+    assert re.findall(r"(\d+) o(?:ther statements of the\s+paper's|f our own \()", readme) == counts

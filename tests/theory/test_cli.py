@@ -22,15 +22,24 @@ def command(words: str) -> int:
 def test_lines_and_exit_code(capsys):
     assert command("--claim 3.3-eq48") == 0
     line, total = capsys.readouterr().out.splitlines()
-    assert line.startswith("[fails as printed] 3.3-eq48: For t - i < N the score is tau - (t - i) | Theorem 3.3")
-    assert "counterexample: t = 6, i = 3: score -1 + tau, printed -3 + tau" in line
-    assert total == "1 claim checked: 1 fails as printed; every verdict is the expected one."
+    assert line.startswith(
+        "[holds with the stated correction] 3.3-eq48 (the paper's): For t - i < N the score is tau - ("
+    )
+    assert "as printed: t = 6, i = 3: score -1 + tau, printed -3 + tau" in line
+    assert total == (
+        "1 other statement of the paper's: 1 holds with the stated correction. Every verdict is the expected one."
+    )
 
 
 def test_json(capsys):
     assert command("--claim 3.1 --M 20 --json") == 0
-    claims = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
+    assert result["summary"].startswith(
+        "The paper's theorems: 3.1 holds. 1 other statement of the paper's: 1 holds with"
+    )
+    claims = result["claims"]
     assert [claim["name"] for claim in claims] == ["3.1", "3.1-head-size", "3.1-reading"]
+    assert [claim["whose"] for claim in claims] == ["the paper's", "the paper's", "ours"]
     assert claims[0]["parameters"]["M"] == 20
     assert claims[0]["margin"] == pytest.approx(1 / 21)
 
@@ -39,7 +48,7 @@ def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
     broken = replace(CLAIMS["3.1"](Settings(quick=True)), reading=Reading(-1.0))
     monkeypatch.setitem(CLAIMS, "3.1", lambda settings: broken)
     assert command("--claim 3.1") == 1
-    assert ", 1 BROKEN (3.1)." in capsys.readouterr().out
+    assert "BROKEN: 3.1." in capsys.readouterr().out
 
 
 def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, monkeypatch):
@@ -49,7 +58,7 @@ def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, 
     assert "[not checked] corollary: N=7 leaves Stair PE no room below M=8; take N <= 6\n" in captured.err
     line, total = captured.out.splitlines()
     assert "3.3-range" in line
-    assert total == "1 claim checked: 1 holds with the stated correction; every verdict is the expected one."
+    assert total == "1 of our own about them: 1 holds. Every verdict is the expected one."
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_report_opens_offline(tmp_path, capsys):
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", html)
     assert html.count("plotly-graph-div") >= 3
     assert "M = 8, N = 2, E = 2" in html
-    assert "<p>1 claim checked: 1 fails as printed; every verdict is the expected one." in html
+    assert "<p>1 other statement of the paper&#39;s: 1 holds with the stated correction. Every verdict" in html
     assert [claim["name"] for claim in read_result(tmp_path / "report.json")["claims"]] == ["3.3-eq48"]
 
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, first_below, grid
+from theory.claim import CORRECTED, HOLDS, LENGTH, NOTHING, Outcome, Reading, claim, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
-from theory.constructions import plain_model, stair_model
+from theory.constructions import stair_model
 from theory.model import Construction
 from theory.weave import stair
 
@@ -21,10 +21,10 @@ def exact_stair_model(M: int, N: int, E: int, length: int, settings: Settings) -
     return stair_model(M, N, E, settings.H, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
-@claim("corollary", CORRECTED, "Corollary (Mesa Extrapolation)")
+@claim("corollary", LENGTH, "Corollary (Mesa Extrapolation)")
 def stair_extends(settings: Settings) -> Outcome:
-    """Stair PE keeps o_t above H for M < t < T*; E | N: T* = 2N + e^(N(1-1/E)) (M - 2 S_E)."""
-    default = [(16, 4, 2), (8, 3, 3), (12, 4, 3), (6, 4, 5), (9, 2, 3)] + ([] if settings.quick else [(64, 8, 2)])
+    """With 3.2's weights and Stair PE, N << M, still o_T > H although T > M."""
+    default = [(16, 4, 2), (12, 3, 3), (16, 4, 3), (16, 4, 5), (9, 2, 3)] + ([] if settings.quick else [(64, 8, 2)])
     triples, reading = settings.triples(*default), NOTHING
     for M, N, E in triples:
         reach = extended_length(M, N, E)
@@ -40,33 +40,17 @@ def stair_extends(settings: Settings) -> Outcome:
             signed = (o - settings.H) * np.sign(excess)
             reading &= Reading(float(signed[certain].min()), deviation(o, excess + settings.H))
     return Outcome(
-        {"(M, N, E)": grid(triples), "H": settings.H, "K": ">= W(T-1) + 1", "dtype": settings.dtype},
+        {"K": ">= W(T-1) + 1", "(M, N, E)": grid(triples), "H": settings.H, "dtype": settings.dtype},
         f"M < t < T*; where positions are recovered also success or failure at every t to 1.1 T*, "
         f"t <= {settings.longest_run}",
         reading,
-        correction="for M < t < T*, N <= M - 2, E >= 2; the first failure lies in T* <= t < T* + E",
+        correction="for M < t < T*, which is 2N + e^(N (1 - 1/E)) (M - 2 S_E) where E divides N, and E >= 2 (1 is the "
+        "plain encoding); the first failure lies in T* <= t < T* + E",
+        counterexample="first failures: " + ", ".join(f"{triple}: {first_failure(*triple)}" for triple in triples),
     )
 
 
-@claim("corollary-printed", PRINTED, "Corollary")
-def not_for_every_width(settings: Settings) -> Outcome:
-    """'Although T > M, it still o_T > H', for any constant E."""
-    M, N, E, fails = 16, 4, 2, first_failure(16, 4, 2)
-    length = 2 * fails
-    plain = plain_model(M, settings.H, **settings.options()).head_output(length) - settings.H
-    stairs = exact_stair_model(M, N, E, length, settings).head_output(length) - settings.H
-    later = int(np.flatnonzero(stairs > 0)[-1]) + 1
-    return Outcome(
-        {"(M, N)": (M, N), "E": "{1, 2}"},
-        f"t = 1 .. {length}",
-        Reading(float(min(-plain[M], -stairs[fails - 1], later - fails))),
-        correction="see corollary",
-        counterexample=f"E = 1, t = {M + 1}: o - H = {plain[M]:.3f}; E = 2, t = {fails}: {stairs[fails - 1]:.3f} "
-        f"(D oscillates: t = {later} succeeds again)",
-    )
-
-
-@claim("corollary-position", PRINTED, "Corollary, proof (H^(1), third row)")
+@claim("corollary-position", CORRECTED, "Corollary, proof (H^(1), third row)")
 def printed_position(settings: Settings) -> Outcome:
     """Layer 1 recovers I_t = W(t) under Stair PE."""
     M, N, E, length = 16, 4, 2, 60
@@ -103,16 +87,16 @@ def recovery_condition(settings: Settings) -> Outcome:
     return Outcome({"N": grid(windows), "E": widths}, "t = 1 .. N + 12 E", reading, unit="position")
 
 
-@claim("corollary-range", PRINTED, "Corollary ('apply matrices from Theorem 3.2')")
+@claim("corollary-range", CORRECTED, "Corollary ('apply matrices from Theorem 3.2')")
 def range_matters(settings: Settings) -> Outcome:
-    """With theorem 3.2's MLP for M positions, Stair PE extends the window to T*."""
+    """The matrices of theorem 3.2 serve Stair PE."""
     M, N, E, length = 64, 16, 2, 300
     options = settings.options(recovers=M, shape=ONE_HEAD)
     o = stair_model(M, N, E, settings.H, **options).head_output(length) - settings.H
     fails = first_below(o, M, 0.0) or length
     wide = exact_stair_model(M, N, E, length, settings).head_output(length) - settings.H
     return Outcome(
-        {"(M, N, E)": (M, N, E), "K": M},
+        {"K": M, "(M, N, E)": (M, N, E)},
         f"t = 1 .. {length}",
         Reading(float(min(-o[fails - 1], wide[M:].min()))),
         correction=f"K >= W(T - 1) + 1; then o > H for all M < t <= {length} and on to {extended_length(M, N, E):.0f}",
@@ -120,9 +104,9 @@ def range_matters(settings: Settings) -> Outcome:
     )
 
 
-@claim("corollary-order", CORRECTED, "ours (between theorem 3.3 and the corollary)")
+@claim("corollary-order", HOLDS, "ours (between theorem 3.3 and the corollary)")
 def stair_against_weave(settings: Settings) -> Outcome:
-    """Stair PE extends less than the weave of theorem 3.3."""
+    """For E <= N Stair PE reaches less far than the weave, by ideal recovery; a wider stair can reach further."""
     tried = [(M, N, E) for N in range(2, 9) for M in range(N + 2, 4 * N + 8) for E in range(2, N + 1)]
     worst = min(first_failure(M, N) - first_failure(M, N, E) for M, N, E in tried)
     M, N, E = 4, 2, 50
@@ -132,10 +116,9 @@ def stair_against_weave(settings: Settings) -> Outcome:
     built = [first_below(excess, M, 0.0) or 0 for excess in (stairs, weave)]
     return Outcome(
         {"N": "2 .. 8", "M": "N + 2 .. 4N + 7", "E": "2 .. N"},
-        f"first failures by the closed forms, {len(tried)} cases",
+        f"first failures by the closed forms, {len(tried)} cases; up to r = N + E a stair is min(r, N + 1): "
+        f"(M, N, E) = ({M}, {N}, {E}) fails first at {first_failure(M, N, E)}, the weave at {first_failure(M, N)} "
+        f"(built: {built[0]} and {built[1]})",
         Reading(float(min(worst, further, built[0] - built[1]))),
         unit="token",
-        correction="for E <= N; a wider stair can reach further, since up to r = N + E it is min(r, N + 1)",
-        counterexample=f"(M, N, E) = ({M}, {N}, {E}): stair fails first at {first_failure(M, N, E)}, "
-        f"weave at {first_failure(M, N)} (built: {built[0]} and {built[1]})",
     )

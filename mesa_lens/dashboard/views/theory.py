@@ -112,8 +112,8 @@ def _claims(root: Path) -> None:
         return
     check_inside(path)
     claims = read_result(path)["claims"]
-    st.markdown(ui.plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))
-    columns = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
+    st.markdown(ui.plain(summary((claim["name"], claim["verdict"], claim["whose"]) for claim in claims)))
+    columns = "name whose verdict statement citation tested margin error correction counterexample".split()
     rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
     ui.sheet(
         [{name: claim.get(name) for name in columns} for claim in rows],

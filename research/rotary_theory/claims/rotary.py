@@ -21,7 +21,19 @@ from research.rotary_theory.rotary import READS, Rotary, ntk_factor, yarn_scale
 from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies, rotary_model, rotary_nope_model
 from theory import weave
 from theory.bounds import last_recovered
-from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, first_below, grid
+from theory.claim import (
+    CORRECTED,
+    HOLDS,
+    LENGTH,
+    NOTHING,
+    Outcome,
+    Reading,
+    claim,
+    crossing,
+    deviation,
+    first_below,
+    grid,
+)
 from theory.claims.settings import Settings
 from theory.constructions import woven_model
 from theory.model import Construction, random_tokens
@@ -276,7 +288,7 @@ def precise_failures(settings: Settings) -> Outcome:
     return Outcome({NAMES: tuple(size), "s": s, "reads": grid(READS)}, tested, reading, unit="D")
 
 
-@claim("rotary-position", PRINTED, "Theorem 3.2, proof, layer 1")
+@claim("rotary-position", LENGTH, "ours (theorem 3.2, proof, layer 1)")
 def position_comes_back(settings: Settings) -> Outcome:
     """x_t falls in t, so the MLP can always recover t from it."""
     margin, counterexample = math.inf, ""
@@ -315,7 +327,9 @@ def alibi_is_a_limit(settings: Settings) -> Outcome:
     return Outcome({"(M, N)": (M, N), "K": K, "L": slow.L}, tested, reading, unit="ln D")
 
 
-@claim("rotary-again", PRINTED, "figure of observed thresholds ('a failure in extrapolation after that position')")
+@claim(
+    "rotary-again", CORRECTED, "ours (figure of observed thresholds ('a failure in extrapolation after that position'))"
+)
 def failure_comes_back(settings: Settings) -> Outcome:
     """Beyond the crossing the hidden state stays beyond it."""
     size, s, length = Size(16, 4, 2, 16, 16, 3.0), 2.0, 140

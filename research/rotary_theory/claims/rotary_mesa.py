@@ -13,7 +13,7 @@ from research.rotary_theory.chunks import chunk_denominator, chunk_position, chu
 from research.rotary_theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
 from research.rotary_theory.rotary import READS, fails_from
 from theory.chunked import mesa_method, woven_distance
-from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
+from theory.claim import HOLDS, LENGTH, NOTHING, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
 
 CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 6, 2), (4, 8, 3), (8, 16, 4)]
@@ -79,7 +79,7 @@ def closed_form(settings: Settings) -> Outcome:
     return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading, unit="position, o; relative")
 
 
-@claim("rotary-mesa-reach", PRINTED, "Corollary (Mesa Extrapolation)")
+@claim("rotary-mesa-reach", LENGTH, "ours (corollary)")
 def reach_of_chunks(settings: Settings) -> Outcome:
     """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M, in a rotary model."""
     reading, lengths = NOTHING, []
