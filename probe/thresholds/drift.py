@@ -101,8 +101,8 @@ def find_drift(
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
       break between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and either no
       run from M on does, or more than chance explains
-    - `chance` (method, layer): that runs alike inside and beyond M would pass the limit so often in any layer
-      (`chance_of`); NaN where none does, or not trusted
+    - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so often
+      in any layer (`chance_of`); NaN where none passes the limit, or not trusted
       `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
       `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
 
@@ -228,9 +228,10 @@ def _judge(
     limit = rule.factor * max(1.0, float(level[usable].max()))
     reliable = _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
     judged = (runs.begin >= trained) & ~warm_up
-    passed = int((level[judged] > limit).sum())
+    out = bool((level[judged] > limit).any())
+    passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
-    trusted = reliable and limit < rule.most(x.shape[1]) ** 2 and (not passed or chance <= rule.chance)
+    trusted = reliable and limit < rule.most(x.shape[1]) ** 2 and (not out or chance <= rule.chance)
     judged &= trusted
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
@@ -246,7 +247,7 @@ def _judge(
         "centre": centre,
         "range": width,
         "trusted": trusted,
-        "chance": chance if trusted and passed else np.nan,
+        "chance": chance if trusted and out else np.nan,
         "alarms": rate,
         "false_alarms": _rate(rate),
         "windows": np.isfinite(rate).sum(),
