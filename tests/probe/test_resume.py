@@ -198,7 +198,7 @@ def full():
         (store, "_seal", 1, full(), ()),  # of the tokens
         (store, "check_values", 7, full(), ()),  # between the layers of a pass
         (store, "_consolidate", 3, full(), ()),  # all is captured
-        (Journal, "_append", 2, full(), ()),
+        (Journal, "_write", 3, full(), ()),
     ],
 )
 def test_what_an_error_leaves_is_removed_or_resumed_by_the_same_command(
