@@ -30,12 +30,12 @@ def check_whole(store: Path, groups: tuple[str, ...]) -> None:
         group = zarr.open_group(place, mode="r", use_consolidated=False)
         if place == store and not group.attrs.get(SEAL):
             return
-        for name, array in sorted(group.arrays()):
-            if (place != store or name in DIMS) and array.nchunks_initialized < array.nchunks:
-                raise Refused(f"a chunk of {name} is missing")
         if group.attrs.get(SEAL) != seal_of(place):
             whose = "its" if place == store else f"its {place.name}'s"
             raise Refused(f"{whose} attributes are not those that were sealed")
+        for name, array in sorted(group.arrays()):
+            if (place != store or name in DIMS) and array.nchunks_initialized < array.nchunks:
+                raise Refused(f"a chunk of {name} is missing")
 
 
 def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:

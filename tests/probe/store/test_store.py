@@ -132,6 +132,11 @@ def scored(path):
         ("resid_post", lambda meta: meta["attributes"].update(units="volts"), "its attributes are not those"),
         ("evaluation", lambda meta: meta["attributes"].update(vocabulary=9), "its evaluation's attributes are not"),
         ("evaluation", lambda meta: meta["attributes"].pop("complete"), "its evaluation's attributes are not"),
+        (
+            "evaluation/tail_nll",
+            lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[2, 0]),
+            "its eval",
+        ),
     ],
 )
 def test_an_edited_attribute_is_detected(scored, file, change, says):
