@@ -17,6 +17,8 @@ MODEL = ("weights", "config", "tokenizer")
 """Fingerprints of a model, in a store's attributes and in a journal's settings."""
 CHECKSUM = "crc32"
 """The key of a checksum in a line of a journal; in the first line of older ones it says only that others have one."""
+SHIPPED_TEXT = "shipped held-out text"
+"""What a store's attributes name where no text was given."""
 _STORES = ("store.zarr", "store.zarr.partial")
 _JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
 _COMMANDS = ("locate", "anatomy", "predict")
@@ -117,6 +119,7 @@ def check_of_run(
 ) -> None:
     """Raises FileExistsError, naming both values, where the run there is of another model, M, revision, dtype or seed.
 
+    Another text is told on stderr: what is measured on it stands beside what was measured on the run's.
     settings: of the new plan. methods: its methods; those that the run has too must have the same parameters. dtypes:
     gives the dtype of a model with such options.
     """
@@ -128,6 +131,9 @@ def check_of_run(
     then, now = there.get("source_dtype") or dtypes(there), dtypes(settings)
     if then != now:
         raise Occupied(f"{folder} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
+    texts = [str(of.get("text") or SHIPPED_TEXT) for of in (there, settings)]
+    if texts[0] != texts[1]:
+        sys.stderr.write(f"{folder} is a run on another {difference('text', *texts)}\n")
     for name, config in _methods(there).items():
         mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
         for key in sorted(config.keys() & mine.keys()):

@@ -20,6 +20,7 @@ from probe.capture.spec import Selection
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, unfit_length
+from probe.identity import SHIPPED_TEXT
 from probe.request import EvalRequest, MethodsRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.retrieval import repeated_word, word_ids
@@ -196,7 +197,7 @@ def provenance(plan: ProbePlan) -> dict[str, Any]:
         "spec": json.dumps(asdict(request.spec)),
         **({"first_token": plan.first_token} if plan.first_token else {}),
         **({"period": plan.period} if plan.period > 1 else {}),
-        "text": str(request.text or "shipped held-out text"),
+        "text": str(request.text or SHIPPED_TEXT),
         "lengths": json.dumps(plan.lengths if request.samples else []),
         "refine": plan.refine,
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),

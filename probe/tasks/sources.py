@@ -33,7 +33,7 @@ def texts(source: str | None) -> list[str]:
     if source is None:
         return heldout()
     path = Path(source)
-    if path.is_file() and path.suffix != ".jsonl":
+    if path.is_file() and path.suffix.lower() != ".jsonl":
         documents = [plain_text(path)]
     else:
         documents = [_field(row, "text", source, number) for number, row in _rows(source)]

@@ -31,7 +31,7 @@ EVAL = ("eval", "--task", "passkey,nll", "--methods", "origin,mesa", "--lengths"
         (("methods", "explain", "rerope", "--length", "99"), "--length 99 is too wide to draw; use at most 48"),
         (("export", "heatmap", "run", "--layers", "1", "--out", "/"), "--out / is the root of a disk"),
         ((*EVAL, "--lengths", "50"), "length=50 is below the task's fixed text of 66 tokens"),
-        ((*EVAL, "--harness", "task", "--minutes", "5"), "--minutes is for --task; lm-eval's tasks"),
+        (("eval", "--harness", "task", "--minutes", "5"), "--minutes is for --task; lm-eval's tasks"),
         ((*EVAL, "--task", "summary", "--data", "nowhere.jsonl"), "nowhere.jsonl is not a file or folder"),
         ((*EVAL, "--set", "rerope.window=3"), "--set names 'rerope'"),
         (("eval", "--task", "nll", "--depth", ".5"), "--depth 0.5 is read by passkey, passkey-question,"),

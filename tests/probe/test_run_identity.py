@@ -9,7 +9,7 @@ import zarr
 from commands import main
 
 from probe.files import SEAL, seal_of
-from probe.identity import run_settings, taken
+from probe.identity import check_of_run, run_settings, taken
 
 PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
 COMMANDS = {
@@ -140,6 +140,14 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
     assert main(["report", run]) == 0
     said = capsys.readouterr().err
     assert f"{run / 'predict'} is left out: it is of model another, not" in said
+
+
+def test_another_text_than_the_runs_is_told(run, capsys):
+    there = run_settings(run)
+    for text, said in ((None, ""), ("mine.txt", "another text (shipped held-out text there, mine.txt now)")):
+        check_of_run(run, {**there, "text": text}, {}, lambda settings: "float64")
+        assert said in (err := capsys.readouterr().err)
+        assert bool(said) == bool(err)
 
 
 def test_code_of_a_model_is_never_allowed_by_a_file(run):

@@ -138,7 +138,7 @@ def lines(path, *rows):
 def test_texts_and_pairs_come_from_files_lines_and_dataset_folders(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntext")
     assert sources.texts(str(tmp_path / "a.txt")) == ["one\ntext"]
-    assert sources.texts(lines(tmp_path / "a.jsonl", {"text": "one"}, {"text": " "}, {"text": "two"})) == ["one", "two"]
+    assert sources.texts(lines(tmp_path / "a.JSONL", {"text": "one"}, {"text": " "}, {"text": "two"})) == ["one", "two"]
     assert len(sources.texts(None)) == 8
     folder = tmp_path / "set"
     folder.mkdir()
