@@ -67,6 +67,15 @@ def lists(why: dict[str, dict[str, str]]) -> str:
         if len(reasons) == count:
             none.setdefault(_reason(next(iter(reasons.values()))), []).append(family)
     parts += [f"Refused: {', '.join(kinds)}: {reason}." for reason, kinds in none.items()]
+    bridged, others = (
+        [*matrix.BRIDGED, *matrix.BRIDGED_ALONE],
+        sorted({*why} - {*matrix.BRIDGED, *matrix.BRIDGED_ALONE}),
+    )
+    parts.append(
+        f"On `mesa.bridge`, logits and states with all hooks as without a bridge ({len(bridged)}; "
+        f"{', '.join(matrix.BRIDGED_ALONE)} without methods): {', '.join(sorted(bridged))}."
+    )
+    parts.append(f"Not on it ({len(others)}), as TransformerLens has no adapter for them: {', '.join(others)}.")
     tried = {*matrix.TYPES.values(), *why}
     tried |= {kind.replace("-", "_") for kind in tried}
     others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind.replace("-", "_") not in tried)

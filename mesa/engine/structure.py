@@ -195,7 +195,7 @@ class _Probe:
                 module.training = False
             with _unhooked(self.model), self._at_two_places(), self._outputs_noted():
                 self.model.config._attn_implementation = _NAME
-                self.decoder(input_ids=ids, use_cache=False)
+                self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
         except Refused:
             raise
         except Bypassed as error:
@@ -212,6 +212,13 @@ class _Probe:
         if not self.rotaries and len(embeddings) > 1:  # one that may be of positions
             raise Refused(self._refusal("it has no rotary embeddings and no ALiBi to weave"))
         return self.layers
+
+    def _moved(self, ids: Tensor) -> dict[str, Tensor]:
+        """Other positions for the second row from its second token on: who turns by them is no rotary module."""
+        if "position_ids" not in inspect.signature(self.decoder.forward).parameters:
+            return {}
+        own = torch.arange(TOKENS, device=ids.device)
+        return {"position_ids": torch.stack([own, own + own.sign()]), "attention_mask": torch.ones_like(ids)}
 
     @contextmanager
     def _at_two_places(self) -> Iterator[None]:
@@ -305,19 +312,19 @@ class _Probe:
         self, layer: int, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
     ) -> tuple[Kind | None, tuple[nn.Module, ...] | None]:
         """How these are rotated, and the norms that follow the rotation; Refused where that is not found."""
-        allowed = _rounding(query)
-        moved = [float((states[1] - states[0]).abs().max()) for states in (query, key)]
-        if max(moved) <= allowed * float(max(states.abs().max() for states in (query, key))):
-            return None, None
-        after = norms if len(norms) == 2 else None
+        allowed, after = _rounding(query), norms if len(norms) == 2 else None
         states = [query, key]
         if after:
             states = [part / weight_of(norm, part) for part, norm in zip(states, after, strict=True)]
+        norms_of = [row.norm(dim=(0, 2)).clamp_min(1e-9) for row in states[0]]  # a query may have a factor by place
+        states[0] = torch.stack([states[0][0], states[0][1] * (norms_of[0] / norms_of[1])[:, None]])
+        if max(float((part[1] - part[0]).abs().max() / (part.abs().max() or 1)) for part in states) <= allowed:
+            return None, None
         best, fewest = math.inf, None
         for path, name in sorted(self.requested, key=str):
             rotary = self.rotaries[path, name]
             frequencies: Any = rotary.inv_freq
-            for layout in _layouts(query, len(frequencies)):
+            for layout in _layouts(states[0], len(frequencies)):
                 turn = Rotation(layout, frequencies.to(query.device))
                 at = torch.arange(TOKENS, device=query.device)
                 off = max(
@@ -327,10 +334,11 @@ class _Probe:
                 if off < best:
                     best, fewest = off, Kind(path, name, layout)
         if not best <= allowed:
+            rounding = f" (off by {best:.1e} where rounding is {allowed:.0e})" if fewest else ""
             raise Refused(
                 self._refusal(
-                    f"layer {layer} turns its queries and keys in a way that was not found (off by {best:.1e} where "
-                    f"rounding is {allowed:.0e}): by other frequencies or dims than its rotary modules hold"
+                    f"layer {layer} turns its queries and keys in a way that was not found{rounding}: by other "
+                    "frequencies or dims than its rotary modules hold (in a buffer inv_freq)"
                 )
             )
         return fewest, after

@@ -319,6 +319,9 @@ stablelm starcoder2 vaultgemma youtu zamba2
 """.split()
 """Those of them that TransformerLens has an adapter for."""
 
+BRIDGED_ALONE = ("codegen", "deepseek_v4", "falcon", "glm_moe_dsa", "gptj")
+"""Those that no method can be attached to, and it has an adapter for."""
+
 UNTURNED = ("jamba", "kimi_linear", "nemotron_h")
 """No layer rotates, so that ReRoPE changes nothing."""
 

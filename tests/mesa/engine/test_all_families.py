@@ -4,7 +4,7 @@ import cases
 import pytest
 import torch
 from bridged import held_to_the_model
-from matrix import ABSOLUTE, ALIBI, BRIDGED, REFUSED, UNTURNED, WORKS, build
+from matrix import ABSOLUTE, ALIBI, BRIDGED, BRIDGED_ALONE, REFUSED, UNTURNED, WORKS, build
 from structures import NAMES, held_to_pairs
 from tiny import tokens
 
@@ -49,7 +49,7 @@ def test_family_on_a_bridge(family):
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["codegen", "deepseek_v4", "falcon", "glm_moe_dsa", "gptj"])
+@pytest.mark.parametrize("family", BRIDGED_ALONE)
 def test_a_family_without_methods_has_a_bridge(family):
     model, bridge, ids = build(family), mesa.bridge(build(family), load().tokenizer), tokens(2, 30)
     for logits in (bridge(ids), bridge.run_with_cache(ids)[0]):

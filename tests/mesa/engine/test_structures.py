@@ -4,7 +4,7 @@ import cases
 import pytest
 import structures
 import torch
-from structures import NAMES, STRUCTURES, held_to_pairs
+from structures import LENGTH, NAMES, STRUCTURES, held_to_pairs
 from tiny import tokens
 from torch import nn
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
@@ -135,6 +135,28 @@ def test_attention_that_a_method_cannot_follow_is_refused_by_layer():
             pass
     finally:
         del type(model.model.rotary_emb.inner).inv_freq
+
+
+class Angles(nn.Module):
+    """Turns by a table, with no inverse frequencies to go by."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.register_buffer("angles", torch.arange(4 * LENGTH)[:, None] * inner.inv_freq)
+
+    def forward(self, x, position_ids):
+        angles = self.angles[position_ids].repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+
+def test_rotation_by_no_module_that_is_known_is_refused_and_not_taken_for_none():
+    model = structures.built("llama", {**structures.SIZES, "rope_theta": 55.0})
+    model.model.rotary_emb = Angles(model.model.rotary_emb)
+    with (
+        pytest.raises(ValueError, match="layer 0 turns its queries and keys in a way that was not found: by other"),
+        mesa.applied(model, cases.method("rerope")),
+    ):
+        pass
 
 
 def test_the_probe_leaves_no_trace():
