@@ -258,6 +258,17 @@ def test_a_rotary_module_replaced_in_the_block_is_an_error(family):
             model(tokens(1, 30))
 
 
+@torch.no_grad()
+def test_a_generate_from_before_the_block_is_refused_without_a_cache():
+    model, ids = tiny.model(), tokens(1, PROMPT)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "do_sample": False, "pad_token_id": 1}
+    generate = model.generate
+    with mesa.applied(model, cases.method("mesa")):
+        assert generate(ids, **options).tolist() == model.generate(ids, **options).tolist()
+        with pytest.raises(mesa.Refused, match="this `generate` was taken from the model before the block"):
+            generate(ids, use_cache=False, **options)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_a_model_is_not_copied_in_the_block(copied):
     model = build("llama")
