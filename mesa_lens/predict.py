@@ -23,13 +23,14 @@ def run(request: PredictRequest, options: AddedOptions) -> int:
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
     from probe.experiment.run import run as run_plan
+    from probe.law.prediction import started
     from probe.law.run import FOLDER, Predict
     from probe.law.sentences import sentences
     from probe.law_report import write
 
     journal, failed = run_plan(experiment := Predict(plan), out, **how)
     if left := len(experiment.tasks(journal.rows)):
-        return Results({"tasks_left": left}, "", len(failed), str(left))
-    summary, written = write(plan, journal.rows, out)
+        return Results(started(plan, left), "", len(failed), str(left))
+    prediction, written = write(plan, journal.rows, out)
     files = f"wrote {out / FOLDER}: {', '.join(path.name for path in written)}"
-    return Results(summary, "\n\n".join([*sentences(summary), files]), 0, "")
+    return Results(prediction, "\n\n".join([*sentences(prediction), files]), 0, "")

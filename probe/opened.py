@@ -36,12 +36,13 @@ from probe.figures.static import picture
 from probe.figures.token_views import attention_view, loss_view
 from probe.interventions.result import LOCATED
 from probe.interventions.sentences import located_findings
+from probe.law.result import PREDICTION
 from probe.law.sentences import sentences
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.labelled import labelled
-from probe.store.results import find_prediction, read_prediction, run_summary
+from probe.store.results import run_summary
 from probe.store.select import check_labels, hook_values, one_prompt, reference_method
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.drift_onset import drift_onsets
@@ -139,7 +140,7 @@ class Run(reader.Run):
 
     def verdict(self) -> Verdict:
         """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
-        return Verdict(verdict(self.summary, LOCATED.find(self.folder), find_prediction(self.folder)))
+        return Verdict(verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder)))
 
     def drift(
         self,
@@ -254,7 +255,7 @@ class Run(reader.Run):
             scores = scores.sel({"method": list(methods)})
         run = {"reference": reference, "model": attrs.get("model"), "trained_length": self.trained_length}
         run["method_configs"] = json.loads(attrs.get("method_configs", "{}"))
-        prediction = find_prediction(self.folder)
+        prediction = PREDICTION.find(self.folder)
         predicted = {row.method: predicted_failure(run, row.method, prediction) for row in measured.failures}
         predicted = {name: row for name, row in predicted.items() if row}
         export = curves_export(scores, measured, self.trained_length, onsets, predicted)
@@ -266,9 +267,9 @@ class Run(reader.Run):
 
         NotFound where it was not run. Where nothing is predicted, the text says why, and data is empty.
         """
-        summary = read_prediction(self.folder)
-        export = prediction_export(summary)
-        return Result(export.numbers.get("prediction", xr.Dataset()), "\n\n".join(sentences(summary)), export)
+        prediction = PREDICTION.read(self.folder)
+        export = prediction_export(prediction)
+        return Result(export.numbers.get("prediction", xr.Dataset()), "\n\n".join(sentences(prediction)), export)
 
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""

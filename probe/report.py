@@ -28,10 +28,11 @@ from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
 from probe.files import check_ours, is_ours, write, write_result
 from probe.interventions.result import LOCATED
+from probe.law.result import PREDICTION
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.results import MARK, REPORTED, VERDICT, find_prediction
+from probe.store.results import MARK, REPORTED, VERDICT
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.threshold_onset import LEAST, TOP
 from probe.verdict.rows import onset_of, predicted_failures
@@ -101,7 +102,7 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     summary, run = summarize(analysis), analysis.run
     return {
-        VERDICT: verdict(summary, LOCATED.find(run.folder), find_prediction(run.folder)),
+        VERDICT: verdict(summary, LOCATED.find(run.folder), PREDICTION.find(run.folder)),
         **summary,
         MARK: store_mark(run.hidden.attrs),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from probe.figures.export import Export
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, grouped, log_ticks, same_range, trained_rule
 from probe.figures.styles import RED, STYLES, Look, nth, style
 from probe.law.formula import Law, far_keys_by_length, length_grid
+from probe.law.result import AtLength, Prediction
 from probe.thresholds.stated_window import NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
@@ -24,25 +25,25 @@ _METHODS = 6  # at most in a panel
 _FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
 
 
-def prediction_chart(summary: Mapping[str, Any]) -> Chart:
+def prediction_chart(prediction: Prediction) -> Chart:
     """Excess by length: predicted as lines with bands, measured as markers with intervals; a few methods a panel."""
-    methods = {name: row for name, row in summary["methods"].items() if "predicted" in row}
+    methods = {name: row for name, row in prediction.methods.items() if row.failure}
     origin, others = methods.pop("origin", None), [name for name in methods if name != "lm-infinite"]
     names = itertools.count()
     looks = {name: STYLES.get(name) or nth(next(names)) for name in others}
     count = max(1, math.ceil(len(others) / _METHODS))
     panels = []
-    rules = (trained_rule(summary["trained_length"]), _FAILS)
+    rules = (trained_rule(prediction.trained_length), _FAILS)
     for part in np.array_split(others, count):
         shown = ({"origin": origin} if origin else {}) | {name: methods[name] for name in part.tolist()}
         lines = tuple(
-            _line(name, row[side], looks.get(name, style(name)), side)
+            _line(name, entries, looks.get(name, style(name)), side)
             for side in ("measured", "predicted")
             for name, row in shown.items()
-            if side in row and (name, side) != ("origin", "predicted")
+            if (entries := getattr(row, side)) and (name, side) != ("origin", "predicted")
         )
-        lengths = ((name, methods[name]["failure"]["length"]) for name in part.tolist())
-        failing = grouped((name, str(length or f"none up to {max(summary['lengths'])}")) for name, length in lengths)
+        failures = ((name, at.length) for name in part.tolist() if (at := methods[name].failure))
+        failing = grouped((name, str(length or f"none up to {prediction.longest}")) for name, length in failures)
         panels.append(
             Panel(
                 ", ".join(dict.fromkeys(name.split(":")[0] for name in part.tolist())),
@@ -51,42 +52,39 @@ def prediction_chart(summary: Mapping[str, Any]) -> Chart:
                 lines,
                 axis_range(lines, rules[1:]),
                 rules=rules,
-                x_ticks=log_ticks(summary["lengths"]),
+                x_ticks=log_ticks(prediction.lengths),
                 log_x=True,
                 seen=f"Failure is predicted at, in tokens: {failing}",
             )
         )
-    title = f"{summary['model']}: loss over lm-infinite by length; lines: predicted"
-    if any("measured" in methods[name] for name in others):
+    title = f"{prediction.model}: loss over lm-infinite by length; lines: predicted"
+    if any(methods[name].measured for name in others):
         title += ", markers: measured"
     return Chart(title, same_range(panels))
 
 
-def prediction_export(summary: Mapping[str, Any]) -> Export:
+def prediction_export(prediction: Prediction) -> Export:
     """The chart, and a table: excess (nats/token) by method and length with 95% ends, and failure lengths by method.
 
     NaN: not predicted, not measured, or no failure up to the longest length; `refusal` says why nothing is predicted.
     """
-    if summary["refusal"]:
+    if prediction.refusal:
         return Export({}, {})
-    methods, lengths = summary["methods"], summary["lengths"]
+    methods, lengths = prediction.methods.values(), prediction.lengths
+    none = [(math.nan,) * 3] * len(lengths)
     variables: dict[str, Any] = {}
     for side in ("predicted", "measured"):
-        rows = [
-            row.get(side) or [{"excess": None, "excess_ends": (None, None)}] * len(lengths) for row in methods.values()
-        ]
-        values = np.array([[(entry["excess"], *entry["excess_ends"]) for entry in row] for row in rows], float)
+        values = np.array([[entry.with_ends for entry in getattr(row, side)] or none for row in methods])
         for number, end in enumerate(("", "_low", "_high")):
             attrs = {"long_name": f"{side} excess over lm-infinite", "units": "nats/token"}
             variables[f"{side}{end}"] = (("method", "length"), values[..., number], attrs)
-    none = {"length": None, "ends": (None, None)}
-    failures = [(at["length"], *at["ends"]) for at in (row.get("failure", none) for row in methods.values())]
+    failures = [(at.length, *at.ends) if (at := row.failure) else (None,) * 3 for row in methods]
     for end, column in zip(("", "_low", "_high"), np.array(failures, float).T, strict=True):
         variables[f"predicted_failure{end}"] = ("method", column, {"units": "tokens"})
-    variables["refusal"] = ("method", [row["refusal"] for row in methods.values()])
-    attrs = {"model": summary["model"], "trained_length": summary["trained_length"]}
-    numbers = xr.Dataset(variables, {"method": list(methods), "length": lengths}, attrs)
-    return Export({"prediction": prediction_chart(summary)}, {"prediction": numbers})
+    variables["refusal"] = ("method", [row.refusal for row in methods])
+    attrs = {"model": prediction.model, "trained_length": prediction.trained_length}
+    numbers = xr.Dataset(variables, {"method": list(prediction.methods), "length": lengths}, attrs)
+    return Export({"prediction": prediction_chart(prediction)}, {"prediction": numbers})
 
 
 def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> Chart:
@@ -129,9 +127,9 @@ def _origin(law: Law, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(lengths, float), law.excess[places]
 
 
-def _line(name: str, entries: Sequence[Mapping[str, Any]], look: Look, side: str) -> Line:
-    x, y = (np.array([entry[key] for entry in entries], float) for key in ("length", "excess"))
-    low, high = np.array([entry["excess_ends"] for entry in entries], float).T
+def _line(name: str, entries: Sequence[AtLength], look: Look, side: str) -> Line:
+    x = np.array([entry.length for entry in entries], float)
+    y, low, high = np.array([entry.with_ends for entry in entries]).T
     colour, dash, symbol = look
     if side == "predicted":
         return Line(name, x, y, colour, dash, "none", interval=(low, high), band=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from mesa.methods import Method
 from mesa.plan import Plan, query_scales, relative_positions
+from probe.law.result import FittedLaw
 from probe.thresholds.stated_window import NATS_ABOVE
 
 POWERS = np.array([*np.arange(0, 2.05, 0.1), 2.5, 3, 4, 6, 8, 12])
@@ -107,12 +107,11 @@ def excess_curve(differences: np.ndarray, trained_length: int) -> np.ndarray:
     return np.concatenate([[0.0], np.maximum(isotonic_regression(differences[trained_length:]).x, 0.0)])
 
 
-def stored_law(summary: Mapping[str, Any]) -> Law:
+def stored_law(law: FittedLaw, trained_length: int) -> Law:
     """The law that a prediction.json holds."""
-    law, trained = summary["law"], summary["trained_length"]
-    positions = np.arange(trained - 1, law["excess"]["position"][-1] + 1)
-    curve = np.interp(positions, law["excess"]["position"], law["excess"]["value"])
-    return Law(trained, curve, law["power"]["value"], (law["scale_power"] or {"value": 0.0})["value"])
+    position = law.excess.position
+    curve = np.interp(np.arange(trained_length - 1, position[-1] + 1), position, law.excess.value)
+    return Law(trained_length, curve, law.power.value, law.scale_power.value if law.scale_power else 0.0)
 
 
 def scored_queries(length: int, trained_length: int, count: int) -> np.ndarray:

@@ -17,10 +17,10 @@ from probe.experiment.run import Experiment
 from probe.experiment.task import Key, Measure, Task
 from probe.law.calibration import Losses
 from probe.law.plan import PredictPlan, needed_bytes
-from probe.store.results import PREDICTION
+from probe.law.result import PREDICTION
 from probe.tasks.score import nll
 
-FOLDER, SUMMARY = PREDICTION.parts
+FOLDER, SUMMARY = PREDICTION.path.parts
 JOURNAL = "journal.jsonl"
 """The folder of the results below --out, and what is in it beside tables and figures."""
 _DIGITS = 4

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import Refused
 from probe.files import read_result
-from probe.identity import left_out, tell_left_out
+from probe.identity import tell_left_out
 from probe.store.reader import Run, open_run, store_mark
 
 REPORTED = ("report.html", "summary.json")
@@ -19,7 +18,6 @@ MARK = "store"
 """The key of a summary that names its store, by `store_mark`."""
 VERDICT = "verdict"
 """The key of a summary that holds its verdict."""
-PREDICTION = Path("predict", "prediction.json")
 
 Row = Mapping[str, Any]
 
@@ -54,26 +52,6 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
     return summary
 
 
-_KEYS = {
-    PREDICTION: "model trained_length lengths refusal misfit methods",
-}
-find_prediction = partial(find_summary, name=PREDICTION, keys=_KEYS[PREDICTION].split(), command="predict")
-"""What a command wrote into a folder, None where it was not run; Refused where it is damaged."""
-
-
-def _read(name: Path, folder: Path) -> Mapping[str, Any]:
-    """What a command wrote into the folder; FileNotFoundError where there is none."""
-    command = name.parent.name
-    if reason := left_out(folder, command):
-        raise Refused(reason)
-    if (summary := find_summary(folder, name, _KEYS[name].split(), command)) is None:
-        raise NotFound(f"{folder / name} is not there; write it: `mesa-lens {command} --out {folder}`")
-    return summary
-
-
-read_prediction = partial(_read, PREDICTION)
-
-
 def number(value: float | None) -> float:
     """The value, NaN for None."""
     return math.nan if value is None else float(value)
@@ -86,16 +64,6 @@ def predicted_text(predicted: Mapping[str, Any] | None) -> str:
     none = f"none up to {predicted['longest']}"
     low, high = (end or none for end in predicted["ends"])
     return f"{predicted['length']} [{low}, {high}]" if predicted["length"] else none
-
-
-def misfit_text(prediction: Mapping[str, Any]) -> str:
-    """How far a prediction's law is from the losses that it was fitted to, as a sentence with its unit."""
-    misfit = prediction["misfit"]
-    text = (
-        f"Misfit of the law to the {misfit['gaps']} gaps that it was fitted to: {misfit['rms']:z.2f} {misfit['units']} "
-        f"(rms; the costliest gap costs {misfit['largest_cost']:z.2f})"
-    )
-    return f"{text}: too large, do not rely on what is predicted." if misfit["too_large"] else f"{text}."
 
 
 def percent(value: float | None, low: float | None, high: float | None) -> str:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from probe.interventions.result import Located
-from probe.store.result_file import having
+from probe.law.result import Prediction
+from probe.store.result_file import as_json, having
 
 Rows = Sequence[Mapping[str, Any]]
 RANKED = (
@@ -21,7 +22,7 @@ RANKED = (
 
 
 def ranked(
-    summary: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None = None
+    summary: Mapping[str, Any], located: Located | None, prediction: Prediction | None = None
 ) -> list[dict[str, Any]]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
     rows = sorted((_row(summary, row, located, prediction) for row in summary["methods"]), key=_key)
@@ -59,6 +60,11 @@ def same_model(summary: Mapping[str, Any], located: Located | None) -> Located |
 
     gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
     return replace(located, loss_gaps=gaps)
+
+
+def predicts(prediction: Prediction, summary: Mapping[str, Any]) -> bool:
+    """Whether a prediction is of the run's own model and window."""
+    return (prediction.model, prediction.trained_length) == (summary["model"], summary["trained_length"])
 
 
 def reference_of(rows: Rows) -> Mapping[str, Any]:
@@ -106,7 +112,7 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
 
 
 def _row(
-    summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None
+    summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | None, prediction: Prediction | None
 ) -> dict[str, Any]:
     """held: the longest measured length at which the method works; 0: none, None: nothing can be judged.
 
@@ -128,20 +134,17 @@ def _row(
     }
 
 
-def predicted_failure(
-    summary: Mapping[str, Any], method: str, prediction: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
+def predicted_failure(summary: Mapping[str, Any], method: str, prediction: Prediction | None) -> dict[str, Any] | None:
     """The predicted failure length with its ends and the longest length; None for another model, M or parameters.
 
     The reference has none: its own losses are what the prediction rests on.
     """
-    names = ("model", "trained_length")
-    if prediction is None or method == summary["reference"] or any(prediction[key] != summary[key] for key in names):
+    if prediction is None or method == summary["reference"] or not predicts(prediction, summary):
         return None
-    row = prediction["methods"].get(method, {})
-    if "failure" not in row or row["config"] != (summary.get("method_configs") or {}).get(method):
+    row = prediction.methods.get(method)
+    if not row or not row.failure or row.config != (summary.get("method_configs") or {}).get(method):
         return None
-    return {**row["failure"], "longest": max(prediction["lengths"])}
+    return {**as_json(row.failure), "longest": prediction.longest}
 
 
 def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any] | None:

@@ -8,15 +8,16 @@ from typing import Any
 from probe.evaluation.summary import Table, filled, plain_table
 from probe.glossary import explained, template
 from probe.interventions.result import Located
-from probe.store.results import VERDICT, misfit_text
+from probe.law.result import Prediction
+from probe.store.results import VERDICT
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
-from probe.verdict.rows import RANKED, ranked, same_model
+from probe.verdict.rows import RANKED, predicts, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
 from probe.verdict.tables import difference_table, method_table, score_table
 
 
 def verdict(
-    summary: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None = None
+    summary: Mapping[str, Any], located: Located | None, prediction: Prediction | None = None
 ) -> dict[str, Any]:
     """Of a run's summary, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing):
 
@@ -91,18 +92,17 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
 
 
 def predicted_by(
-    summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None
+    summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prediction: Prediction | None
 ) -> list[str]:
     """What predicted failures rest on, or why nothing is predicted; nothing where no method has one."""
-    names = ("model", "trained_length")
-    if prediction is not None and prediction["refusal"] and all(prediction[name] == summary[name] for name in names):
-        return [f"Predicted failure: none. By mesa-lens predict, {prediction['refusal']}."]
+    if prediction is not None and prediction.refusal and predicts(prediction, summary):
+        return [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."]
     if prediction is None or not any(row["predicted"] for row in rows):
         return []
     return [
         f"Predicted failure: the length from which on a method loses {NATS_ABOVE} nats/token more than lm-infinite, "
-        f"computed from Origin's losses on {prediction['texts']} texts and the method's distances, up to "
-        f"{max(prediction['lengths'])} tokens (docs/law.md). {misfit_text(prediction)}"
+        f"computed from Origin's losses on {prediction.texts} texts and the method's distances, up to "
+        f"{prediction.longest} tokens (docs/law.md). {prediction.misfit}"
     ]
 
 

@@ -30,12 +30,17 @@ def prediction(refusal: str = "") -> dict:
         "needed_factors": [0.5, 2.0],
         "origin_fails": 114,
         "scale_power": {"value": 0.0, "ends": [0, 0]},
-        "excess": {"position": positions, "value": (np.arange(len(positions)) / 100).tolist()},
+        "excess": {"position": positions, "value": (np.arange(len(positions)) / 100).tolist(), "ends": [[], []]},
+        "gaps": [],
     }
     base = {"model": "m", "trained_length": M, "lengths": LENGTHS, "texts": 8, "refusal": refusal}
     base["misfit"] = {"rms": 0.07, "too_large": False, "units": "nats/token", "gaps": 9, "largest_cost": 1.5}
     others = {"yarn": {"config": {}, "refusal": "rotary frequencies are changed"}, "lm-infinite": row}
-    return {**base, "law": law, "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, **others}}
+    return {
+        **base,
+        "law": None if refusal else law,
+        "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, **others},
+    }
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 import probe
 from mesa_lens.cli import main
-from probe.files import write_result
+from probe.law.result import PREDICTION, Failure, MethodPrediction, Prediction
 from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.thresholds.drift_onset import drift_onsets
@@ -97,10 +97,9 @@ def test_where_nothing_breaks_no_break_is_reported(still):
 def test_scores_are_exported_where_the_states_tell_no_onset(folder, tmp_path):
     away = hidden_states(prompts=("repeated",)).sel(position=slice(80, 200))  # neither M nor what lies before it
     write_run(tmp_path / "away", away, evaluation())
-    located = {"model": "tiny", "trained_length": 64, "lengths": [320], "refusal": "", "misfit": {}}
-    methods = {"mesa": {"config": {"window": 8}, "failure": {"length": 300, "ends": [290, 310]}}}
+    mesa = MethodPrediction({"window": 8}, "", failure=Failure(300, (290, 310)))
     (tmp_path / "away" / "predict").mkdir()
-    write_result(tmp_path / "away" / "predict" / "prediction.json", {**located, "methods": methods})
+    PREDICTION.write(tmp_path / "away", Prediction("tiny", 64, [320], 8, "", None, {"mesa": mesa}))
     run, whole = probe.open_run(tmp_path / "away"), probe.open_run(folder)
     curves, expected = run.curves(), whole.curves()
     assert curves.data.identical(expected.data)

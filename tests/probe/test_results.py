@@ -7,8 +7,8 @@ import re
 import pytest
 
 from probe.files import read_result, write_result
+from probe.law.result import PREDICTION
 from probe.status import status_of
-from probe.store.results import find_prediction
 
 SUMMARY = {
     "model": "tiny",
@@ -30,7 +30,7 @@ def test_a_result_comes_back_and_every_changed_digit_is_noticed(tmp_path):
         digit = random.Random(match.start()).choice([d for d in "0123456789" if d != match[0]])
         path.write_text(text[: match.start()] + digit + text[match.end() :])
         with pytest.raises(ValueError, match=r"prediction.json is damaged.*`mesa-lens predict --out"):
-            find_prediction(tmp_path)
+            PREDICTION.find(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_damaged_result_is_refused_by_its_name(text, tmp_path):
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(ValueError, match=r"prediction.json is damaged.*`mesa-lens predict --out"):
-        find_prediction(tmp_path)
+        PREDICTION.find(tmp_path)
     (path.parent / "journal.jsonl").write_text('{"settings": {"model": "tiny"}, "crc32": true, "cells": 0}\n')
     assert status_of(tmp_path).state == "unfinished"
     assert "prediction.json is damaged" in status_of(tmp_path).text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, cast
 
 import streamlit as st
@@ -16,8 +15,8 @@ from probe.figures.figure_data import Chart
 from probe.figures.prediction import method_chart, prediction_export
 from probe.law.calibration import ORIGIN
 from probe.law.formula import failure_length, far_keys_by_length, length_grid, stored_law
+from probe.law.result import PREDICTION, FittedLaw, Prediction
 from probe.law.sentences import law_sentences, left_out
-from probe.store.results import find_prediction
 
 _QUERIES = 8
 _HIDDEN = ("trained_length", "layers", "heads")
@@ -25,11 +24,11 @@ _HIDDEN = ("trained_length", "layers", "heads")
 
 def page(context: Context) -> None:
     """What was predicted of the run's methods; then any method, with its parameters to move."""
-    summary = ui.written(context, find_prediction, "predict")
-    if summary is None:
+    prediction = ui.written(context, PREDICTION.find, "predict")
+    if prediction is None:
         return
-    if summary["refusal"]:
-        st.info(ui.plain(f"Nothing is predicted: {summary['refusal']}."))
+    if (law := prediction.law) is None:
+        st.info(ui.plain(f"Nothing is predicted: {prediction.refusal}."))
         return
     known = {name: method for name, method in standard_methods().items() if name != ORIGIN}
     names = [name for name, method in known.items() if not method.needs_rotary]
@@ -41,26 +40,26 @@ def page(context: Context) -> None:
             f"nothing of them), and {ORIGIN}, whose measured loss the law starts from."
         )
     )
-    if method := _parameters(name, summary["trained_length"]):
-        _predicted(summary, method)
+    if method := _parameters(name, prediction.trained_length):
+        _predicted(prediction, law, method)
     st.subheader("What it is predicted from", anchor=False)
-    st.markdown(ui.bullets(law_sentences(summary)))
-    _of_run(context, summary)
+    st.markdown(ui.bullets(law_sentences(prediction)))
+    _of_run(context, prediction)
 
 
-def _predicted(summary: Mapping[str, Any], method: Method) -> None:
+def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> None:
     """The failure length in a sentence, the distances and the loss; or why nothing is predicted."""
-    law, lengths, trained = stored_law(summary), summary["lengths"], summary["trained_length"]
-    grid, longest = length_grid(lengths, trained), max(lengths)
+    lengths, trained, longest = prediction.lengths, prediction.trained_length, prediction.longest
+    law, grid = stored_law(fitted, trained), length_grid(lengths, trained)
     far = far_keys_by_length(method, grid, _QUERIES)
-    if summary["law"]["scale_power"] is None and (far.scales != 1).any():
+    if fitted.scale_power is None and (far.scales != 1).any():
         st.info("Not predicted: what log n takes away was not measured; predict any method with log n in this run.")
         return
     if law.is_beyond(far):
         st.info(ui.plain(f"Not predicted: keys are further away than any of {ORIGIN}'s within {longest} tokens."))
         return
-    rows = (row for row in summary["methods"].values() if row["config"] == _config(method))
-    cost = next((row["cost_inside"] for row in rows if "cost_inside" in row), None)
+    rows = (row for row in prediction.methods.values() if row.failure and row.config == _config(method))
+    cost = next((row.cost_inside for row in rows), None)
     failure = failure_length(grid, law.at(far) + (cost or 0.0))
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
     inside = "a cost inside M is not included"
@@ -70,12 +69,12 @@ def _predicted(summary: Mapping[str, Any], method: Method) -> None:
     ui.show(method_chart(law, method, lengths, cost or 0.0), "method")
 
 
-def _of_run(context: Context, summary: Mapping[str, Any]) -> None:
+def _of_run(context: Context, prediction: Prediction) -> None:
     """The methods that the command was given: their curves, and those that nothing is predicted of."""
     st.subheader("Methods of this run", anchor=False)
-    export = prediction_export(summary)
+    export = prediction_export(prediction)
     ui.show(cast(Chart, export.figures["prediction"]), "predictions")
-    if left := left_out(summary):
+    if left := left_out(prediction):
         st.markdown(ui.bullets(left))
     ui.buttons(lambda: export, ui.file_stem(context.run.name, "prediction"), ui.FORMS, ("csv",))
 

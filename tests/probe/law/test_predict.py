@@ -13,7 +13,9 @@ from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.files import read_result
 from probe.law.plan import configs, plan
+from probe.law.result import PREDICTION
 from probe.request import PredictRequest
+from probe.store.result_file import as_json
 from probe.tasks.score import heldout_ids
 from probe.tasks.sources import heldout, texts
 
@@ -34,23 +36,23 @@ def out(tmp_path_factory):
 
 
 def test_it_predicts_who_fails_and_who_holds(out):
-    summary = read_result(out / "prediction.json")
-    methods = summary["methods"]
-    assert methods["rerope"]["failure"]["length"] is None
-    assert methods[K2]["failure"]["length"] < 1024
-    assert methods[K2]["measured_failure"] == 2048
-    assert methods["pi"]["cost_inside"] > 0.5  # distances below M, and yet it costs
-    assert methods["pi"]["failure"]["length"] == 256
-    assert "further away than any of Origin's" in methods[FAR]["refusal"]
-    assert "predicted" not in methods[FAR]
-    assert summary["law"]["scale_power"]["value"] > 0  # rerope has log n
-    assert 256 < summary["law"]["origin_fails"] < 1024
-    assert "frequencies" in methods["yarn"]["refusal"]
-    assert "predicted" not in methods["yarn"]
-    assert methods["yarn"]["measured"][0]["length"] == 512
-    assert summary["agreement"]["all methods"]["methods"] == 3
-    low, high = methods[K2]["predicted"][1]["excess_ends"]
-    assert low <= methods[K2]["predicted"][1]["excess"] <= high
+    prediction = PREDICTION.read(out.parent)
+    methods, law = prediction.methods, prediction.law
+    assert methods["rerope"].failure.length is None
+    assert methods[K2].failure.length < 1024
+    assert methods[K2].measured_failure == 2048
+    assert methods["pi"].cost_inside > 0.5  # distances below M, and yet it costs
+    assert methods["pi"].failure.length == 256
+    assert "further away than any of Origin's" in methods[FAR].refusal
+    assert not methods[FAR].predicted
+    assert law.scale_power.value > 0  # rerope has log n
+    assert 256 < law.origin_fails < 1024
+    assert "frequencies" in methods["yarn"].refusal
+    assert not methods["yarn"].predicted
+    assert methods["yarn"].measured[0].length == 512
+    assert prediction.agreement["all methods"].methods == 3
+    at = methods[K2].predicted[1]
+    assert at.excess_ends[0] <= at.excess <= at.excess_ends[1]
 
 
 def test_it_writes_a_table_and_figures(out):
@@ -73,9 +75,9 @@ def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, 
     assert main(["predict", "--out", str(out.parent), *words]) == 0
     printed = capsys.readouterr()
     assert "none up to 2048" in printed.out
-    misfit = json.loads((out / "prediction.json").read_text())["misfit"]
-    assert f"Misfit of the law to the 15 gaps that it was fitted to: {misfit['rms']:.2f} nats/token" in printed.out
-    assert 0 < misfit["rms"] < 0.5
+    misfit = PREDICTION.read(out.parent).misfit
+    assert f"Misfit of the law to the 15 gaps that it was fitted to: {misfit.rms:.2f} nats/token" in printed.out
+    assert 0 < misfit.rms < 0.5
     assert "are left" not in printed.err
 
 
@@ -83,14 +85,13 @@ def test_python_predicts_as_the_command_does_and_an_opened_run_shows_it(out, tmp
     load = {"device": "cpu", "trust_remote_code": False}  # as a command states it
     words = {"methods": "rerope,yarn,pi", "configs": (K2, FAR), "lengths": (512, 2048), "samples": 3}
     request = PredictRequest(**words, load=load, check=True)
-    summary = probe.predict_failure(request, out.parent)
-    written = json.loads((out / "prediction.json").read_text())
-    assert summary["methods"]["rerope"]["failure"] == written["methods"]["rerope"]["failure"]
+    prediction = probe.predict_failure(request, out.parent)
+    assert as_json(prediction) == read_result(out / "prediction.json")
     run = write_run(tmp_path / "run", hidden_states(256, layers=1, dims=4), trained_length=256)
     shutil.copytree(out, run / "predict", ignore=shutil.ignore_patterns("journal.jsonl"))  # of another model
     shown = probe.open_run(run).prediction()
     at = shown.data.sel(method=K2, length=2048)
-    assert at["predicted"].item() == summary["methods"][K2]["predicted"][1]["excess"]
+    assert at["predicted"].item() == prediction.methods[K2].predicted[1].excess
     assert at["predicted"].attrs["units"] == "nats/token"
     assert 256 < at["predicted_failure"].item() < 1024
     assert np.isnan(shown.data["predicted"].sel(method="yarn")).all()

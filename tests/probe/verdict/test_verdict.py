@@ -7,6 +7,7 @@ import located
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.law.result import Failure, MethodPrediction, Misfit, Prediction
 from probe.report import whole_summary
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
@@ -271,22 +272,20 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
 
 @pytest.mark.parametrize(("trained", "count"), [(0, 1), (1, 0)])
 def test_why_nothing_is_predicted_is_a_note(planted, trained, count):
-    where = {"model": planted["model"], "trained_length": planted["trained_length"] + trained}
-    notes = verdict(planted, None, {**where, "refusal": "Origin loses nothing", "methods": {}})["notes"]
+    refused = Prediction(
+        planted["model"], planted["trained_length"] + trained, [320], 8, "Origin loses nothing", None, {}
+    )
+    notes = verdict(planted, None, refused)["notes"]
     assert (
         sum("Predicted failure: none. By mesa-lens predict, Origin loses nothing." in note for note in notes) == count
     )
 
 
 def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_law(planted):
-    where = {name: planted[name] for name in ("model", "trained_length")}
-    row = {"config": planted["method_configs"]["mesa"], "failure": {"length": 200, "ends": [180, None]}}
-    misfit = {"rms": 0.61, "too_large": True, "units": "nats/token", "gaps": 6, "largest_cost": 4.2}
-    result = verdict(
-        planted,
-        None,
-        {**where, "refusal": "", "misfit": misfit, "texts": 8, "lengths": [320], "methods": {"mesa": row}},
-    )
+    row = MethodPrediction(planted["method_configs"]["mesa"], "", failure=Failure(200, (180, None)))
+    misfit = Misfit(0.61, True, "nats/token", 6, 4.2)
+    predicted = Prediction(planted["model"], planted["trained_length"], [320], 8, "", misfit, {"mesa": row})
+    result = verdict(planted, None, predicted)
     at = cells(result)["mesa"]
     assert (at["predicted failure"], at["drift onset"]) == ("200 [180, none up to 320]", "none up to 320")
     (note,) = [note for note in result["notes"] if note.startswith("Predicted failure:")]
