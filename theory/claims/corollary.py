@@ -40,7 +40,7 @@ def stair_extends(settings: Settings) -> Outcome:
             signed = (o - settings.H) * np.sign(excess)
             reading &= Reading(float(signed[certain].min()), deviation(o, excess + settings.H))
     return Outcome(
-        {"K": ">= W(T-1) + 1", "(M, N, E)": grid(triples), "H": settings.H, "dtype": settings.dtype},
+        {"K": "W(T-1) + 1 or more", "(M, N, E)": grid(triples), "H": settings.H, "dtype": settings.dtype},
         f"M < t < T*; where positions are recovered also success or failure at every t to 1.1 T*, "
         f"t <= {settings.longest_run}",
         reading,

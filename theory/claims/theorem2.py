@@ -92,8 +92,7 @@ def printed_matrices(settings: Settings) -> Outcome:
         ),
         correction="W_Q, row 3: the 1 moves from column 3 to column 1; then q.k = tau - i, which is tau + (t - i) but "
         "for a t that all keys of a query share and softmax drops",
-        counterexample=f"as printed q.k = tau - t i: least o - H over t is {lowest:.3f}; at t = M + 1 it is "
-        f"{printed[M] - H:.3f}",
+        counterexample=f"q.k = tau - t i: least o - H over t is {lowest:.3f}; at t = M + 1 it is {printed[M] - H:.3f}",
     )
 
 

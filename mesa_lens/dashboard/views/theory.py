@@ -16,12 +16,13 @@ from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
 from probe.files import read_result
 from probe.glossary import WEAVE
-from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
+from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
 from theory.claim import summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
+_LONGEST_STEPS = 10**6
 _EXACT = 10**12  # tokens; below, float64 tells the first failure
 
 
@@ -72,7 +73,10 @@ def first_failures(M: int, N: int, E: int) -> str:
         else:
             failure = f"beyond 10^12, at about 10^{math.log10(reach):z.3f}"
         sentences.append(f"{name} first fails {failure}")
-    return "With positions recovered ideally, " + "; ".join(sentences) + "."
+    steps = step_failure(M, N, longest=_LONGEST_STEPS)
+    fails = f"not up to {_LONGEST_STEPS:,}" if steps is None else f"at t = {steps:,}"
+    own = f"with theorem 3.2's own weights, which recover more later on, the weave first fails {fails}"
+    return f"With positions recovered ideally, {'; '.join(sentences)}; {own}."
 
 
 def _download(values: xr.DataArray) -> None:
