@@ -49,6 +49,12 @@ STRUCTURES = {
         {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "attention_chunk_size": 9,
          "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2},
     ),
+    "factors by place, without rotary": (
+        "beam",
+        {**SLIDING, "mlp_layer_types": ["dense", "dense"], "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None,
+        }},
+    ),
     "linear layers": ("qwen3_5_text", LINEAR),
     "norms after the rotation": ("hunyuan_v1_dense", {}),
     "the other way round": ("nanochat", {}),

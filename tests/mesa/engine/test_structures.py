@@ -1,5 +1,8 @@
 """Attention in whichever structure it comes: methods against a loop over pairs that takes the model's own rotation."""
 
+import sys
+from types import SimpleNamespace
+
 import cases
 import pytest
 import structures
@@ -154,6 +157,24 @@ def test_rotation_by_no_module_that_is_known_is_refused_and_not_taken_for_none()
     model.model.rotary_emb = Angles(model.model.rotary_emb)
     with (
         pytest.raises(ValueError, match="layer 0 turns its queries and keys in a way that was not found: by other"),
+        mesa.applied(model, cases.method("rerope")),
+    ):
+        pass
+
+
+def test_attention_that_is_more_than_queries_keys_and_distances_is_refused(monkeypatch):
+    class Squared(modeling_llama.LlamaAttention):
+        """Attends by the eager function of a file of its own."""
+
+    def eager(module, query, key, value, *args, **kwargs):
+        return modeling_llama.eager_attention_forward(module, query, key, value**2, *args, **kwargs)
+
+    Squared.__module__ = "squared"
+    monkeypatch.setitem(sys.modules, "squared", SimpleNamespace(eager_attention_forward=eager))
+    model = structures.built("llama", {**structures.SIZES, "rope_theta": 66.0})
+    model.model.layers[1].self_attn = Squared(model.config, 1).eval()
+    with (
+        pytest.raises(ValueError, match="the attention of layer 1 is not what a method can follow"),
         mesa.applied(model, cases.method("rerope")),
     ):
         pass
