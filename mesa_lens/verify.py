@@ -110,7 +110,7 @@ def _checked(path: Path | None) -> Path | None:
         raise Refused(f"--html {path}: it, or the .json beside it, is a folder; name a file")
     for file in (path, path.with_suffix(".json")):
         if file.exists() and not is_ours(file):
-            raise Occupied(f"--html {path}: {file} is not a file that this command wrote; name another")
+            raise Occupied(f"--html {path}: {file} is not a file that this command wrote; name another, or remove it")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -286,6 +286,14 @@ def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):
     assert linked.number_input(key="a.rerope.window").value == 9
 
 
+def test_damaged_claims_are_named_with_the_command(tmp_path, monkeypatch):
+    (tmp_path / "theory.json").write_text("[]")
+    app = run(tmp_path, monkeypatch, "theory")
+    assert "theory.json is damaged" in app.info[0].value.replace("\\", "")
+    assert app.code[0].value == f"mesa-lens verify --html {tmp_path / 'theory'}"
+    assert not app.error
+
+
 def test_theory_shows_what_the_closed_forms_say(opened):
     data = closed_forms(16, 0.5, 3, 3)
     for construction, E in (("weave, ideal recovery", None), ("Stair", 3)):

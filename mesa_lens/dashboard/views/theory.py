@@ -110,12 +110,14 @@ def _claims(root: Path) -> None:
     """The verification's table, where it was run."""
     st.subheader("What the verification found")
     path = root / REPORT
-    if not path.is_file():
-        text = f"There is no {path} yet. Run the verification (10 seconds), then reload this page:"
+    check_inside(path)
+    try:
+        claims = read_result(path)["claims"]
+    except (FileNotFoundError, Refused) as error:
+        missing = f"There is no {path} yet" if isinstance(error, FileNotFoundError) else f"{error}; remove it"
+        text = f"{missing}. Run the verification (10 seconds), then reload this page:"
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
-    check_inside(path)
-    claims = read_result(path)["claims"]
     st.markdown(ui.plain(summary((claim["name"], claim["verdict"], claim["whose"]) for claim in claims)))
     columns = "name whose verdict statement citation tested margin error correction counterexample".split()
     rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
