@@ -168,15 +168,16 @@ def attend_plainly(
     outputs, log_sums = [], []
     for begin in range(0, query.shape[2], BLOCK):
         rows = query[:, :, begin : begin + BLOCK].to(accurate)
-        scores = capped(rows @ key.transpose(-1, -2).to(accurate) * scale, softcap)
+        keys = slice(min(begin + BLOCK, key.shape[2]) if causal else key.shape[2])
+        scores = capped(rows @ key[:, :, keys].transpose(-1, -2).to(accurate) * scale, softcap)
         if causal:
-            ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+            ones = torch.ones(scores.shape[2:], dtype=torch.bool, device=query.device)
             scores = scores.masked_fill(~ones.tril(begin), -math.inf)
         if mask is not None:
-            scores = scores + mask.added[begin : begin + BLOCK]
+            scores = scores + mask.added[begin : begin + BLOCK, keys]
         log_sum = scores.logsumexp(-1)
         weights = (scores - log_sum[..., None]).exp().nan_to_num(nan=0.0)
-        outputs.append(weights.to(query.dtype) @ value)
+        outputs.append(weights.to(query.dtype) @ value[:, :, keys])
         log_sums.append(log_sum)
     return torch.cat(outputs, 2), torch.cat(log_sums, 2)
 

@@ -41,6 +41,9 @@ NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
 
 
+_LONG = 1024
+"""Tokens of a pass from which on a warning says that attention is slow."""
+
 Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
 """Is shown what an executor is about to be given: (layer, query heads, schedule, query, key, scaling)."""
 
@@ -70,7 +73,7 @@ class Attachment:
         self._attends = self._attending(verify) if turned else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self.slopes = None if turned else alibi.slopes(self.decoder)
-        self.attached = self._warned = False
+        self.attached = self._warned = self._hinted = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
@@ -273,6 +276,18 @@ class Attachment:
         if not isinstance(attention_mask, passes.Pass):
             raise passes.Bypassed(self.why(getattr(module, "layer_idx", None)))
         arguments = structure.known_arguments(module, self.model, kwargs)
+        if (
+            arguments["softcap"] is not None
+            and self.executor == "fused"
+            and query.shape[2] > _LONG
+            and not self._hinted
+        ):
+            self._hinted = True
+            warnings.warn(
+                f"the scores of this {self.model.config.model_type} model are soft-capped, which no kernel knows: "
+                "attention is in plain operations, several times slower on long prompts",
+                stacklevel=2,
+            )
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
             dtype = torch.get_autocast_dtype(query.device.type)

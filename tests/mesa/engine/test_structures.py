@@ -43,6 +43,14 @@ def test_origin_is_the_stock_model_padded_and_decoded(structure):
             torch.testing.assert_close(got, wanted, atol=3e-5 * float(wanted.abs().max()), rtol=0)
 
 
+def test_a_long_prompt_of_soft_capped_scores_is_said_to_be_slow():
+    model, method = structures.build("soft cap"), cases.method("rerope")
+    with torch.no_grad(), mesa.applied(model, method):
+        model(tokens(1, 1024))
+        with pytest.warns(UserWarning, match="this gemma2 model are soft-capped, which no kernel knows"):
+            model(tokens(1, 1025))
+
+
 def test_layers_without_rotary_keep_no_distances():
     model, ids = structures.build("no layer rotates"), tokens(1, 30)
     with torch.no_grad():
