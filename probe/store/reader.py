@@ -71,10 +71,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     with _one_line_errors(path):
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
         check_whole(path, groups)
-        hidden = xr.open_zarr(path, consolidated=False)
+        hidden = _variables(path)
         evaluation, tokens = (
-            xr.open_zarr(path, group=name, consolidated=False).load() if name in groups else None
-            for name in (EVALUATION, TOKENS)
+            _variables(path, name).load() if name in groups else None for name in (EVALUATION, TOKENS)
         )
     lacking = [name for name in (SEAL, "trained_length") if name not in hidden.attrs]
     if lacking := [*lacking, *(dim for dim in DIMS if dim not in hidden)]:
@@ -91,6 +90,12 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         evaluation = _object_labels(evaluation)
         evaluation.attrs.pop(SEAL, None)
     return Run(path, hidden, evaluation)
+
+
+def _variables(path: Path, group: str | None = None) -> xr.Dataset:
+    """What a store, or its group, holds: by name, since a folder lists its files in any order."""
+    dataset = xr.open_zarr(path, group=group, consolidated=False)
+    return dataset[sorted(dataset.data_vars)]
 
 
 @contextmanager

@@ -216,6 +216,7 @@ def test_an_unfinished_store_of_another_config_stays_without_overwrite(path, cha
 def test_the_evaluation_travels_with_the_store(path, late):
     labels = {"method": METHODS, "length": [4, 8, 16]}
     scores = xr.Dataset({"tail_nll": ((*labels, "window"), np.arange(12.0).reshape(2, 3, 2))}, labels)
+    scores = scores.assign(dict.fromkeys("zeamb", scores["tail_nll"]))
     begin(path)
     fill(path)
     if late:
@@ -225,6 +226,7 @@ def test_the_evaluation_travels_with_the_store(path, late):
     if not late:
         store.finish(path)
     evaluation = open_run(path).evaluation
+    assert list(evaluation) == sorted(scores)
     assert evaluation["tail_nll"].sel({"method": "mesa", "length": 16}).values.tolist() == [10, 11]
     assert xr.open_zarr(path, group="evaluation").sizes == scores.sizes
     assert [entry.name for entry in path.parent.iterdir()] == ["store.zarr"]
