@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 from probe.experiment.progress import Progress
@@ -52,41 +53,36 @@ def ordered_results(
 ) -> Iterator[Result]:
     """Every task with its outcome, in their order, each as soon as its turn has come; raises a task's error then.
 
-    A task that is not `wanted` is not begun; the result of one that was begun is dropped. Once `stop`, none is begun.
+    A task that is not `wanted`, as far as the outcomes due so far tell, is not begun; the result of one that was begun
+    is dropped. Once `stop`, none is begun after the first.
     """
-    queue = Queue(tasks, wanted=wanted, stop=stop, max_ahead=pool.max_ahead, ahead_bytes=pool.ahead_bytes)
-    for task, outcome in pool.run(queue, progress):
-        queue.end(task, outcome)
-        progress.ended(task)
-        del outcome
-        yield from _due(queue, progress)
-    yield from _due(queue, progress)
-
-
-def _due(queue: Queue, progress: Progress) -> Iterator[Result]:
-    for task, outcome in queue.due():
-        progress.ended(task)
-        if outcome and outcome.error:
-            raise outcome.error
-        yield task, outcome
-        del outcome
+    queue = Queue(tasks, pool.max_ahead, pool.ahead_bytes, wanted, stop)
+    for ended in chain(pool.run(queue, progress), [None]):
+        if ended:
+            queue.end(*ended)
+            progress.ended(ended[0])
+        del ended  # it may be large
+        for task, outcome in queue.due():
+            progress.ended(task)
+            if outcome and outcome.error:
+                raise outcome.error
+            yield task, outcome
+            del outcome
 
 
 class Queue:
     """Which task begins next, and whose outcome is due.
 
-    wanted: whether a task is still to be run, as far as the outcomes due so far tell. stop: whether none is to begin,
-    after the first. max_ahead, ahead_bytes: as of `Pool`, beside the task whose turn it is.
+    max_ahead, ahead_bytes: as of `Pool`, beside the task whose turn it is. wanted, stop: as of `ordered_results`.
     """
 
     def __init__(
         self,
         tasks: Sequence[Task],
-        *,
-        wanted: Callable[[Task], bool] = lambda task: True,
-        stop: Callable[[], bool] = lambda: False,
         max_ahead: int = 1,
         ahead_bytes: int = 0,
+        wanted: Callable[[Task], bool] = lambda task: True,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tasks, self._wanted, self._stop = list(tasks), wanted, stop
         self._max_ahead, self._ahead_bytes = max_ahead, ahead_bytes
@@ -117,6 +113,11 @@ class Queue:
         """Stores what came of a task until it is due."""
         self._running.remove(task)
         self._ended[task] = outcome
+
+    def put_back(self, task: Task) -> None:
+        """Takes back a task that was not run: the next to begin."""
+        self._running.remove(task)
+        self._waiting = {task: None, **self._waiting}
 
     def due(self) -> Iterator[Result]:
         """The outcomes of all tasks before the first that waits or runs."""

@@ -9,10 +9,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
 from typing import Any
 
 from mesa.errors import Failed, Refused, install_command
@@ -50,107 +48,53 @@ def ray_at(address: str | None, cpus: int, *, verbose: bool) -> Iterator[Any]:
         quiet = stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(redirect_stdout(sys.stderr if verbose else quiet))
         stack.callback(ray.shutdown)
-        with _sigterm_handler_restored():
-            _connect(ray, address, {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": folder}, verbose)
+        new = {} if address else {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": folder}
+        former = signal.getsignal(signal.SIGTERM)
+        try:
+            level = "INFO" if verbose else "ERROR"
+            ray.init(address=address or "local", **new, log_to_driver=verbose, logging_level=level)
+        except Exception as error:  # Ray's own are of no kind
+            reason = " ".join(str(error).split())
+            if address is None:
+                raise Failed(f"--runner ray: Ray does not start here ({reason})") from error
+            said = f"--runner ray:{address}: no Ray cluster there ({reason}); see `ray start --help`"
+            raise ConnectionError(said) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():  # Ray's ends a command without a message
+                signal.signal(signal.SIGTERM, former)
+        if address is None and any(node["NodeManagerAddress"] != "127.0.0.1" for node in ray.nodes()):
+            raise Failed("Ray would not bind to 127.0.0.1 alone; import mesa-lens' runner before ray")
         yield ray
 
 
-def _connect(ray: Any, address: str | None, new: Mapping[str, Any], verbose: bool) -> None:
-    options = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}
-    if address is None:
-        try:
-            ray.init(address="local", **new, **options)
-        except Exception as error:  # Ray's own are of no kind
-            raise Failed(f"--runner ray: Ray does not start here ({' '.join(str(error).split())})") from error
-        if any(node["NodeManagerAddress"] != "127.0.0.1" for node in ray.nodes()):
-            raise Failed("Ray would not bind to 127.0.0.1 alone; import mesa-lens' runner before ray")
-        return
-    try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConnectionError(
-            f"--runner ray:{address}: no Ray cluster there ({reason}); see `ray start --help`"
-        ) from error
+Resources = Mapping[str, float]
+"""What a machine has, or a worker takes, in Ray's words: CPU, GPU, and bytes of memory."""
 
 
-@contextmanager
-def _sigterm_handler_restored() -> Iterator[None]:
-    """Ray sets a handler for SIGTERM, which would end a command without a message."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
+    """How many workers that take this, and `beside` bytes more, the machines hold."""
+    needs = {**takes, "memory": takes["memory"] + beside}
+    return sum(int(min(node.get(name, 0) // need for name, need in needs.items() if need)) for node in nodes)
 
 
-@dataclass(frozen=True)
-class Node:
-    """A machine: its CPUs, GPUs, and memory in bytes."""
+def placed(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
+    """How many workers have a place, at most `workers`, and the bytes that each has beside the weights.
 
-    cpus: float
-    gpus: float
-    memory: int
-
-
-@dataclass(frozen=True)
-class Share:
-    """What every worker takes: CPUs (its threads), GPUs, and bytes of weights."""
-
-    cpus: float
-    gpus: float
-    weights: int
-
-    def slots(self, node: Node) -> int:
-        """How many workers a machine has CPUs and GPUs for."""
-        return int(min(node.cpus // self.cpus, node.gpus // self.gpus if self.gpus else node.cpus // self.cpus))
-
-
-def nodes_of(ray: Any) -> list[Node]:
-    """The cluster's machines that are up."""
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(has.get("CPU", 0), has.get("GPU", 0), int(has.get("memory", 0))) for has in alive]
-
-
-def memory_budgets(nodes: Sequence[Node], share: Share, workers: int, tasks: Sequence[Task]) -> list[int]:
-    """Bytes beside the weights for each worker, the largest first; fewer than `workers` where no more can be placed.
-
-    A machine is shared equally among its workers, each of which can hold the largest task. Where no machine can, one
-    worker has all of the largest machine. No worker has more than the largest `best_bytes`. Raises MemoryError where
-    that does not hold the smallest task.
+    Enough for the largest task and, up to the largest `best_bytes`, what costs no worker. Where no machine holds the
+    largest task, one worker has the largest machine. Raises MemoryError where that does not hold the smallest task.
     """
-    smallest, largest = min(task.memory_bytes for task in tasks), max(task.memory_bytes for task in tasks)
-    counts = _placed(nodes, share, workers, largest) or _placed(nodes, share, 1, smallest)
-    if not counts:
-        raise MemoryError(_why_no_worker(nodes, share, smallest))
-    most = max(largest, *(task.best_bytes for task in tasks))
-    budgets = [
-        min(most, nodes[at].memory // count - share.weights) for at, count in counts.items() for _ in range(count)
-    ]
-    return sorted(budgets, reverse=True)
-
-
-def _placed(nodes: Sequence[Node], share: Share, workers: int, needed: int) -> Counter[int]:
-    """How many workers each machine has, by its index, where each takes `needed` bytes beside the weights."""
-    counts: Counter[int] = Counter()
-    for _ in range(workers):
-        left = [node.memory // (counts[at] + 1) - share.weights for at, node in enumerate(nodes)]
-        free = [at for at, node in enumerate(nodes) if counts[at] < share.slots(node) and left[at] >= needed]
-        if not free:
-            break
-        counts[max(free, key=left.__getitem__)] += 1
-    return counts
-
-
-def _why_no_worker(nodes: Sequence[Node], share: Share, smallest: int) -> str:
-    if not any(map(share.slots, nodes)):
-        have = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes) or "nothing"
-        return f"a worker takes {share.cpus:g} CPUs and {share.gpus:g} GPUs, the machines have {have}"
-    largest = max(node.memory for node in nodes)
-    return (
-        f"a worker takes about {(share.weights + smallest) / 2**30:.1f} GiB for the weights and the smallest cell, the "
+    needs, weights = [task.memory_bytes for task in tasks], int(takes["memory"])
+    least, most = max(needs), max(*needs, *(task.best_bytes for task in tasks))
+    if count := min(workers, slots(nodes, takes, least)):
+        parts = [int(node.get("memory", 0)) // part - weights for node in nodes for part in range(1, count + 1)]
+        return count, max(size for size in (least, most, *parts) if size <= most and slots(nodes, takes, size) >= count)
+    largest = max((node.get("memory", 0) for node in nodes), default=0)
+    if slots(nodes, takes, min(needs)):
+        return 1, int(largest) - weights
+    if not slots(nodes, {**takes, "memory": 0}, 0):
+        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes) or "nothing"
+        raise MemoryError(f"a worker takes {takes['CPU']:g} CPUs and {takes['GPU']:g} GPUs, the machines have {have}")
+    raise MemoryError(
+        f"a worker takes about {(weights + min(needs)) / 2**30:.1f} GiB for the weights and the smallest cell, the "
         f"largest machine gives {largest / 2**30:.1f} GiB; shorten --lengths or take larger machines"
     )

@@ -68,7 +68,7 @@ class Drawing:
 def draw(folder: Path, runner: Runner = LOCAL) -> None:
     """Runs what the folder lacks."""
     with owned(folder):
-        journal = Journal(folder / JOURNAL, {"cells": len(TASKS)})
+        journal = Journal(folder / JOURNAL, {"model": "none", "cells": len(TASKS)})
         missing = [cell for cell in TASKS if cell.key not in journal.rows]
         with runner.pool(Drawing(), missing) as pool:
             for cell, outcome in ordered_results(pool, missing, Progress(tqdm(disable=True))):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,7 +95,9 @@ def test_its_ray_is_shut_from_outside(cluster):
 
 
 def listening(process):
-    return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
+    with suppress(psutil.NoSuchProcess):  # a worker that a former test ended
+        return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
+    return []
 
 
 @pytest.fixture(scope="module")

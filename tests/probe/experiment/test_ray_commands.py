@@ -1,6 +1,5 @@
 """Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
 
-import os
 import re
 import shlex
 
@@ -13,7 +12,7 @@ from elsewhere import journal, table
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
-from probe.experiment.ray_pool import Member, RayPool, RayWorker
+from probe.experiment.ray_pool import RayPool, RayWorker
 
 pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 
@@ -59,14 +58,12 @@ def actors(cluster):
 def kept(actors, monkeypatch):
     """Commands are given these workers, and write no charts."""
 
-    def start(member):
-        pool = member._pool
-        if member.number not in actors:
-            actors[member.number] = pool.ray.remote(RayWorker).options(num_cpus=1).remote()
-        member.info, member.actor = None, actors[member.number]
-        member.call = member.actor.load.remote(pool.worker, member._promised, 1, os.getcwd())
+    def actor(pool, number):
+        if number not in actors:
+            actors[number] = pool.ray.remote(RayWorker).options(num_cpus=1).remote()
+        return actors[number]
 
-    monkeypatch.setattr(Member, "start", start)
+    monkeypatch.setattr(RayPool, "actor", actor)
     monkeypatch.setattr(RayPool, "close", lambda pool: None)
     for name in ("mechanism_report.write_locate_report", "mechanism_report.write_anatomy_report"):
         monkeypatch.setattr(f"probe.{name}", lambda summary, out: out / "report.html")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from drawn import results
 
-from probe.experiment.ray_cluster import Share
 from probe.experiment.ray_pool import RayPool, RayWorker
 from probe.experiment.task import Task
 
@@ -20,7 +19,7 @@ class Dead(Exception):
 class Here:
     """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load.
 
-    deaths: what is said of further ones, each at a cell.
+    deaths: what is said of others, each at a cell.
     """
 
     exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
@@ -84,7 +83,8 @@ def threads():
 
 def pool(dying=(), deaths=()):
     """Two workers, loaded."""
-    workers = RayPool(Here(dying, deaths), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+    takes = {"CPU": 1, "GPU": 0, "memory": 0}
+    workers = RayPool(Here(dying, deaths), Squares(), takes, 2, 100, verbose=False)
     workers.wait()
     return workers
 
