@@ -48,6 +48,14 @@ CONFIGS = {
         "string:window=85",
         "lampe:window=32",
     ),
+    "trained": (
+        *(f"leaky-rerope:k={k},log_n=false" for k in (1.2, 1.5, 2.5, 3, 6)),
+        *(f"leaky-rerope:k={k}" for k in (1.5, 4)),
+        *(f"self-extend:group={group}" for group in (2, 4)),
+        "self-extend:group=3,log_n=true",
+        "stair:width=2",
+        "stair:width=4,log_n=false",
+    ),
     "smollm2": (
         "leaky-rerope:k=1.3,log_n=false",
         "leaky-rerope:k=1.3",
