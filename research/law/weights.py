@@ -53,15 +53,27 @@ def candidates(rotary: Rotary, longest: int) -> dict[str, tuple[Weights, Sequenc
     relative = far / rotary.trained_length
     angle, share = (np.where(far > 0, of(distances), 0.0) for of in (rotary.unmet, rotary.share))
     return {
-        "power": (lambda p: np.where(far > 0, far**p, 0.0), [*np.arange(0, 2.05, 0.1), 2.5, 3, 4, 6, 8, 12, 20, 40]),
-        "exponential": (lambda a: np.where(far > 0, np.exp(a * relative), 0.0), [0, *np.geomspace(0.1, 200, 34)]),
+        "power": (
+            lambda p: np.where(far > 0, (far / longest) ** p, 0.0),
+            [*np.arange(0, 2.05, 0.1), 2.5, 3, 4, 6, 8, 12, 20, 40],
+        ),
+        "exponential": (
+            lambda a: np.where(far > 0, np.exp(a * (relative - relative.max())), 0.0),
+            [0, *np.geomspace(0.1, 200, 34)],
+        ),
         "unmet share": (lambda s: np.where(share > 0, share**s, 0.0), [1.0]),
         "unmet angle": (lambda s: np.where(angle > 0, angle**s, 0.0), [1.0]),
-        "unmet share, power": (lambda s: np.where(share > 0, share**s, 0.0), np.geomspace(0.25, 32, 22)),
-        "unmet angle, power": (lambda s: np.where(angle > 0, angle**s, 0.0), np.geomspace(0.25, 32, 22)),
+        "unmet share, power": (
+            lambda s: np.where(share > 0, (share / share.max()) ** s, 0.0),
+            np.geomspace(0.25, 64, 25),
+        ),
+        "unmet angle, power": (
+            lambda s: np.where(angle > 0, (angle / angle.max()) ** s, 0.0),
+            np.geomspace(0.25, 64, 25),
+        ),
         "unmet angle, exponential": (
             lambda a: np.where(angle > 0, np.expm1(a * angle), 0.0),
-            np.geomspace(0.5, 200, 22),
+            np.geomspace(0.5, 2000, 34),
         ),
     }
 
@@ -90,16 +102,3 @@ class Seen:
     def largest(self) -> np.ndarray:
         """The largest distance (query,)."""
         return self.distances.max(1)
-
-
-def excess(seen: Seen, weights: np.ndarray | None, curve: np.ndarray, trained: int, scale_power: float = 0.0) -> float:
-    """The mean excess loss of the queries: Origin's, at the position of the same Z, or of the same largest distance.
-
-    curve: Origin's excess at positions M - 1, M, ...; weights: None for the largest distance.
-    """
-    positions = np.arange(trained - 1.0, trained - 1 + len(curve))
-    if weights is None:
-        far = np.maximum(seen.largest() - trained + 1, 0) * seen.scales**-scale_power
-        return float(np.interp(far + trained - 1, positions, curve).mean())
-    origin = np.concatenate([[0.0], np.cumsum(weights[trained : trained + len(curve) - 1])])
-    return float(np.interp(seen.sums(weights) * seen.scales**-scale_power, origin, curve).mean())
