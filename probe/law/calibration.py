@@ -163,13 +163,13 @@ class Calibration:
         """
         end, last = self.longest - 1, self.trained_length // 4
         half = self.tokens // 2
-        broken = _quarters(self.losses[gap_name(), self.tokens] - self.losses[gap_name(half), self.tokens])
+        broken = quarters(self.losses[gap_name(), self.tokens] - self.losses[gap_name(half), self.tokens])
         if broken.mean() >= NATS_ABOVE / 2 and _is_above_zero(broken):
             return (
                 f"{ORIGIN} is already broken inside M = {self.trained_length}: without the first {half} of "
                 f"{self.tokens} tokens it does better ({_shown(broken)}; {self.texts} texts); check --trained-length"
             )
-        excess = _quarters(self.differences()[:, end - last : end])
+        excess = quarters(self.differences()[:, end - last : end])
         if not _is_above_zero(excess):
             return (
                 f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({_shown(excess)}; "
@@ -179,7 +179,7 @@ class Calibration:
         losses = [
             [self.losses[gap_name(boundary, gap), self.tokens] for boundary in boundaries] for gap in (largest, None)
         ]
-        harm = _quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
+        harm = quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
         if not _is_above_zero(harm):
             high = student(harm.tolist())[1]
             more = "; longer --lengths or more --samples may show one" if high is None or high > 0 else ""
@@ -200,7 +200,7 @@ def resampled(texts: int, draws: int, seed: int = 0) -> Sequence[np.ndarray]:
     return [np.ones(texts), *(rng.multinomial(drawn, np.full(texts, 1 / texts)).astype(float) for _ in range(draws))]
 
 
-def _quarters(losses: np.ndarray) -> np.ndarray:
+def quarters(losses: np.ndarray) -> np.ndarray:
     """Means of the quarters of each text's tokens; losses: (text, token)."""
     return np.array([part.mean(1) for part in np.array_split(losses, 4, axis=1)]).ravel()
 

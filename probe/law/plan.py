@@ -19,6 +19,7 @@ from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Key, gap_methods
 from probe.law.formula import scored_queries
+from probe.law.kind import moved_methods
 from probe.request import PredictRequest
 from probe.tasks import sources
 from probe.tasks.retrieval import first_ids
@@ -70,7 +71,7 @@ class PredictPlan:
         if any((query_scales(method.plan(longest)) != 1).any() for method in predicted.values()):
             fixed[LOG_N] = make(ORIGIN, trained, log_n=True)
         passes = {(name, longest): Pass(method, longest, longest - 1) for name, method in fixed.items()}
-        for name, method in gap_methods(trained, tokens, longest).items():
+        for name, method in (gap_methods(trained, tokens, longest) | moved_methods(trained, tokens, longest)).items():
             passes[name, tokens] = Pass(method, tokens, tokens // 4)
         for name, method in {ORIGIN: fixed[ORIGIN], **predicted}.items():
             passes[name, trained] = Pass(method, trained, trained // 4)

@@ -11,6 +11,7 @@ import numpy as np
 from mesa.methods import Method
 from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
 from probe.law.formula import Law, failure_length, far_keys_by_length, length_grid
+from probe.law.kind import kind_of
 from probe.law.plan import PredictPlan
 from probe.law.result import (
     Agreement,
@@ -44,6 +45,7 @@ def predict(plan: PredictPlan, losses: Losses) -> Prediction:
         needed = calibration.needed_factors(draws[0])
         factors += np.random.default_rng(0).choice(needed, DRAWS).tolist()
         law, misfit = _law(calibration, draws, needed), _misfit(calibration, draws[0])
+        law = replace(law, kind=kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
     methods = {}
     for name, method in plan.methods.items():
         why, found = plan.refused.get(name, "") or refusal, {}

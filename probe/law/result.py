@@ -120,6 +120,20 @@ class GapCost:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What far keys of a prompt's first half cost at fixed length, over no move, nats/token."""
+
+    few: bool | None
+    """Whether one costs more than half of what all do; None where that cannot be told."""
+    distance: Number
+    """To the moved keys, in M."""
+    one_key: Estimate
+    keys: int
+    all_keys: Estimate
+    """With so many of them moved."""
+
+
+@dataclass(frozen=True)
 class FittedLaw:
     """The law of docs/law.md as it was fitted."""
 
@@ -136,6 +150,8 @@ class FittedLaw:
     """In tokens; None: not up to the longest length."""
     excess: Curve
     gaps: list[GapCost]
+    kind: Kind | None = None
+    """None where it was not measured."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from probe.evaluation.summary import Table, filled, plain_table
 from probe.law.calibration import ORIGIN, REFERENCE
+from probe.law.kind import kind_sentence
 from probe.law.result import MethodPrediction, Prediction
 from probe.thresholds.stated_window import FAR, NATS_ABOVE
 
@@ -62,6 +63,8 @@ def law_sentences(prediction: Prediction) -> list[str]:
         f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
         f"{law.power_over_masked:z.1f} over the same keys masked).",
     ]
+    if kind := kind_sentence(law.kind, fails):
+        text.insert(1, kind)
     if law.scale_power:
         text.append(
             f"Where a method multiplies queries by a scale (log n), Z is divided by scale^q; q = {law.scale_power}."

@@ -2,7 +2,7 @@
 
 python research/law/rules.py --model default --out runs/law/default      # after run.py and sparse.py
 python research/law/rules.py --model default --configs untried --out runs/law/untried
-python research/law/rules.py --model smollm2 --samples 2 --lengths 10240,12288,14336,16384 --out research/law/results/smollm2
+python research/law/rules.py --model smollm2 --samples 2 --lengths 10240,12288,14336,16384 --out RUN
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from probe.experiment.journal import read_journal
 from probe.files import write_json
 from probe.law.calibration import LOG_N, ORIGIN, QUERIES, REFERENCE, SCALE_POWERS, Calibration, window_means
 from probe.law.formula import excess_curve, failure_length
+from probe.law.kind import Moved
 from probe.law.plan import PredictPlan, plan
-from probe.law.run import FOLDER, JOURNAL
+from probe.law.run import FOLDER, JOURNAL, losses_of
 from probe.options import parse_lengths
 from probe.request import PredictRequest
 from research.law.run import CONFIGS, FITTED
 from research.law.sparse import RESULTS as SPARSE
-from research.law.sparse import Moved
 from research.law.weights import Rotary, Seen, candidates
 from research.script import run
 
@@ -236,9 +236,7 @@ def main(args: argparse.Namespace) -> None:
         )
     )
     rows = read_journal(args.out / FOLDER / JOURNAL).rows
-    losses = {
-        key: np.array([rows[(*key, text)]["nll"] for text in range(len(planned.texts))]) for key in planned.passes
-    }
+    losses = losses_of(planned, rows)
     label = f"{name} {args.configs}" if args.configs == "untried" else name
     made, by_config = judge(planned, losses, name)
     table = pd.DataFrame(made).assign(model=label).round(4)
@@ -250,7 +248,7 @@ def main(args: argparse.Namespace) -> None:
     stored = RESULTS / "rules.json"
     everything = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
     write_json(stored, {**everything, label: {"lengths": list(planned.lengths), **by_config}})
-    print(table[table["model"] == label].to_string(index=False))
+    print(pd.DataFrame(made).round(4).to_string(index=False))
 
 
 def parser() -> argparse.ArgumentParser:

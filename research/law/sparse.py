@@ -10,23 +10,25 @@ all others. The design stands in README.md.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
 from mesa.methods import Method, Origin
 from mesa.models import Loaded, load
-from mesa.plan import Plan, Stepped
+from probe.law.kind import Moved
 from probe.law.plan import plan
 from probe.options import parse_lengths
 from probe.request import PredictRequest
+from probe.statistics import student
 from probe.tasks.score import nll
 from research.script import Journal, deadline, run
 
@@ -34,53 +36,6 @@ RESULTS = Path(__file__).parent / "results" / "sparse"
 COUNTS, SIZES, TEXTS = (1, 4, 16, 64, 320), 6, 8
 MOST = 640  # tokens of a prompt
 PARTS = 4  # of the scored tokens
-
-
-@dataclass(frozen=True)
-class Among:
-    """Whether a pair is moved (or not): a query in the second half of the prompt, a chosen key of the first half.
-
-    count: keys, spread evenly over the first half. first: the first token is one of them, else it never is.
-    """
-
-    half: int
-    count: int
-    first: bool
-    moved: bool
-
-    def __call__(self, query: Any, key: Any) -> Any:
-        """For pairs, elementwise for arrays."""
-        step = self.half // self.count
-        skipped = step // 2 if self.first else 0
-        chosen = (key < self.half) & (key % step == step // 2) & ((key != skipped) | (step == 1 and self.first))
-        chosen = (chosen | (key == 0)) if self.first else chosen
-        return (chosen & (query >= self.half)) == self.moved
-
-    def keys(self) -> np.ndarray:
-        """The chosen keys."""
-        return np.flatnonzero(self(self.half, np.arange(self.half)) == self.moved)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moved(Method):
-    """The chosen keys are `gap` tokens further from the second half of the prompt; below 0: they are not seen there."""
-
-    name = "moved"
-    formula = "R = r, r + G to some keys"
-    source = "research/law"
-    experimental = True
-    half: int
-    count: int
-    first: bool
-    gap: int
-
-    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
-        """Two regions: what stays, and what is moved."""
-        stays, moves = (Among(self.half, self.count, self.first, moved) for moved in (False, True))
-        regions = [self._causal(length, holds=stays)]
-        if self.gap >= 0:
-            regions.append(self._causal(length, query_position=Stepped(1, offset=self.gap), holds=moves))
-        return Plan(length, tuple(regions))
 
 
 def sizes(trained: int, longest: int, tokens: int) -> list[int]:
@@ -127,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
             gap = sizes(trained, longest, tokens)[-1]
             cells += [(place, count, 0, gap) for place in (f"in {text}", f"not in {text}")]
     left = [(*cell, text) for text in range(len(texts)) for cell in cells if (*cell, text) not in journal.rows]
-    loaded = load(args.model) if left else None
+    loaded: Any = load(args.model) if left and not over() else None
     for number, (place, count, with_first, gap, text) in enumerate(left):
         if over():
             break
@@ -146,6 +101,24 @@ def main(args: argparse.Namespace) -> None:
         journal.add((place, count, with_first, gap, text), {"nll": [round(part, 4) for part in parts]})
         if number % 50 == 0:
             print(f"{number} of {len(left)}", flush=True)
+    write_table()
+
+
+def write_table() -> None:
+    """results/sparse.csv: what each design costs over no move, nats/token, of the texts that have all passes."""
+    rows = []
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")][1:]
+        losses = {tuple(line["cell"]): np.mean(line["nll"]) for line in lines}
+        cells = dict.fromkeys(key[:4] for key in losses if key[0] != "none")
+        texts = [text for text in sorted({key[4] for key in losses}) if all((*cell, text) in losses for cell in cells)]
+        for cell in cells:
+            cost = [float(losses[(*cell, text)] - losses["none", 0, 0, 0, text]) for text in texts]
+            low, high = student(cost)
+            values = {"cost": np.mean(cost), "low": low, "high": high, "texts": len(texts)}
+            names = dict(zip(("place", "keys", "first", "gap"), cell, strict=True))
+            rows.append({"model": path.stem, **names, **values})
+    pd.DataFrame(rows).round(4).to_csv(RESULTS.with_suffix(".csv"), index=False)
 
 
 def parser() -> argparse.ArgumentParser:

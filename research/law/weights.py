@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def beyond(trained_length: int, longest: int) -> np.ndarray:
     return np.maximum(np.arange(longest + 1.0) - trained_length + 1, 0)
 
 
-def candidates(rotary: Rotary, longest: int) -> dict[str, tuple[Weights, Sequence[float]]]:
+def candidates(rotary: Rotary, longest: int) -> dict[str, tuple[Weights, Any]]:
     """Of each rule that sums over keys: its weights by a parameter, and the parameters that are tried."""
     far, distances = beyond(rotary.trained_length, longest), np.arange(longest + 1.0)
     relative = far / rotary.trained_length

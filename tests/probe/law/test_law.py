@@ -9,6 +9,7 @@ import mesa
 from mesa.plan import relative_positions
 from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
 from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys
+from probe.law.kind import HALF, ONE, Among, Moved, kind_of, kind_sentence
 
 M, LONGEST, TEXTS = 64, 512, 6
 
@@ -144,3 +145,26 @@ def test_a_model_that_does_not_read_distance_is_refused():
         if name.startswith("gap "):
             losses[name, length] = losses["no gap", length]
     assert "no effect of distances beyond M is seen" in Calibration.of(M, M, LONGEST, losses).refusal()
+
+
+def test_the_chosen_keys_alone_are_moved_and_the_first_token_only_when_asked():
+    moved = relative_positions(Moved(trained_length=16, half=4, count=2, gap=100).plan(6), np.arange(6), np.arange(6))
+    assert moved[3:].tolist() == [[3, 2, 1, 0, -1, -1], [4, 103, 2, 101, 0, -1], [5, 104, 3, 102, 1, 0]]
+    chosen = [
+        Among(4, count, first, True)(4, np.arange(6)).nonzero()[0].tolist() for count in (1, 4) for first in (0, 1)
+    ]
+    assert chosen == [[2], [0], [1, 2, 3], [0, 1, 2, 3]]
+    masked = relative_positions(Moved(trained_length=16, half=4, count=1, gap=-1).plan(6), np.array([5]), np.arange(6))
+    assert masked.tolist() == [[5, 4, -1, 2, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("one", "few", "words"), [(0.9, True, "a few far keys are enough"), (0.1, False, "add up"), (0.5, None, "told")]
+)
+def test_the_kind_of_a_model_is_what_one_far_key_costs_of_what_all_do(one, few, words):
+    noise = np.random.default_rng(0).normal(0, 0.01, (3, M))
+    losses = {("no gap", M): noise[:1], (ONE, M): one + noise[1:2], (HALF, M): 1 + noise[2:]}
+    kind = kind_of(losses, M, M, LONGEST)
+    assert kind.few is few
+    assert words in kind_sentence(kind, 300)
+    assert kind_of({}, M, M, LONGEST) is None

@@ -47,6 +47,8 @@ def test_it_predicts_who_fails_and_who_holds(out):
     assert not methods[FAR].predicted
     assert law.scale_power.value > 0  # rerope has log n
     assert 256 < law.origin_fails < 1024
+    assert law.kind.few is False  # one key costs nothing, 127 do
+    assert law.kind.one_key.value < 0.1 < 0.4 < law.kind.all_keys.value
     assert "frequencies" in methods["yarn"].refusal
     assert not methods["yarn"].predicted
     assert methods["yarn"].measured[0].length == 512
