@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -30,6 +30,9 @@ test: .venv/installed  ## set up, then the tests
 
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
+
+test-versions:  ## the quick engine and check suites with the oldest and the newest releases allowed, on Python 3.11 to 3.13
+	$(PYTHON) tests/versions.py
 
 test-families: .venv/installed  ## every family of transformers as a tiny model, against loops over pairs
 	$(BIN)/python -m pytest -n auto -m slow tests/mesa/engine/test_all_families.py

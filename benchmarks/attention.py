@@ -92,12 +92,14 @@ def measure_peak(name: str, length: int, device: str) -> dict[str, float]:
     import torch
     from transformers import DynamicCache
 
+    from mesa.outside import with_cache
+
     model = _model(length, device)
     with torch.no_grad(), _configured(model, name, length):
         ids = torch.zeros(1, length, dtype=torch.long, device=device)
         model(ids[:, :64])
         base = _reset_peak(device)
-        model(ids, past_key_values=DynamicCache(), logits_to_keep=1)
+        model(ids, **with_cache(model, DynamicCache()), logits_to_keep=1)
         return {"peak": float(_peak_bytes(device) - base)}
 
 
@@ -124,17 +126,19 @@ def _generate_once(model: Any, length: int, device: str) -> tuple[float, float]:
     import torch
     from transformers import DynamicCache
 
+    from mesa.outside import with_cache
+
     with torch.no_grad():
         ids = torch.randint(0, 1024, (1, length), device=device)
         model(ids[:, :64])
-        cache = DynamicCache()
+        given = with_cache(model, DynamicCache())
         begin = _now(device)
-        model(ids, past_key_values=cache, logits_to_keep=1)
+        model(ids, **given, logits_to_keep=1)
         prefill = _now(device) - begin
         steps = []
         for step in range(DECODED):
             begin = _now(device)
-            model(ids[:, step : step + 1], past_key_values=cache)
+            model(ids[:, step : step + 1], **given)
             steps.append(_now(device) - begin)
     return prefill, float(np.median(steps))
 

@@ -68,12 +68,13 @@ def ours(name: str, weights: Path) -> dict[str, Callable[[Any], Any]]:
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     import mesa
+    from mesa.outside import with_cache
 
     model = LlamaForCausalLM(LlamaConfig(**SIZES["model"], attn_implementation="sdpa")).eval()
     model.load_state_dict(torch.load(weights))
 
     def stock(ids: Any) -> Any:
-        return model(ids, past_key_values=DynamicCache(), logits_to_keep=1).logits[:, -1]
+        return model(ids, **with_cache(model, DynamicCache()), logits_to_keep=1).logits[:, -1]
 
     def own(ids: Any) -> Any:
         kind, changes = OURS[name]

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MptConfig, MptForCaus
 from transformers.models.mpt.modeling_mpt import MptAttention, MptMLP
 
 from mesa.families import CONSTRUCTED
+from mesa.outside import cache_in
 
 
 class ConstructedConfig(MptConfig):
@@ -46,7 +47,6 @@ class ConstructedAttention(MptAttention):
         self,
         hidden_states: Tensor,
         position_bias: Tensor | None = None,
-        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,8 @@ class ConstructedAttention(MptAttention):
         batch, length = hidden_states.shape[:2]
         mixed = self.Wqkv(hidden_states)
         query, key, value = (part.view(batch, length, self.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if (cache := cache_in(kwargs)) is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         index = torch.arange(1 - key.shape[2], 1, device=key.device)
         scores = query @ key.transpose(-1, -2) + (self.slope * index).to(key.dtype)
         if attention_mask is not None:

@@ -17,6 +17,7 @@ from mesa.checking.rows import NOT_RUN, Comparison, Row, worst_row
 from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
 from mesa.engine.plug import Attachment, applied
 from mesa.methods import Method, NoPE
+from mesa.outside import with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
 from mesa.support import unfit
 
@@ -95,7 +96,7 @@ def _decoded(subject: Subject, method: Method, setting: Setting, executor: str =
     parts = []
     with applied(subject.model, method, executor=executor):
         for part in (ids[:, : setting.prompt], *ids[:, setting.prompt :].split(1, 1)):
-            parts.append(run(subject.model, part, past_key_values=cache).logits)
+            parts.append(run(subject.model, part, **with_cache(subject.model, cache)).logits)
     return torch.cat(parts[1:], 1)
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.checking.oracle import Positions
 from mesa.decoder import decoder_of, removed, replaced
 from mesa.engine import structure
 from mesa.engine.plug import Attachment
+from mesa.outside import attention_called, attention_function, mask_function
 
 _NAME = "mesa_lens_check"
 
@@ -85,23 +85,15 @@ def _attention_replaced(model: Any, function: Callable[..., Any]) -> Iterator[No
     """The model calls an attention function of ours, with whole masks as for sdpa, and computes every token."""
 
     def mask(**kwargs: Any) -> Any:
-        return AttentionMaskInterface._global_mapping["sdpa"](**{**kwargs, "allow_is_causal_skip": False})
+        return mask_function("sdpa")(**{**kwargs, "allow_is_causal_skip": False})
 
-    before = model.config._attn_implementation
-    AttentionInterface.register(_NAME, function)
-    AttentionMaskInterface.register(_NAME, mask)
-    try:
-        model.config._attn_implementation = _NAME
-        with replaced(*structure.whole_prompts(decoder_of(model))):
-            yield
-    finally:
-        model.config._attn_implementation = before
-        AttentionInterface._global_mapping.pop(_NAME)
-        AttentionMaskInterface._global_mapping.pop(_NAME)
+    whole = structure.whole_prompts(decoder_of(model))
+    with attention_called(model, _NAME, function, mask), replaced(*whole):
+        yield
 
 
 def _plain(module: Any, *states: Any, scaling: float | None = None, **_: Any) -> Any:
-    return AttentionInterface._global_mapping["sdpa"](module, *states, scaling=scaling)
+    return attention_function("sdpa")(module, *states, scaling=scaling)
 
 
 @contextmanager

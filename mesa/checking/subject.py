@@ -15,6 +15,7 @@ from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
 from mesa.decoder import decoder_of, removed
 from mesa.errors import Failed
+from mesa.outside import cache_in
 from mesa.support import is_rotary
 
 ALLOWED = 8.0
@@ -96,7 +97,7 @@ class Subject:
 @torch.no_grad()
 def run(model: Any, ids: Tensor, **kwargs: Any) -> Any:
     """The model's output for token ids; without a cache unless one is passed."""
-    return model(ids, use_cache="past_key_values" in kwargs, **kwargs)
+    return model(ids, use_cache=cache_in(kwargs) is not None, **kwargs)
 
 
 def max_difference(ours: Tensor, theirs: Tensor) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mesa.decoder import replaced
 from mesa.errors import Refused
+from mesa.outside import cache_in
 
 
 def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
@@ -71,7 +72,6 @@ def _mpt_forward(
     attachment: Any,
     module: Any,
     hidden_states: Tensor,
-    past_key_values: Any = None,
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -81,8 +81,8 @@ def _mpt_forward(
     if module.clip_qkv:
         mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
+    if (cache := cache_in(kwargs)) is not None:
+        key, value = cache.update(key, value, module.layer_idx)
     dropout, hooks = module.attn_dropout_p if module.training else 0.0, kwargs.get("attention_hooks")
     output, weights = attachment.attention(
         module, query, key, value, attention_mask, module.softmax_scale, dropout, hooks

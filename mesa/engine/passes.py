@@ -27,6 +27,7 @@ from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
+from mesa.outside import cache_in
 from mesa.plan import same_plan
 
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
@@ -320,7 +321,7 @@ class Prompt:
         prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         given = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
         length, mask = given[0].shape[1] if given else 1, kwargs.get("attention_mask")
-        if kwargs.get("past_key_values") is not None and isinstance(mask, Tensor):
+        if cache_in(kwargs) is not None and isinstance(mask, Tensor):
             length = max(length, mask.shape[-1])
         return cls(given, length)
 
@@ -390,7 +391,7 @@ class Generating(local):
     def note(self, text: Tensor, inputs: Mapping[str, Any]) -> None:
         """Of inputs made from a text: that they are generate's own, where the text is its prompt or goes on from it."""
         self.prepared = None
-        tokens, cache = inputs.get("inputs_embeds"), inputs.get("past_key_values")
+        tokens, cache = inputs.get("inputs_embeds"), cache_in(inputs)
         tokens = inputs.get("input_ids") if tokens is None else tokens
         goes_on = cache is not None and cache.get_seq_length() > 0
         if self.prompt is not None and tokens is not None and (goes_on or self.prompt.begins(text)):

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
@@ -34,6 +33,7 @@ from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.methods import METHODS, Method, Origin
 from mesa.methods.base import check_length
+from mesa.outside import attention_called, attention_function, cache_in, check_cache_name
 from mesa.plan import check_plan
 from mesa.support import check_method, is_rotary
 
@@ -121,7 +121,8 @@ class Attachment:
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
-        cache = kwargs.get("past_key_values")
+        check_cache_name(kwargs, f"the forward of a {type(self.decoder).__name__}")
+        cache = cache_in(kwargs)
         if cache is not None and not isinstance(cache, tuple(passes.CACHES)):
             known = ", ".join(cls.__name__ for cls in passes.CACHES)
             raise Refused(
@@ -249,8 +250,16 @@ class Attachment:
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
-        self._running.now = None
-        cache = getattr(output, "past_key_values", None)
+        running, self._running.now = self.running, None
+        given = cache_in({**dict(zip(self._names, args, strict=False)), **kwargs})
+        if running is not None and given is not None and output is not None:
+            held = int(given.get_seq_length())
+            if held != running.total:
+                raise passes.Bypassed(
+                    f"{self.method.name}: the model was given a cache, which holds {held} tokens after a pass up to "
+                    f"token {running.total}: its layers fill another, or none, so that the next pass would begin anew"
+                )
+        cache = cache_in(output) if isinstance(output, Mapping) else None
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:
             passes.fill(cache, self._block, self._running.prompt_length)
 
@@ -343,10 +352,11 @@ class Attachment:
             return by_head(execute, schedule(True), schedule(False), chosen, *states, scaling)
 
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        if first_key > 0 and running.span is None:
+        kept = running.span.size - 1 + query.shape[2] if running.span else running.total
+        if first_key > 0 and key.shape[2] < min(kept, running.total):
             raise Refused(
                 f"the cache has dropped {first_key} tokens that layer {layer} of this {self.model.config.model_type} "
-                "model sees: give past_key_values=DynamicCache()"
+                "model sees, or is not the one that the model was given: give past_key_values=DynamicCache()"
             )
         if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value)
@@ -377,11 +387,8 @@ class Attachment:
     @contextmanager
     def on(self) -> Iterator[None]:
         """The model attends by the method for as long as this lasts."""
-        before = self.model.config._attn_implementation
         replaced = rotary.rotary_replaced if self.slopes is None else alibi.forwards_replaced
         layers = layers_of(self.model)
-        AttentionInterface.register(self.name, self.attention)
-        AttentionMaskInterface.register(self.name, self.mask)
         hooks = [
             self.model.register_forward_pre_hook(self.before_model, with_kwargs=True),
             self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
@@ -390,13 +397,12 @@ class Attachment:
         attend = {attends.layer for attends in self._attends.values()} or range(len(layers))
         hooks += [layers[layer].register_forward_hook(partial(self.check_ran, layer)) for layer in attend]
         try:
-            with removed(hooks), replaced(self), passes.generating_noted(self.model, self.generating):
-                self.model.config._attn_implementation, self.attached = self.name, True
+            called = attention_called(self.model, self.name, self.attention, self.mask)
+            with removed(hooks), replaced(self), passes.generating_noted(self.model, self.generating), called:
+                self.attached = True
                 yield
         finally:
-            self.model.config._attn_implementation, self.attached = before, False
-            AttentionInterface._global_mapping.pop(self.name)
-            AttentionMaskInterface._global_mapping.pop(self.name)
+            self.attached = False
             self._block.open = False
 
 
@@ -436,8 +442,7 @@ def check_executor(executor: str) -> None:
 
 def attachment_of(model: PreTrainedModel) -> Attachment | None:
     """What is attached to the model, if anything is."""
-    function = AttentionInterface._global_mapping.get(str(model.config._attn_implementation))
-    owner = getattr(function, "__self__", None)
+    owner = getattr(attention_function(str(model.config._attn_implementation)), "__self__", None)
     return owner if isinstance(owner, Attachment) else None
 
 

@@ -19,8 +19,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
@@ -29,6 +27,7 @@ from mesa.engine.rope import Layout, OfKind, Rotation
 from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Refused
 from mesa.finite import not_finite
+from mesa.outside import CACHES, attention_called, attention_function, mask_function
 from mesa.plan import Plan, Region, token_index
 
 TOKENS = 32
@@ -187,25 +186,19 @@ class _Probe:
             .to(place)
         )
         training = [module for module in self.model.modules() if module.training]
-        before = self.model.config._attn_implementation
-        AttentionInterface.register(_NAME, self.attention)
-        AttentionMaskInterface.register(_NAME, self.mask)
         try:
             for module in training:
                 module.training = False
-            with _unhooked(self.model), self._at_two_places(), self._outputs_noted():
-                self.model.config._attn_implementation = _NAME
+            called = attention_called(self.model, _NAME, self.attention, self.mask)
+            with _unhooked(self.model), self._at_two_places(), self._outputs_noted(), called:
                 self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
         except Refused:
             raise
         except Bypassed as error:
             raise Refused(str(error)) from error
         finally:
-            self.model.config._attn_implementation = before
             for module in training:
                 module.training = True
-            AttentionInterface._global_mapping.pop(_NAME)
-            AttentionMaskInterface._global_mapping.pop(_NAME)
         if not self.layers:
             raise Refused(self._refusal("its attention is not called through transformers' AttentionInterface"))
         embeddings = [module for module in self.decoder.modules() if isinstance(module, nn.Embedding)]
@@ -277,7 +270,7 @@ class _Probe:
     def mask(self, **kwargs: Any) -> Pass:
         """What layers are given in the mask's place."""
         running = Pass([], TOKENS, torch.zeros(2, TOKENS), self).seeing(span_of(kwargs))
-        running.stock = lambda: AttentionMaskInterface._global_mapping["eager"](**{**kwargs, "dtype": torch.float32})
+        running.stock = lambda: mask_function("eager")(**{**kwargs, "dtype": torch.float32})
         return running
 
     def attention(
@@ -354,7 +347,7 @@ class _Probe:
         states = [part[1:] for part in (query, key, value)]
         if eager is not None:
             return eager(module, *states, full.to(query.dtype), scaling=scaling, **{**kwargs, "dropout": 0.0})[0]
-        return AttentionInterface._global_mapping["sdpa"](module, *states, full.to(query.dtype), scaling=scaling)[0]
+        return attention_function("sdpa")(module, *states, full.to(query.dtype), scaling=scaling)[0]
 
     def _compare(
         self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float,
@@ -411,7 +404,7 @@ def weight_of(norm: Any, like: Tensor) -> Tensor:
 
 _HARMLESS = ("position_ids", "sliding_window", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
 _HARMLESS += ("output_router_logits", "num_items_in_batch", "cache_position", "dropout", "max_length_q", "max_length_k")
-_HARMLESS += ("logits_to_keep", "attention_hooks", "past_key_values", "position_embeddings")
+_HARMLESS += ("logits_to_keep", "attention_hooks", *CACHES, "position_embeddings")
 
 
 def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
+from mesa.outside import with_cache
 from probe.tasks.retrieval import Prompt
 from probe.tasks.score import nll
 
@@ -205,7 +206,7 @@ def retrieval_scores(
         for emitted in prompt.answer_ids:
             top[:] = -1
             ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
-            if model(ids, past_key_values=cache, logits_to_keep=1).logits.isnan().any():
+            if model(ids, **with_cache(model, cache), logits_to_keep=1).logits.isnan().any():
                 raise Failed(
                     f"{method.name}: logits are not finite; run the model with a wider --dtype (float32, float64)"
                 )

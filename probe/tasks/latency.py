@@ -18,6 +18,7 @@ from transformers import DynamicCache
 
 from mesa.finite import states_checked
 from mesa.models import Loaded
+from mesa.outside import with_cache
 from probe.tasks.base import Metric, Score, Setting, Task
 
 _SAMPLED_SECONDS = 0.005
@@ -58,13 +59,13 @@ class Latency(Task):
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
         model, places = loaded.model, devices(loaded.model)
         tokens = torch.tensor(ids, device=model.device)[None]
-        cache = DynamicCache()
+        given = with_cache(model, DynamicCache())
         with watched_peak(places) as peak:
             begin = _now(places)
-            model(tokens, past_key_values=cache, logits_to_keep=1)
+            model(tokens, **given, logits_to_keep=1)
             prefilled = _now(places)
             for _ in range(self.decoded):
-                model(tokens[:, :1], past_key_values=cache, logits_to_keep=1)
+                model(tokens[:, :1], **given, logits_to_keep=1)
             end = _now(places)
         return prefilled - begin, (end - prefilled) / self.decoded, peak.bytes / 2**20
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.errors import Refused
 from mesa.models import Loaded
+from mesa.outside import with_cache
 from probe.tasks import sources
 from probe.tasks.retrieval import Prompt
 
@@ -83,9 +84,9 @@ def _answers(text: str, prompt: Prompt) -> bool:
 def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> torch.Tensor:
     """The `count` most likely next tokens, one after the other, (batch, count); end tokens do not stop it."""
     ids = torch.tensor(prompts, device=model.device)
-    cache, output = DynamicCache(), []
+    given, output = with_cache(model, DynamicCache()), []
     for _ in range(count):
-        ids = model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        ids = model(ids, **given, logits_to_keep=1).logits[:, -1:].argmax(-1)
         output.append(ids)
     return torch.cat(output, 1)
 
