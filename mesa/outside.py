@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,12 +59,13 @@ CACHES = ("cache", "past_key_values")
 """What forwards call their cache: transformers from 5.24 on, and before."""
 
 
-def cache_in(arguments: Mapping[str, Any]) -> Any:
+def cache_in(arguments: dict[str, Any]) -> Any:
     """The cache among a call's arguments or in an output, by either name; None where there is none."""
-    return next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
+    given = (dict.get(arguments, name) for name in CACHES)  # an output's own `get` warns of the older name
+    return next((cache for cache in given if cache is not None), None)
 
 
-def check_cache_name(arguments: Mapping[str, Any], where: str) -> None:
+def check_cache_name(arguments: dict[str, Any], where: str) -> None:
     """Refused for a cache that comes under a name that is not known, which would be left out."""
     for name, value in arguments.items():
         if name not in CACHES and (isinstance(value, Cache) or hasattr(value, "get_seq_length")):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from mesa.engine.kernels import Mask, Merged, attend, capped
 from mesa.engine.rope import biased, with_bias
-from mesa.engine.schedule import Schedule, Stack
+from mesa.engine.schedule import Read, Schedule, Stack
 from mesa.engine.stairs import Stair
 from mesa.errors import Failed, Refused
 from mesa.plan import Region
@@ -228,48 +229,53 @@ def _place(stack: Stack, start: int, dim: int, number: int, whole: Tensor) -> Te
 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
-    reads = schedule.reads(query.device)
-    if not reads:
+    reads = schedule.reads(query.device, query.dtype)
+    if not reads.parts:
         return torch.zeros_like(query)
-    rows = schedule.query_of(query, tuple(region for read in reads for region in read.regions))
-    parts = []
-    for read in reads:
-        span = slice(read.keys[0] - schedule.first_key, read.keys[1] - schedule.first_key)
-        queries, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
-        keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)
-        parts.append((queries, keys, span, read.seen))
+    rows = schedule.query_of(query, reads)
+    parts = zip(rows.split([read.rows for read in reads.parts], 2), reads.parts, strict=True)
     if query.dtype in (torch.float32, torch.float64):
-        return _at_once(schedule, parts, query, value, scale)
+        scored = [(_scores(schedule, part, schedule.keys_of(key, read), read, scale), read) for part, read in parts]
+        return _at_once(schedule, scored, value).view(query.shape)
     outputs, log_sums = [], []
-    for queries, keys, span, seen in parts:
-        mask = None if seen is None else Mask.of(seen, query.dtype)
-        output, log_sum = attend(queries, keys, value[:, :, span], scale, False, mask, 0, schedule.softcap)
+    for part, read in parts:
+        mask = None if read.seen is None else Mask.of(read.seen, query.dtype)
+        states = part, schedule.keys_of(key, read), value[:, :, _held(schedule, read)]
+        output, log_sum = attend(*states, scale, False, mask, 0, schedule.softcap)
         outputs.append(output)
         log_sums.append(log_sum)
     weights = softmax(torch.cat(log_sums, 2)[:, :, None], schedule.sinks, torch.float32)[:, :, 0, :, None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
 
 
-def _at_once(
-    schedule: Schedule,
-    parts: list[tuple[Tensor, Tensor, slice, Tensor | None]],
-    query: Tensor,
-    value: Tensor,
-    scale: float,
-) -> Tensor:
-    """Attention of a single query by one softmax: parts are its rows, keys, where they are, and what each row sees."""
-    batch, heads, _, dim = query.shape
-    scores = query.new_full((batch, heads, 1, value.shape[2]), -math.inf)
-    for rows, keys, span, seen in parts:
-        grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
-        part = capped((grouped @ keys.transpose(-1, -2)).view(batch, heads, -1, keys.shape[2]), schedule.softcap)
-        if seen is None:
-            scores[..., span] = part
-            continue
-        for row in range(len(seen)):
-            scores[..., span] = torch.where(seen[row], part[:, :, row, None], scores[..., span])
-    weights = softmax(scores, schedule.sinks, scores.dtype).view(batch, value.shape[1], -1, value.shape[2])
-    return (weights @ value).view(query.shape)
+def _held(schedule: Schedule, *reads: Read) -> slice:
+    """Where the keys from the first part to the last are among those held."""
+    return slice(reads[0].keys[0] - schedule.first_key, reads[-1].keys[1] - schedule.first_key)
+
+
+def _scores(schedule: Schedule, rows: Tensor, keys: Tensor, read: Read, scale: float) -> Tensor:
+    """A single query's scores (batch, head, 1, key) in a part, each by the row of the region that holds the key."""
+    batch, heads, count, dim = rows.shape
+    grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
+    part = capped((grouped @ keys.transpose(-1, -2)).view(batch, heads, count, -1), schedule.softcap)
+    if read.seen is None:
+        return part
+    whole = part[:, :, :1]
+    for row in range(1, count):
+        whole = torch.where(read.seen[row], part[:, :, row, None], whole)
+    return whole if read.unseen is None else whole.masked_fill(read.unseen, -math.inf)
+
+
+def _at_once(schedule: Schedule, scored: list[tuple[Tensor, Read]], value: Tensor) -> Tensor:
+    """Attention of a single query by one softmax over the scores of all parts."""
+    scores = torch.cat([part for part, _ in scored], -1) if len(scored) > 1 else scored[0][0]
+    weights = softmax(scores, schedule.sinks, scores.dtype).view(len(scores), value.shape[1], -1, scores.shape[3])
+    reads = [read for _, read in scored]
+    if all(one.keys[1] == other.keys[0] for one, other in pairwise(reads)):  # in one piece
+        return weights @ value[:, :, _held(schedule, *reads)]
+    pieces = weights.split([part.shape[3] for part, _ in scored], -1)
+    first, *others = (piece @ value[:, :, _held(schedule, read)] for piece, read in zip(pieces, reads, strict=True))
+    return sum(others, first)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

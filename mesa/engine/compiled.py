@@ -14,10 +14,18 @@ def compiled_part(model: Any) -> str | None:
     """The name of a compiled module that attention or rotary embedding runs in; None where there is none."""
     if _is_compiled(model):
         return type(model).__name__
-    for name, module in model.named_modules():
-        if name and _is_compiled(module) and _attends(name, module):
-            return name
-    return None
+    inside, seen = [model], set()
+    for module in inside:  # in every pass: names are found only where one is needed
+        if module is None or module in seen:
+            continue
+        if _is_compiled(module):
+            break
+        seen.add(module)
+        inside += module._modules.values()
+    else:
+        return None
+    named = ((name, module) for name, module in model.named_modules() if name and _is_compiled(module))
+    return next((name for name, module in named if _attends(name, module)), None)
 
 
 def check_eager(model: Any) -> None:
@@ -31,9 +39,10 @@ def check_eager(model: Any) -> None:
 
 
 def _is_compiled(module: Any) -> bool:
-    forward = vars(module).get("forward", None)
-    called = getattr(module, "_compiled_call_impl", None)
-    return isinstance(module, OptimizedModule) or called is not None or hasattr(forward, "_torchdynamo_orig_callable")
+    own = vars(module)
+    if own.get("_compiled_call_impl") is not None or isinstance(module, OptimizedModule):
+        return True
+    return "forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable")
 
 
 def _attends(name: str, module: nn.Module) -> bool:

@@ -45,21 +45,15 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
     size, sees = mask.get("local_size"), mask.get("mask_function")
     if sees is None:
         return None
-    place: dict[str, Any] = {"device": mask.get("device")}
-
-    def seen(query: int, key: int) -> bool:
-        row = torch.zeros((), dtype=torch.long, **place)
-        return bool(sees(row, row, torch.tensor(query, **place), torch.tensor(key, **place)))
-
     far = 1 << 20
-    near = [seen(far, far), not seen(far, far + 1)]
-    if size is None:
-        span, fits = None, [*near, seen(far, 0)]
-    else:
-        edge = [seen(query, query - size + 1) for query in range(far, far + 2)]
-        span = Span(size, chunked=not all(edge))
-        fits = [*near, not seen(far, far - size)]
-    if not all(fits):
+    back = [0, -1, far] if size is None else [0, -1, size - 1, size - 1, size]
+    queries = torch.tensor([far, far, far, far + 1, far][: len(back)], device=mask.get("device"))
+    row, keys = torch.zeros_like(queries), queries - torch.tensor(back, device=queries.device)
+    itself, next_one, *edge, last = torch.broadcast_to(
+        torch.as_tensor(sees(row, row, queries, keys)), row.shape
+    ).tolist()
+    span = None if size is None else Span(size, chunked=not all(edge))
+    if not itself or next_one or last != (size is None):
         return Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
     return span
 
@@ -68,13 +62,14 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
 class Group:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is not padding. turns: what turns states in each kind of layer.
+    real: whether each token so far is not padding. turns: what turns states in each kind of layer. as_trained: Origin's
+    schedule, where some heads have it.
     """
 
     rows: Tensor
     real: Tensor
     woven: Schedule
-    as_trained: Schedule
+    as_trained: Schedule | None
     turns: Mapping[Kind, Rotation | None]
     by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
 
@@ -102,7 +97,9 @@ class Group:
         sliding = (span, first_key) if span and span.size < self.length else None
         known = (weave, kind, sliding)
         if known not in self.by_layer:
-            whole = replace(self.woven if weave else self.as_trained, turn=self.turns.get(kind))
+            whole = self.woven if weave else self.as_trained
+            assert whole is not None
+            whole = replace(whole, turn=self.turns.get(kind))
             self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
         return self.by_layer[known]
 

@@ -144,32 +144,43 @@ class Attachment:
             self.generating.settle(prompt_length)
         if cache is not None:
             passes.fill(cache, self._block, prompt_length)
-        index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
-        passes.check_prompt(real, past, prompt_length)
+        padded = not bool(real.all())
+        index = torch.arange(past, past + new).expand(batch, -1)
+        if padded:
+            index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
+            passes.check_prompt(real, past, prompt_length)
         passes.check_positions(kwargs.get("position_ids"), real, index)
-        self._running.prompt_length = prompt_length
-        self._running.now = self._laid_out(real, index, prompt_length)
+        self._running.prompt_length, self._running.cache = prompt_length, cache
+        self._running.now = self._laid_out(real, index, prompt_length, padded)
 
-    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> passes.Pass:
+    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int, padded: bool) -> passes.Pass:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
-        later = max(0, prompt_length - real.shape[1])
+        total, groups = real.shape[1], list[passes.Group]()
+        if not padded:
+            groups.append(self._group(torch.arange(len(real)), real[0], total - index.shape[1], total, prompt_length))
+            return passes.Pass(groups, total, positions(self.method.cached_position, index), self)
+        later = max(0, prompt_length - total)
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
-        groups = []
         for number, padding in enumerate(paddings):
             rows = (of_row == number).nonzero()[:, 0]
-            length, prompt = lengths[rows[0]], prompts[rows[0]]
-            if not length:
-                continue
-            start = length - int((index[rows[0]] >= 0).sum())
-            plans = (self.method.plan(length, prompt), self._origin.plan(length))
-            if type(self.method) not in METHODS.values():
-                check_plan(self.method.name, plans[0], length, start)
-            woven, as_trained = (
-                Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
-            )
-            groups.append(passes.Group(rows, padding, woven, as_trained, self._turns(prompt)))
-        return passes.Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
+            if length := lengths[rows[0]]:
+                start = length - int((index[rows[0]] >= 0).sum())
+                groups.append(self._group(rows, padding, start, length, prompts[rows[0]]))
+        return passes.Pass(groups, total, positions(self.method.cached_position, index.clamp(min=0)), self)
+
+    def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.Group:
+        """Rows with one padding, of whose `length` tokens those from `start` on are given."""
+        plan = self.method.plan(length, prompt)
+        if type(self.method) not in METHODS.values():
+            check_plan(self.method.name, plan, length, start)
+        everywhere = self.method.layers is None and self.method.heads is None
+        woven, as_trained = (
+            plan and Schedule(plan, start, self.method.cached_position, slopes=self.slopes)
+            for plan in (plan, None if everywhere else self._origin.plan(length))
+        )
+        assert woven is not None
+        return passes.Group(rows, padding, woven, as_trained, self._turns(prompt))
 
     def _turns(self, prompt_length: int) -> Mapping[Kind, Rotation | None]:
         """What turns states in each kind of layer, in a row with a prompt of this length."""
@@ -251,15 +262,17 @@ class Attachment:
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
         running, self._running.now = self.running, None
-        given = cache_in({**dict(zip(self._names, args, strict=False)), **kwargs})
-        if running is not None and given is not None and output is not None:
-            held = int(given.get_seq_length())
+        if running is None:
+            return
+        cache = self._running.cache
+        if cache is not None and output is not None:
+            held = int(cache.get_seq_length())
             if held != running.total:
                 raise passes.Bypassed(
                     f"{self.method.name}: the model was given a cache, which holds {held} tokens after a pass up to "
                     f"token {running.total}: its layers fill another, or none, so that the next pass would begin anew"
                 )
-        cache = cache_in(output) if isinstance(output, Mapping) else None
+        cache = cache_in(output) if isinstance(output, dict) else None
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:
             passes.fill(cache, self._block, self._running.prompt_length)
 

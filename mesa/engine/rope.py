@@ -63,21 +63,20 @@ class Layout:
     backwards: bool = False
 
     def turn(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`states` (.., token, dim) with each pair turned; cos, sin: (token, pair). Other dims have no position."""
+        """`states` (.., token, dim) with each pair turned; cos, sin: as `spread`. Other dims have no position."""
         begin, end = self.begin, self.begin + 2 * self.pairs
-        if self.interleaved:
-            first, second = states[..., begin:end:2], states[..., begin + 1 : end : 2]
-            turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
-            return turned if self.whole(states) else torch.cat([states[..., :begin], turned, states[..., end:]], -1)
-        first, second = states[..., begin : begin + self.pairs], states[..., begin + self.pairs : end]
-        turned = [first * cos - second * sin, second * cos + first * sin]
-        if not self.whole(states):
-            turned = [states[..., :begin], *turned, states[..., end:]]
-        return torch.cat(turned, -1)
+        whole = end - begin == states.shape[-1]
+        pairs = states if whole else states[..., begin:end]
+        other = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else pairs.roll(self.pairs, -1)
+        turned = (pairs * cos).add_(other.mul_(sin))
+        return turned if whole else torch.cat([states[..., :begin], turned, states[..., end:]], -1)
 
-    def whole(self, states: Tensor) -> bool:
-        """Whether all dims turn."""
-        return 2 * self.pairs == states.shape[-1]
+    def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (token, pair) as (token, rotary dim): what each dim is multiplied by, and its pair's other."""
+        sin = -sin if self.backwards else sin
+        both = (cos, cos), (-sin, sin)
+        cos, sin = (torch.stack(part, -1).flatten(-2) if self.interleaved else torch.cat(part, -1) for part in both)
+        return cos, sin
 
 
 _AT_ONCE = 2**18
@@ -111,7 +110,7 @@ class Rotation:
         return self.layout.turn(states, cos, sin)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """cos and sin (token, pair), computed in `accurate`."""
+        """cos and sin as `Layout.spread`, computed in `accurate`."""
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)
@@ -120,8 +119,7 @@ class Rotation:
         angles = positions[:, None].to(states.device, self.accurate) * frequencies[: self.layout.pairs].to(
             self.accurate
         )
-        sin = -angles.sin() if self.layout.backwards else angles.sin()
-        return angles.cos().to(states.dtype), sin.to(states.dtype)
+        return self.layout.spread(angles.cos().to(states.dtype), angles.sin().to(states.dtype))
 
 
 _SHARE = 64.0

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mesa.engine.kernels import BLOCK, Mask
-from mesa.engine.rope import positions
 from mesa.engine.stairs import stairs
 from mesa.plan import Plan, Position, Region, Scale
 
@@ -149,16 +148,28 @@ def _stacks(plan: Plan, skipped: Container[Region], start: int, first_key: int, 
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Read:
-    """Keys that a single query reads once, at the positions of the regions that hold them.
+    """Keys that a single query reads once, as the regions that hold them have them.
 
-    seen: whether each region holds each key, (region, key); None: the only region holds all.
+    rows: how many regions. turns, factors: what keys are turned by and multiplied with, None for nothing. seen: whether
+    each region holds each key, (region, key); None: the only region holds all. unseen: those that none holds, if any.
     """
 
-    regions: tuple[Region, ...]
+    rows: int
     keys: tuple[int, int]
+    turns: Tensor | None
+    factors: Tensor | None
     seen: Tensor | None
+    unseen: Tensor | None
+
+
+class Reads(NamedTuple):
+    """All that a single query reads, and what it is turned by and multiplied with for each region of each part."""
+
+    parts: list[Read]
+    turns: Tensor | None
+    factors: Tensor | None
 
 
 @dataclass
@@ -183,7 +194,7 @@ class Schedule:
     _turns: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
-    _reads: dict[torch.device, list[Read]] = field(default_factory=dict)
+    _reads: dict[tuple[torch.device, torch.dtype], Reads] = field(default_factory=dict)
 
     @cached_property
     def paired(self) -> dict[Region, Region]:
@@ -219,28 +230,38 @@ class Schedule:
 
     def placed(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to each of some positions: one after the other."""
+        turns = self._turned_by(at, begin, end, states.device)
         states = states.repeat(1, 1, len(at), 1) if len(at) > 1 else states
+        return states if turns is None or self.turn is None else self.turn(states, turns, self.plan)
+
+    def _turned_by(self, at: tuple[Position, ...], begin: int, end: int, device: torch.device) -> Tensor | None:
+        """By how much `placed` turns, (token,); None for nothing."""
         if self.turn is None or (set(at) == {self.cached} and self.plan.frequency_scale is None):
-            return states
-        known = (at, begin, end, states.device)
+            return None
+        known = (at, begin, end, device)
         if known not in self._turns:
-            index = torch.arange(begin, end)
-            turns = [positions(position, index) - positions(self.cached, index) for position in at]
-            self._turns[known] = torch.cat(turns).float().to(states.device)
-        return self.turn(states, self._turns[known], self.plan)
+            index = np.arange(begin, end)
+            turns = np.concatenate([position(index) - self.cached(index) for position in at])
+            self._turns[known] = torch.from_numpy(turns.astype(np.float32)).to(device)
+        return self._turns[known]
 
     def scaled(self, states: Tensor, scale: Scale | None, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1 times the factors that `scale` gives them."""
-        if scale is None:
-            return states
         accurate = torch.promote_types(states.dtype, torch.float32)  # rounded to states' dtype it would move all scores
-        known = (scale, begin, end, accurate, states.device)
+        return _times(states, self._factor(scale, begin, end, accurate, states.device))
+
+    def _factor(
+        self, scale: Scale | None, begin: int, end: int, accurate: torch.dtype, device: torch.device
+    ) -> Tensor | None:
+        """What `scaled` multiplies with, (token, 1); None for nothing."""
+        if scale is None:
+            return None
+        known = (scale, begin, end, accurate, device)
         if known not in self._factors:
             factors = np.asarray(scale(np.arange(begin, end)), np.float64)
-            tensor = torch.from_numpy(factors).to(accurate).to(states.device)[:, None]
+            tensor = torch.from_numpy(factors).to(accurate).to(device)[:, None]
             self._factors[known] = None if (factors == 1).all() else tensor
-        factor = self._factors[known]
-        return states if factor is None else (states * factor).to(states.dtype)
+        return self._factors[known]
 
     def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
@@ -261,29 +282,54 @@ class Schedule:
         placed = self.placed(self.scaled(states, key_scale, *stack.keys), at, *stack.keys)
         return placed.unflatten(2, (len(at), -1)).transpose(1, 2)
 
-    def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
-        """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
-        scales, at = [region.query_scale for region in regions], (self.start, self.start + 1)
-        states = self.weighted(self.placed(state, tuple(region.query_position for region in regions), *at))
-        if len(set(scales)) == 1:
-            return self.scaled(states, scales[0], *at)
-        return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)
+    def query_of(self, state: Tensor, reads: Reads) -> Tensor:
+        """The only query (batch, head, 1, dim) as the regions of all parts have it: (batch, head, region, dim)."""
+        states = state.expand(-1, -1, sum(read.rows for read in reads.parts), -1)
+        if reads.turns is not None and self.turn is not None:
+            states = self.turn(states, reads.turns, self.plan)
+        return _times(self.weighted(states), reads.factors)
 
-    def reads(self, device: torch.device) -> list[Read]:
+    def keys_of(self, states: Tensor, read: Read) -> Tensor:
+        """The keys of a part out of all that are held."""
+        states = states[:, :, read.keys[0] - self.first_key : read.keys[1] - self.first_key]
+        if read.turns is not None and self.turn is not None:
+            states = self.turn(states, read.turns, self.plan)
+        return _times(states, read.factors)
+
+    def reads(self, device: torch.device, dtype: torch.dtype) -> Reads:
         """What the only query reads: regions with the same keys at the same positions together."""
-        if device not in self._reads:
-            shared: dict[tuple[Any, ...], list[Region]] = {}
-            for region in self.plan.regions:
-                for call in calls(region, self.start, self.plan.length, self.first_key):
-                    same = (call.keys, call.masked, region.key_position, region.key_scale)
-                    shared.setdefault(same, []).append(region)
-            reads = self._reads[device] = []
-            for (keys, masked, *_), regions in shared.items():
-                rows = [_seen(region, (self.start, self.plan.length), keys, device) for region in regions if masked]
-                seen = torch.cat(rows) if rows else None
-                if seen is None or bool(seen.any()):
-                    reads.append(Read(tuple(regions), keys, seen))
-        return self._reads[device]
+        accurate = torch.promote_types(dtype, torch.float32)
+        if (device, accurate) not in self._reads:
+            self._reads[device, accurate] = self._all_read(device, accurate)
+        return self._reads[device, accurate]
+
+    def _all_read(self, device: torch.device, accurate: torch.dtype) -> Reads:
+        shared: dict[tuple[Any, ...], list[Region]] = {}
+        for region in self.plan.regions:
+            for call in calls(region, self.start, self.plan.length, self.first_key):
+                same = (call.keys, call.masked, region.key_position, region.key_scale)
+                shared.setdefault(same, []).append(region)
+        parts, rows, at = list[Read](), list[Region](), (self.start, self.plan.length)
+        for (keys, masked, position, scale), regions in sorted(shared.items(), key=lambda item: item[0][0]):
+            seen = unseen = None
+            if masked:
+                held = np.stack([region.contains(self.start, np.arange(*keys)) for region in regions])
+                blind = ~held.any(0)
+                if blind.all():
+                    continue
+                seen = torch.from_numpy(held).to(device)
+                unseen = torch.from_numpy(blind).to(device) if blind.any() else None
+            turns = self._turned_by((position,), *keys, device)
+            factors = self._factor(scale, *keys, accurate, device)
+            parts.append(Read(len(regions), keys, turns, factors, seen, unseen))
+            rows += regions
+        places = tuple(region.query_position for region in rows)
+        factors = [self._factor(region.query_scale, *at, accurate, device) for region in rows]
+        one = torch.ones(1, 1, dtype=accurate, device=device)
+        together = (
+            [one if factor is None else factor for factor in factors] if any(f is not None for f in factors) else []
+        )
+        return Reads(parts, self._turned_by(places, *at, device), torch.cat(together) if together else None)
 
     def scoring(self, softcap: float | None, sinks: Tensor | None, query_weight: Tensor | None = None) -> Schedule:
         """The same with a layer's own soft cap, sinks and weight, if any; it shares what was laid out."""
@@ -337,6 +383,10 @@ class Schedule:
         moved = begin - call.queries[0]
         (q0, q1), (k0, k1) = call.queries, call.keys
         return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
+
+
+def _times(states: Tensor, factors: Tensor | None) -> Tensor:
+    return states if factors is None else (states * factors).to(states.dtype)
 
 
 def _within(plan: Plan, window: int) -> tuple[Region, ...]:
