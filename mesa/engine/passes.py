@@ -313,7 +313,7 @@ class Prompt:
     """Tokens that preparing the input put before it, as prompt tuning does."""
 
     @classmethod
-    def of(cls, inputs: Any, kwargs: Mapping[str, Any]) -> Prompt:
+    def of(cls, inputs: Any, kwargs: dict[str, Any]) -> Prompt:
         """From `generate`'s arguments; where only what follows a cache is given, the mask tells the length."""
         prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         given = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
@@ -385,7 +385,7 @@ class Generating(local):
             self.prompt, self.expected = before
             self.prepared = self.claimed = None
 
-    def note(self, text: Tensor, inputs: Mapping[str, Any]) -> None:
+    def note(self, text: Tensor, inputs: dict[str, Any]) -> None:
         """Of inputs made from a text: that they are generate's own, where the text is its prompt or goes on from it."""
         self.prepared = None
         tokens, cache = inputs.get("inputs_embeds"), cache_in(inputs)

@@ -311,18 +311,20 @@ class Schedule:
                 shared.setdefault(same, []).append(region)
         parts, rows, at = list[Read](), list[Region](), (self.start, self.plan.length)
         for (keys, masked, position, scale), regions in sorted(shared.items(), key=lambda item: item[0][0]):
-            seen = unseen = None
+            (begin, end), seen, unseen = keys, None, None
             if masked:
-                held = np.stack([region.contains(self.start, np.arange(*keys)) for region in regions])
+                held = np.stack([region.contains(self.start, np.arange(begin, end)) for region in regions])
                 blind = ~held.any(0)
                 if blind.all():
                     continue
                 seen = torch.from_numpy(held).to(device)
                 unseen = torch.from_numpy(blind).to(device) if blind.any() else None
-            turns = self._turned_by((position,), *keys, device)
-            factors = self._factor(scale, *keys, accurate, device)
+            turns = self._turned_by((position,), begin, end, device)
+            factors = self._factor(scale, begin, end, accurate, device)
             parts.append(Read(len(regions), keys, turns, factors, seen, unseen))
             rows += regions
+        if not parts:
+            return Reads([], None, None)
         places = tuple(region.query_position for region in rows)
         factors = [self._factor(region.query_scale, *at, accurate, device) for region in rows]
         one = torch.ones(1, 1, dtype=accurate, device=device)

@@ -194,8 +194,8 @@ def test_distances_a_tenth_too_large_fail_by_pairs_alone(tokenizer, monkeypatch)
 def test_a_cache_that_forgets_fails_in_decoding(tokenizer, monkeypatch):
     laid_out = plug.Attachment._laid_out
 
-    def late(self, real, index, prompt_length):
-        return laid_out(self, real, index, (2 if real.shape[1] > index.shape[1] else 1) * prompt_length)
+    def late(self, real, index, prompt_length, padded):
+        return laid_out(self, real, index, (2 if real.shape[1] > index.shape[1] else 1) * prompt_length, padded)
 
     monkeypatch.setattr(plug.Attachment, "_laid_out", late)
     failed = rows(checked(tiny.model(), tokenizer, "mesa"), "failed")
