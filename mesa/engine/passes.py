@@ -448,7 +448,7 @@ def generating_noted(model: Any, generating: Generating) -> AbstractContextManag
         @wraps(prepare)
         def preparing(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
             inputs = prepare(input_ids, *args, **kwargs)
-            if kwargs.get("is_first_iteration") and generating.prompt is None and inputs.get("past_key_values") is None:
+            if kwargs.get("is_first_iteration") and generating.prompt is None and cache_in(inputs) is None:
                 raise Refused(
                     "without a cache a method needs the prompt's length, and this `generate` was taken from the model "
                     "before the block; call model.generate in the block"
