@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
@@ -253,6 +253,7 @@ def run_experiment(
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
+    from probe.store.result_file import result_text
 
     runner, until = runner_of(options, request.load), deadline(options.minutes)
     planned = plan(request)
@@ -282,7 +283,7 @@ def run_experiment(
         over = f"{options.minutes:g} minutes are over, " if options.minutes else ""
         print_continues(options, f"{over}{results.left} tasks are left")
     if options.json:
-        print(json_text(results.summary if isinstance(results.summary, dict) else asdict(results.summary)))
+        print(json_text(results.summary) if isinstance(results.summary, dict) else result_text(results.summary))
     elif results.text:
         print(results.text)
     return 1 if results.failed else 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
@@ -26,6 +24,7 @@ def run(
     from probe.experiment.estimate import passes_of, work_text
     from probe.plan import estimate, plan
     from probe.run import run_probe, work
+    from probe.store.result_file import result_text
 
     runner = runner_of(workers, request.load)
     if output.estimate:
@@ -36,5 +35,5 @@ def run(
         return 0
     with resumable(output):
         summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)
-    print(json.dumps(summary, indent=1) if printing.json else table)
+    print(result_text(summary) if printing.json else table)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from mesa_lens.arguments import JsonOptions
@@ -28,14 +27,11 @@ def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     from probe.experiment.lock import owned
     from probe.report import write_report
     from probe.store.reader import open_run
+    from probe.store.result_file import result_text
     from probe.verdict.verdict import terminal_text
 
     folder = open_run(captured.store).folder
     with owned(folder, option="RUN"):
         summary = write_report(captured.store, rule.rule)
-    print(
-        json.dumps(summary, indent=1)
-        if printing.json
-        else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}"
-    )
+    print(result_text(summary) if printing.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

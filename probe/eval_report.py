@@ -34,7 +34,7 @@ def render_evaluation(summary: Mapping[str, Any]) -> str:
     cells = {is_cost: [cell for cell in summary["cells"] if (cell["task"] in _COSTS) == is_cost] for is_cost in (0, 1)}
     return template("eval_report.html").render(
         summary=summary,
-        about=about({**summary, "reference": reference}),
+        about=about(summary["model"], summary["trained_length"], reference),
         sentences=sentences(summary),
         figures=[figure for task, figure in figures.items() if task not in _COSTS],
         costs=[figure for task, figure in figures.items() if task in _COSTS],

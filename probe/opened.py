@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -42,15 +42,15 @@ from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.labelled import labelled
-from probe.store.results import run_summary
 from probe.store.select import check_labels, hook_values, one_prompt, reference_method
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.threshold_onset import best, crossing_texts
+from probe.verdict.result import Summary, Verdict, run_summary
 from probe.verdict.rows import predicted_failure
 from probe.verdict.tables import drift_table, onset_title
-from probe.verdict.verdict import Verdict, verdict
+from probe.verdict.verdict import verdict
 
 PLOTLY = "application/vnd.plotly.v1+json"
 """The MIME type of interactive figures in JupyterLab, VS Code and Colab."""
@@ -128,9 +128,9 @@ class Run(reader.Run):
     """
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """summary.json where it is of this store, else computed."""
-        return run_summary(self.folder) or whole_summary(self.analysis())
+        return run_summary(self.folder, self) or whole_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
         """`analyse` of the run, computed once a hook (default: the run's first)."""
@@ -140,7 +140,7 @@ class Run(reader.Run):
 
     def verdict(self) -> Verdict:
         """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
-        return Verdict(verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder)))
+        return verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder))
 
     def drift(
         self,
@@ -161,7 +161,7 @@ class Run(reader.Run):
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
             raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
-        onsets = [asdict(onset) | {"text": str(onset)} for onset in drift_onsets(drifts[name])]
+        onsets = drift_onsets(drifts[name])
         return Result(
             drifts[name], plain_table(drift_table(onsets, name)), drift_export(drifts[name], name, layers, methods)
         )
@@ -253,11 +253,14 @@ class Run(reader.Run):
         if methods is not None:
             check_labels(scores, "method", methods)
             scores = scores.sel({"method": list(methods)})
-        run = {"reference": reference, "model": attrs.get("model"), "trained_length": self.trained_length}
-        run["method_configs"] = json.loads(attrs.get("method_configs", "{}"))
-        prediction = PREDICTION.find(self.folder)
-        predicted = {row.method: predicted_failure(run, row.method, prediction) for row in measured.failures}
-        predicted = {name: row for name, row in predicted.items() if row}
+        prediction, configs = PREDICTION.find(self.folder), json.loads(attrs.get("method_configs", "{}"))
+        of_run = (attrs.get("model"), self.trained_length)
+        predicted = {
+            failure.method: found
+            for failure in measured.failures
+            if failure.method != reference
+            and (found := predicted_failure(of_run, configs.get(failure.method), failure.method, prediction))
+        }
         export = curves_export(scores, measured, self.trained_length, onsets, predicted)
         table = Table("", ("method", "measured failure", onset_title(rule)), rows)
         return Result(self.evaluation, plain_table(table), export)

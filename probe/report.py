@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +25,18 @@ from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.figures.token_views import token_views
-from probe.files import check_ours, is_ours, write, write_result
+from probe.files import check_ours, is_ours, write
 from probe.interventions.result import LOCATED
 from probe.law.result import PREDICTION
 from probe.mechanism_report import anatomy_section, located_section
 from probe.store.cache import DERIVED, save
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.results import MARK, REPORTED, VERDICT
+from probe.store.results import REPORTED
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.threshold_onset import LEAST, TOP
-from probe.verdict.rows import onset_of, predicted_failures
+from probe.verdict.result import SUMMARY, Summary
 from probe.verdict.tables import difference_table, drift_table, onset_title, score_text, threshold_doubt
-from probe.verdict.verdict import html, verdict
+from probe.verdict.verdict import verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
 _PROVENANCE = (
@@ -76,7 +75,7 @@ class Maps:
         return cls(panel, limits, dict(zip(wanted, pooled, strict=True)), groups)
 
 
-def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str, Any]:
+def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
     """Analyses the run in the folder `run_dir` and writes report.html, summary.json, figures/ and derived/ there.
 
     by: the rule that onsets are read by, as for `analyse`. Returns the summary. Raises what `open_run` and
@@ -94,18 +93,15 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     maps = Maps.of(analysis)
     write_figures(analysis, summary, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
-    write_result(folder / "summary.json", summary, 2)
+    SUMMARY.write(folder, summary)
     return summary
 
 
-def whole_summary(analysis: Analysis) -> dict[str, Any]:
+def whole_summary(analysis: Analysis) -> Summary:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
-    summary, run = summarize(analysis), analysis.run
-    return {
-        VERDICT: verdict(summary, LOCATED.find(run.folder), PREDICTION.find(run.folder)),
-        **summary,
-        MARK: store_mark(run.hidden.attrs),
-    }
+    findings, run = summarize(analysis), analysis.run
+    answer = verdict(findings, LOCATED.find(run.folder), PREDICTION.find(run.folder))
+    return Summary(**vars(findings), verdict=answer, store=store_mark(run.hidden.attrs))
 
 
 def provenance(run: Run) -> dict[str, Any]:
@@ -136,22 +132,21 @@ def remove_report(folder: Path) -> None:
             path.unlink()
 
 
-def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None) -> str:
+def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. maps: default those of the run."""
     maps, charts = maps or Maps.of(analysis), _charts(analysis, summary)
     curves = parted(cast(Chart, charts["curves"])) if "curves" in charts else []
     beside = "".join(html_embed(part) for part in curves)
-    opening = f"<p>{glossary.explained(summary[VERDICT]['about'])}</p><div class='beside'>{beside}</div>"
+    opening = f"<p>{glossary.explained(summary.verdict.about)}</p><div class='beside'>{beside}</div>"
     raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
     folder, drifts = analysis.run.folder, {} if isinstance(analysis.drifts, str) else analysis.drifts
     return glossary.template("report.html").render(
         summary=summary,
-        verdict=html(summary[VERDICT], opening),
+        verdict=summary.verdict.html(opening),
         terms=glossary.TERMS,
         drift_table=drift_table,
         threshold_doubt=threshold_doubt(summary),
-        onset_of=onset_of,
-        onset_title=onset_title(summary["onset_by"]),
+        onset_title=onset_title(summary.onset_by),
         differences=difference_table(summary),
         score_text=score_text,
         median=median,
@@ -170,7 +165,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     )
 
 
-def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, maps: Maps) -> None:
+def write_figures(analysis: Analysis, summary: Summary, folder: Path, maps: Maps) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
@@ -203,7 +198,7 @@ def write_figures(analysis: Analysis, summary: Mapping[str, Any], folder: Path, 
             write(folder / f"{name}.{form}", rendered(chart, form))
 
 
-def _charts(analysis: Analysis, summary: Mapping[str, Any]) -> dict[str, Drawable]:
+def _charts(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:
     """The headline prompt's figures but its heatmaps, by file name; without what was not measured or judged."""
     prompt, trained, run = analysis.prompt, analysis.trained_length, analysis.run
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
@@ -212,7 +207,7 @@ def _charts(analysis: Analysis, summary: Mapping[str, Any]) -> dict[str, Drawabl
         for layer, dim in analysis.best[:_THRESHOLDS]
     }
     if run.evaluation is not None and analysis.measured is not None:
-        predicted = predicted_failures(summary[VERDICT])
+        predicted = summary.verdict.predicted
         charts["curves"] = curves_chart(run.evaluation, analysis.measured, trained, predicted)
     if not isinstance(analysis.drifts, str):
         drift = analysis.drifts[prompt]

@@ -39,17 +39,17 @@ from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_len
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
-from probe.store.results import run_summary
 from probe.tasks import score, sources
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import first_ids, repeated_word
 from probe.tasks.retrieval_tasks import PASSKEY
+from probe.verdict.result import Summary, run_summary
 from probe.verdict.verdict import terminal_text
 
 
 def run_probe(
     request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
-) -> tuple[dict[str, Any], str]:
+) -> tuple[Summary, str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
     by: the rule that onsets are read by (of `probe.thresholds.analysis.RULES`).
@@ -96,10 +96,10 @@ def remove_run(out: Path) -> None:
     store.remove(store_of(out))
 
 
-def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
+def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> Summary:
     whole = not overwrite and _store_of_run(plan, out) == store_of(out)
     summary = run_summary(out) if whole else None
-    if summary and (summary["onset_by"] == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
+    if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
         tell_finished(out)
         return summary
     if not overwrite:

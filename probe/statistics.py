@@ -105,4 +105,4 @@ def combined(parts: Sequence[Estimate], weights: Sequence[float], correlation: f
 def shown(value: float, low: float | None, high: float | None, form: str = "z.3g") -> str:
     """A number with its interval, such as '2.52 [2.31, 2.73]', or alone where it has none."""
     alone = f"{value:{form}}"
-    return alone if low is None or high is None else f"{alone} [{low:{form}}, {high:{form}}]"
+    return alone if low is None or high is None or math.isnan(low + high) else f"{alone} [{low:{form}}, {high:{form}}]"

@@ -14,10 +14,10 @@ from probe.report import whole_summary
 from probe.store.cache import cached, load
 from probe.store.reader import Run, open_run, partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
-from probe.store.results import run_summary
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, analyse, judged_drifts
 from probe.thresholds.search import CrossingRule, search
+from probe.verdict.result import Summary, run_summary
 
 BY_STORE: dict[Any, Any] = {Entry: lambda entry: (str(entry.path), entry.stamp)}
 """Streamlit's `hash_funcs`: a run is another one as soon as its store is written anew."""
@@ -49,7 +49,7 @@ def can_open(entry: Entry) -> bool:
     return True
 
 
-def summary_of(entry: Entry) -> dict[str, Any]:
+def summary_of(entry: Entry) -> Summary:
     """The run's summary, of its report; where there is none, computed."""
     return run_summary(entry.path, opened(entry)) or _computed_summary(entry)
 
@@ -98,7 +98,7 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
 
 
 @_cache(max_entries=8, show_spinner=_ANALYSING)
-def _computed_summary(entry: Entry) -> dict[str, Any]:
+def _computed_summary(entry: Entry) -> Summary:
     run = opened(entry)
     return whole_summary(analyse(run, work=partial(cached, run)))
 

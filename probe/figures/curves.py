@@ -16,7 +16,7 @@ from probe.figures.render import rendered
 from probe.figures.styles import DASHES, RED, nth, style
 from probe.files import write
 from probe.statistics import Ends, student, wilson
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured, PredictedFailure
 
 Rows = Sequence[Mapping[str, Any]]
 _MEAN = "mean, 95% interval"
@@ -28,7 +28,7 @@ def curves_chart(
     evaluation: xr.Dataset,
     measured: Measured,
     trained: int,
-    predicted: Mapping[str, Mapping[str, Any]] | None = None,
+    predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Chart:
     """Loss, and passkeys found, by prompt length with 95% intervals; measured failures marked on the lines.
 
@@ -116,7 +116,7 @@ def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _score_panel(
-    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[Measured, int, Mapping[str, Mapping[str, Any]]]
+    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[Measured, int, Mapping[str, PredictedFailure]]
 ) -> Panel:
     """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
     measured, trained, predicted = failures
@@ -126,7 +126,7 @@ def _score_panel(
     for method in scores["method"].values.tolist():
         row = scores.sel({"method": method}).dropna("length")  # refined lengths are one method's
         ends = [wilson(sum(one), len(one)) if shares else _student(one) for one in row.values.tolist()]
-        x, interval = row["length"].values.astype(float), np.array(ends, float).reshape(-1, 2).T
+        x, interval = row.length.values.astype(float), np.array(ends, float).reshape(-1, 2).T
         lines.append(Line(method, x, row.values.mean(-1), *style(method), interval=(interval[0], interval[1])))
     by_method = {line.label: line for line in lines if len(line.x)}
     points = []
@@ -136,10 +136,10 @@ def _score_panel(
             hover = f"{failure.method}: measured failure {failure}"
             points.append(_mark(by_method[failure.method], "measured failure", failure.length, ends, hover))
     for method, row in predicted.items():
-        if row["length"] is not None and method in by_method:
-            low, high = (row["longest"] if end is None else end for end in row["ends"])
-            hover = f"{method}: failure predicted at {row['length']} [{low}, {high}]"
-            points.append(_mark(by_method[method], "predicted failure", row["length"], (low, high), hover, "tick"))
+        if row.length is not None and method in by_method:
+            low, high = (row.longest if end is None else end for end in row.ends)
+            hover = f"{method}: failure predicted at {row.length} [{low}, {high}]"
+            points.append(_mark(by_method[method], "predicted failure", row.length, (low, high), hover, "tick"))
     lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
     return Panel(
         title=title,

@@ -24,10 +24,10 @@ from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import write
-from probe.store.results import predicted_text
 from probe.store.select import check_labels, check_pairs
 from probe.thresholds.drift_onset import DriftOnset
-from probe.thresholds.failure import Measured
+from probe.thresholds.failure import Measured, PredictedFailure
+from probe.thresholds.result import NotJudged
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import ThresholdOnset
 
@@ -162,8 +162,8 @@ def curves_export(
     evaluation: xr.Dataset,
     measured: Measured,
     trained_length: int,
-    onsets: Sequence[DriftOnset | ThresholdOnset] = (),
-    predicted: Mapping[str, Mapping[str, Any]] | None = None,
+    onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged] = (),
+    predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Export:
     """The chart of scores by length, a table of every sample of each score, and `failures` with onsets.
 
@@ -190,8 +190,8 @@ def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> li
 def _failures(
     methods: list[str],
     measured: Measured,
-    onsets: Sequence[DriftOnset | ThresholdOnset],
-    predicted: Mapping[str, Mapping[str, Any]],
+    onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged],
+    predicted: Mapping[str, PredictedFailure],
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     rows = {failure.method: failure for failure in measured.failures}
@@ -200,13 +200,13 @@ def _failures(
     fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
     columns = {
         kind: [getattr(by_method.get(method), "length", None) for method in methods],
-        "predicted_failure": [predicted.get(method, {}).get("length") for method in methods],
+        "predicted_failure": [of_method.length if (of_method := predicted.get(method)) else None for method in methods],
     }
     columns |= {f"measured{name}": [getattr(rows[method], at) for method in methods] for name, at in fields.items()}
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
     texts = {
         f"{kind}_text": ("method", [str(by_method.get(method, "not judged")) for method in methods]),
-        "predicted_failure_text": ("method", [predicted_text(predicted.get(method)) for method in methods]),
+        "predicted_failure_text": ("method", [str(predicted.get(method, "–")) for method in methods]),
         "measured_text": ("method", [str(rows[method]) for method in methods]),
     }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -78,8 +78,13 @@ class ResultFile(Generic[T]):
 
 
 def as_json(result: Any) -> dict[str, Any]:
-    """A typed result as plain values, null for NaN: what its file holds and `--json` prints."""
-    return json.loads(json_text(asdict(result)))
+    """A typed result as plain values, null for NaN: what its file holds."""
+    return json.loads(json_text(TypeAdapter(type(result)).dump_python(result)))
+
+
+def result_text(result: Any) -> str:
+    """A typed result as JSON, as `--json` prints it."""
+    return json_text(as_json(result))
 
 
 def having(rows: Iterable[T], **labels: Any) -> list[T]:

@@ -10,31 +10,11 @@ from typing import Any
 from mesa.errors import Refused
 from probe.files import read_result
 from probe.identity import tell_left_out
-from probe.store.reader import Run, open_run, store_mark
 
 REPORTED = ("report.html", "summary.json")
 """The files of a finished report, beside its figures."""
-MARK = "store"
-"""The key of a summary that names its store, by `store_mark`."""
-VERDICT = "verdict"
-"""The key of a summary that holds its verdict."""
 
 Row = Mapping[str, Any]
-
-
-def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
-    """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
-
-    One without a verdict, or of an earlier version, counts as none. run: that store, where it is open already.
-    """
-    if not all((folder / name).exists() for name in REPORTED):
-        return None
-    try:
-        summary = read_result(folder / REPORTED[-1])
-        matches = summary.get(MARK) == store_mark((run or open_run(folder)).hidden.attrs)
-    except (OSError, ValueError, AttributeError):  # not whole, or there is no store
-        return None
-    return summary if matches and {VERDICT, "onset_by"} <= summary.keys() else None
 
 
 def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) -> Mapping[str, Any] | None:
@@ -55,15 +35,6 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
 def number(value: float | None) -> float:
     """The value, NaN for None."""
     return math.nan if value is None else float(value)
-
-
-def predicted_text(predicted: Mapping[str, Any] | None) -> str:
-    """A failure length that `mesa-lens predict` computed, with its interval; a dash where there is none."""
-    if predicted is None:
-        return "–"
-    none = f"none up to {predicted['longest']}"
-    low, high = (end or none for end in predicted["ends"])
-    return f"{predicted['length']} [{low}, {high}]" if predicted["length"] else none
 
 
 def percent(value: float | None, low: float | None, high: float | None) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,24 @@ from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
-from probe.thresholds.failure import Failure, Measured, measured_failure
+from probe.thresholds.failure import Measured, measured_failure
+from probe.thresholds.result import (
+    Control,
+    Difference,
+    DriftDim,
+    DriftResult,
+    Findings,
+    Level,
+    LongestScores,
+    MethodResult,
+    NotJudged,
+    PromptControl,
+    PromptDrift,
+    Scores,
+    ThresholdDim,
+)
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.stated_window import NOT_JUDGED, record
+from probe.thresholds.stated_window import NOT_JUDGED
 from probe.thresholds.threshold_onset import (
     TOP,
     ThresholdOnset,
@@ -178,139 +193,118 @@ def _following(analysis: Analysis) -> list[str]:
     return [name for name, method in methods if follows_length(method.plan(length), method.plan(method.trained_length))]
 
 
-def summarize(analysis: Analysis) -> dict[str, Any]:
-    """The analysis as plain numbers and texts, for summary.json."""
-    crossings, attrs = analysis.crossings, analysis.run.hidden.attrs
+def summarize(analysis: Analysis) -> Findings:
+    """The analysis as what summary.json holds of it."""
+    crossings, attrs, measured = analysis.crossings, analysis.run.hidden.attrs, analysis.measured
     at_best = crossings.sel(prompt=analysis.prompt)
-    return {
-        "model": attrs.get("model"),
-        "model_revision": attrs.get("model_revision"),
-        "trained_length": analysis.trained_length,
-        "captured_length": crossings.attrs["length"],
-        "hook": crossings.attrs["hook"],
-        "prompt": analysis.prompt,
-        "word": attrs.get("word"),
-        "reference": analysis.reference,
-        "rule": {name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__},
-        "onset_by": analysis.rule,
-        "pass_length": _length(analysis.run, analysis.hidden),
-        "follows_length": _following(analysis),
-        "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
-        "searched": crossings.attrs["searched"],
-        "qualified": {prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.threshold_onsets},
-        "best": [
-            {
-                "layer": layer,
-                "dim": dim,
-                **{name: float(at_best[name].sel(layer=layer, dim=dim)) for name in ("score", "threshold", "limit")},
-            }
-            for layer, dim in analysis.best
+    names = ("score", "threshold", "limit")
+    return Findings(
+        model=attrs.get("model"),
+        model_revision=attrs.get("model_revision"),
+        trained_length=analysis.trained_length,
+        captured_length=crossings.attrs["length"],
+        hook=crossings.attrs["hook"],
+        prompt=analysis.prompt,
+        word=attrs.get("word"),
+        reference=analysis.reference,
+        rule={name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__},
+        onset_by=analysis.rule,
+        pass_length=_length(analysis.run, analysis.hidden),
+        follows_length=_following(analysis),
+        drift=analysis.drifts if isinstance(analysis.drifts, str) else _drift_result(analysis, analysis.drifts),
+        searched=crossings.attrs["searched"],
+        qualified={prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.threshold_onsets},
+        best=[
+            ThresholdDim(*pair, *(float(at_best[name].sel(layer=pair[0], dim=pair[1])) for name in names))
+            for pair in analysis.best
         ],
-        "methods": [_method_row(analysis, name) for name in analysis.hidden["method"].values.tolist()],
-        "control": _control_rows(analysis.control),
-        **_measured_rows(analysis.run, analysis.measured),
-        "method_configs": json.loads(attrs.get("method_configs", "{}")),
-        "versions": json.loads(attrs.get("versions", "{}")),
-        "created": attrs.get("created"),
-    }
+        methods=[_method_result(analysis, name) for name in analysis.hidden["method"].values.tolist()],
+        control=_control(analysis.control),
+        failure_rule=None if measured is None else measured.rule,
+        judged_by=[] if measured is None else list(measured.judged_by),
+        at_chance=[] if measured is None else list(measured.chance),
+        level=None if measured is None else level_of(analysis.run.evaluation, measured),
+        stated_window=None if measured is None else measured.stated,
+        measured_lengths=[] if measured is None else list(measured.lengths),
+        method_configs=json.loads(attrs.get("method_configs", "{}")),
+        versions=json.loads(attrs.get("versions", "{}")),
+        created=attrs.get("created"),
+    )
 
 
-def _measured_rows(run: Run, measured: Measured | None) -> dict[str, Any]:
-    """What was measured by length, and against what failures are."""
-    if measured is None:
-        lists: dict[str, Any] = {name: [] for name in ("judged_by", "at_chance", "measured_lengths")}
-        return lists | dict.fromkeys(("failure_rule", "level", "stated_window"))
-    return {
-        "failure_rule": measured.rule,
-        "judged_by": list(measured.judged_by),
-        "at_chance": list(measured.chance),
-        "level": _level(run, measured),
-        "stated_window": record(measured.stated),
-        "measured_lengths": list(measured.lengths),
-    }
-
-
-def _level(run: Run, measured: Measured) -> dict[str, Any]:
-    """What failures are measured against, nats/token at so many tokens, and what a guess scores (None: unknown).
-
-    passkeys: how many the reference finds there; None: not asked for.
-    """
-    assert run.evaluation is not None
-    vocabulary, passkeys = run.evaluation.attrs.get("vocabulary"), run.evaluation.get("passkey")
+def level_of(evaluation: xr.Dataset | None, measured: Measured) -> Level:
+    """What failures are measured against."""
+    assert evaluation is not None
+    vocabulary, passkeys = evaluation.attrs.get("vocabulary"), evaluation.get("passkey")
     at = {"method": measured.reference, "length": measured.level_length}
-    return {
-        "tail_nll": measured.level,
-        "length": measured.level_length,
-        "guess": None if vocabulary is None else math.log(vocabulary),
-        "passkeys": None if passkeys is None else int(passkeys.sel(at).sum()),
-        "prompts": {str(name): size for name, size in run.evaluation.sizes.items() if name in ("window", "sample")},
-    }
+    return Level(
+        tail_nll=measured.level,
+        length=measured.level_length,
+        guess=None if vocabulary is None else math.log(vocabulary),
+        passkeys=None if passkeys is None else int(passkeys.sel(at).sum()),
+        prompts={str(name): size for name, size in evaluation.sizes.items() if name in ("window", "sample")},
+    )
 
 
-def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
-    """The rule, and by prompt each method's call and the dims that carry the reference's drift."""
+def _drift_result(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> DriftResult:
+    """The rule, and by prompt each method's onset and the dims that carry the reference's drift."""
     prompts = {}
     for prompt, drift in drifts.items():
         at, names = drift.sel({"method": drift.attrs["reference"]}), ("share", "centre", "range")
         dims = [
-            {"layer": layer, "dim": dim} | {name: float(at[name].sel(layer=layer, dim=dim)) for name in names}
+            DriftDim(layer, dim, *(float(at[name].sel(layer=layer, dim=dim)) for name in names))
             for layer, dim in top_dims(drift, TOP)
         ]
-        prompts[prompt] = {"methods": [_in_words(call) for call in drift_onsets(drift)], "dims": dims}
+        prompts[prompt] = PromptDrift(drift_onsets(drift), dims)
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
-    return {"rule": rule, "prompts": prompts}
+    return DriftResult(rule, prompts)
 
 
-def _in_words(of_method: DriftOnset | ThresholdOnset | Failure) -> dict[str, Any]:
-    """An onset or failure with its words, as JSON gives it back."""
-    return json.loads(json.dumps({**asdict(of_method), "text": str(of_method)}))
-
-
-def _onset(onset: DriftOnset | ThresholdOnset, unfit: bool) -> dict[str, Any]:
-    """An onset with its words; `unfit`: M is stated wrongly, and nothing is judged against it."""
-    return _in_words(onset) | ({"length": None, "text": NOT_JUDGED} if unfit else {})
-
-
-def _drift_onset(analysis: Analysis, method: str) -> dict[str, Any]:
-    """Of the first prompt; without more than a text where drift could not be judged."""
-    if isinstance(analysis.drifts, str):
-        unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
-        return {"length": None, "text": NOT_JUDGED if unfit else f"not judged: {analysis.drifts}"}
-    return _in_words(_of(drift_onsets(analysis.drifts[analysis.prompt]), method))
-
-
-def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
+def _method_result(analysis: Analysis, method: str) -> MethodResult:
     """A method's onsets, its measured failure, its scores at the lengths of the table and the longest."""
-    unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
-    by_prompt = {prompt: _onset(_of(rows, method), unfit) for prompt, rows in analysis.threshold_onsets.items()}
-    row: dict[str, Any] = {
-        "method": method,
-        "drift_onset": _drift_onset(analysis, method),
-        "threshold_onset": by_prompt[analysis.prompt],
-        "threshold_onset_by_prompt": {prompt: onset["text"] for prompt, onset in by_prompt.items()},
-        "measured": {"text": "not measured"},
-        "scores": {},
-        "longest": None,
+    measured, evaluation, drifts = analysis.measured, analysis.run.evaluation, analysis.drifts
+    unfit = measured is not None and measured.stated.is_wrong
+    by_prompt = {
+        prompt: NotJudged(method, NOT_JUDGED) if unfit else _of(onsets, method)
+        for prompt, onsets in analysis.threshold_onsets.items()
     }
-    evaluation, measured = analysis.run.evaluation, analysis.measured
+    if isinstance(drifts, str):
+        drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
+    else:
+        drift_onset = _of(drift_onsets(drifts[analysis.prompt]), method)
+    found = MethodResult(
+        method=method,
+        drift_onset=drift_onset,
+        threshold_onset=by_prompt[analysis.prompt],
+        threshold_onset_by_prompt={prompt: str(onset) for prompt, onset in by_prompt.items()},
+        measured=None,
+        scores={},
+        longest=None,
+    )
     if evaluation is None or measured is None:
-        return row
-    failure = _of(measured.failures, method)
-    row["measured"] = {**_in_words(failure), "holds": failure.holds}
-    for length in _table_lengths(measured):
-        at = evaluation.sel(length=length)
-        scores = _scores(at.sel({"method": method}), at, analysis.reference)
-        row["scores"][str(length)] = {"tail_nll": None, "passkey": None} | scores
+        return found
+    return replace(found, **scored(evaluation, measured, method, analysis.reference))
+
+
+def scored(evaluation: xr.Dataset, measured: Measured, method: str, reference: str) -> dict[str, Any]:
+    """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
-    row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
-    if not unfit and longest > measured.level_length and row["longest"].get("tail_nll") is not None:
+    values = _scores(at.sel({"method": method}), at, reference)
+    if not measured.stated.is_wrong and longest > measured.level_length and "tail_nll" in values:
         # crop: the reference within its window, of the same tokens
         crop = evaluation.sel({"method": measured.reference, "length": measured.level_length})
         less = differences(at[["tail_nll"]].sel({"method": method}), crop[["tail_nll"]])
-        row["longest"]["tail_nll_to_crop"] = less["tail_nll_difference"]
-    row["longest"]["less"] = _less_others(at, method)
-    return row
+        values["tail_nll_to_crop"] = _as_difference(less["tail_nll_difference"])
+    scores = {}
+    for length in _table_lengths(measured):
+        there = evaluation.sel(length=length)
+        scores[length] = Scores(**_scores(there.sel({"method": method}), there, reference))
+    return {
+        "measured": _of(measured.failures, method),
+        "scores": scores,
+        "longest": LongestScores(**values, length=longest, less=_less_others(at, method)),
+    }
 
 
 def _table_lengths(measured: Measured) -> list[int]:
@@ -323,24 +317,31 @@ def _table_lengths(measured: Measured) -> list[int]:
 
 
 def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any]:
-    """A method's means at one length, intervals and differences to the reference; empty where it was not measured."""
+    """The fields of a method's `Scores` at one length; empty where it was not measured."""
     others = at.sel({"method": reference})
     if np.isnan(scores["tail_nll"]).any():
         return {}
     means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
     compared = scores["method"].item() != reference and not np.isnan(others["tail_nll"]).any()
-    return {**means, **intervals(scores), **(differences(scores, others) if compared else {})}
+    less = differences(scores, others) if compared else {}
+    return {**means, **intervals(scores), **{name: _as_difference(values) for name, values in less.items()}}
 
 
-def _less_others(at: xr.Dataset, method: str) -> dict[str, dict[str, float | None]]:
+def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
     """The method's tail NLL less every other's, text by text at one length; without methods not measured there."""
     nll = at[["tail_nll"]].dropna("method")
     scores = {name: nll.sel({"method": name}) for name in nll["method"].values.tolist()}
     others = [name for name in scores if name != method] if method in scores else []
-    return {name: differences(scores[method], scores[name])["tail_nll_difference"] for name in others}
+    return {name: _as_difference(differences(scores[method], scores[name])["tail_nll_difference"]) for name in others}
 
 
-def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
+def _as_difference(values: Mapping[str, float | None]) -> Difference:
+    """NaN for None."""
+    mean, low, high = (math.nan if (value := values[name]) is None else value for name in ("mean", "low", "high"))
+    return Difference(mean, low, high)
+
+
+def _control(control: xr.Dataset | str) -> Control | str:
     """The settings and places, and by prompt what was found there, onsets included, which are false."""
     if isinstance(control, str):
         return control
@@ -348,17 +349,15 @@ def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
     for prompt in control["prompt"].values.tolist():
         at = control.sel(prompt=prompt)
         called = {name: at["called"].sel({"method": name}).values for name in at["method"].values.tolist()}
-        prompts[prompt] = {
-            **{name: at[name].values.tolist() for name in ("qualified", "matched")},
-            "as_many": float(as_many(at)),
-            "called": {name: [None if np.isnan(at) else int(at) for at in of] for name, of in called.items()},
-            "false_onsets": dict(zip(called, false_onsets(at).values.tolist(), strict=True)),
-        }
-    return {
-        **{name: control.attrs[name] for name in ("searched", "top", "least")},
-        "place": control["place"].values.tolist(),
-        "prompts": prompts,
-    }
+        prompts[prompt] = PromptControl(
+            qualified=at["qualified"].values.tolist(),
+            matched=at["matched"].values.tolist(),
+            as_many=float(as_many(at)),
+            called={name: [None if np.isnan(at) else int(at) for at in of] for name, of in called.items()},
+            false_onsets=dict(zip(called, false_onsets(at).values.tolist(), strict=True)),
+        )
+    settings = (control.attrs[name] for name in ("searched", "top", "least"))
+    return Control(*settings, place=control["place"].values.tolist(), prompts=prompts)
 
 
 def _of(of_methods: Any, method: str) -> Any:

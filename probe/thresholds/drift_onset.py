@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import xarray as xr
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class DriftOnset:
     reason: str
     descriptive: bool = False
     chance: float | None = None
+
+    @computed_field
+    @property
+    def text(self) -> str:
+        """As `str`."""
+        return str(self)
 
     def __str__(self) -> str:
         """The onset in words."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.statistics import half_width, wilson
@@ -52,6 +53,12 @@ class Failure:
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
         return self.length is None and bool(self.judged_by) and not self.chance
 
+    @computed_field
+    @property
+    def text(self) -> str:
+        """As `str`."""
+        return str(self)
+
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
         none = f"none up to {self.longest}"
@@ -69,6 +76,21 @@ class Failure:
         if self.judged_by:
             return f"not judged by {' and '.join(self.chance)}; {text} by {self.judged_by[0]}"
         return "not judged: at chance inside M"
+
+
+@dataclass(frozen=True)
+class PredictedFailure:
+    """What `mesa-lens predict` computed: the failure length in tokens and its 95% ends; None: none up to `longest`."""
+
+    length: int | None
+    ends: tuple[int | None, int | None]
+    longest: int
+
+    def __str__(self) -> str:
+        """The length with its interval."""
+        none = f"none up to {self.longest}"
+        low, high = (end or none for end in self.ends)
+        return f"{self.length} [{low}, {high}]" if self.length else none
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ multiple of M means anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 from probe.statistics import shown, student, wilson
 
@@ -60,11 +60,13 @@ class StatedWindow:
     fails: int | None
     reason: str = ""
 
+    @computed_field
     @property
     def is_wrong(self) -> bool:
         """Whether the model is broken inside the stated window, so that nothing can be judged against it."""
         return self.outcome == TOO_LARGE
 
+    @computed_field
     @property
     def is_doubtful(self) -> bool:
         """Whether a multiple of M would say more than is known."""
@@ -75,6 +77,12 @@ class StatedWindow:
         """Why nothing that rests on M can be judged; empty where it can."""
         broken = f"{self.reference} is already broken inside the stated window, M = {self.stated}"
         return broken if self.is_wrong else ""
+
+    @computed_field
+    @property
+    def text(self) -> str:
+        """As `str`."""
+        return str(self)
 
     def __str__(self) -> str:
         """One or two sentences; empty where M fits."""
@@ -205,17 +213,9 @@ def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign
         yield Sign(length, text, sure)
 
 
-def record(window: StatedWindow) -> dict[str, Any]:
-    """The decision as plain numbers and a text, for summary.json."""
-    names = ("stated", "outcome", "works", "fails", "is_wrong", "is_doubtful")
-    signs = [asdict(sign) for sign in window.signs]
-    return {name: getattr(window, name) for name in names} | {"signs": signs, "text": str(window)}
-
-
-def times_of_m(summary: Mapping[str, Any], after: int, high: int) -> str:
+def times_of_m(stated: StatedWindow | None, after: int, high: int) -> str:
     """Lengths as multiples of M, such as ', 2 to 3 times M'; empty where M is in doubt."""
-    stated = summary.get("stated_window")
-    if stated is None or stated["is_doubtful"]:
+    if stated is None or stated.is_doubtful:
         return ""
-    ends = dict.fromkeys(f"{length / stated['stated']:.2g}" for length in (after, high))
+    ends = dict.fromkeys(f"{length / stated.stated:.2g}" for length in (after, high))
     return f", {' to '.join(ends)} times M"

@@ -5,11 +5,12 @@ The negative control of the rule `paper` is the same search and onset at places 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searches
@@ -49,6 +50,12 @@ class ThresholdOnset:
     def known(self) -> bool:
         """Whether `least` dims are judged, so that no length means none."""
         return self.judged >= self.least
+
+    @computed_field
+    @property
+    def text(self) -> str:
+        """As `str`."""
+        return str(self)
 
     def __str__(self) -> str:
         """The onset in words."""

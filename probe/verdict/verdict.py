@@ -2,102 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from probe.evaluation.summary import Table, filled, plain_table
-from probe.glossary import explained, template
 from probe.interventions.result import Located
 from probe.law.result import Prediction
-from probe.store.results import VERDICT
-from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
-from probe.verdict.rows import RANKED, predicts, ranked, same_model
+from probe.thresholds.result import Findings
+from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL, StatedWindow
+from probe.verdict.result import Row, Sentence, Summary, Verdict
+from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
 from probe.verdict.tables import difference_table, method_table, score_table
 
 
-def verdict(
-    summary: Mapping[str, Any], located: Located | None, prediction: Prediction | None = None
-) -> dict[str, Any]:
-    """Of a run's summary, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing):
-
-    about: what M and the reference are. sentences: heading and text of what broke, where, what mended it, how sure
-    that is. rows: the methods, ranked, in numbers. head, cells: the same as a table of texts. notes: how they came
-    about, what is missing and how to get it.
-    """
-    heads = same_model(summary, located)
-    rows = ranked(summary, heads, prediction)
+def verdict(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> Verdict:
+    """Of a run's findings, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing)."""
+    heads = same_model(findings, located)
+    rows = ranked(findings, heads, prediction)
     sentences = {
-        "What broke": broke(summary, rows),
-        "Where": where(summary, rows),
-        "What mended it": mended(summary, rows),
-        "How sure": sure(summary, rows),
+        "What broke": broke(findings, rows),
+        "Where": where(findings, rows),
+        "What mended it": mended(findings, rows),
+        "How sure": sure(findings, rows),
     }
-    sentences = checked(sentences, summary.get("stated_window"), measured_on(summary))
-    table = method_table(summary, rows)
-    return {
-        "about": about(summary),
-        "sentences": [{"heading": heading, "text": text} for heading, text in sentences.items()],
-        "head": list(table.head),
-        "cells": list(map(list, table.rows)),
-        "rows": rows,
-        "notes": [
+    sentences = checked(sentences, findings.stated_window, measured_on(findings))
+    table = method_table(findings, rows)
+    return Verdict(
+        about=about(findings.model, findings.trained_length, findings.reference),
+        sentences=[Sentence(heading, text) for heading, text in sentences.items()],
+        head=list(table.head),
+        cells=list(map(list, table.rows)),
+        rows=rows,
+        notes=[
             RANKED,
-            *predicted_by(summary, rows, prediction),
+            *predicted_by(findings, rows, prediction),
             _heads(located, heads),
-            *about_crop(summary, rows),
-            *_following(summary),
+            *about_crop(findings, rows),
+            *_following(findings),
         ],
-    }
+    )
 
 
-def about(summary: Mapping[str, Any]) -> str:
+def about(model: str | None, trained_length: int, reference: str) -> str:
     """What M and origin are."""
-    model = f"Model {summary['model']} was trained on windows of M = {summary['trained_length']} tokens."
-    if summary["reference"] != "origin":
+    model = f"Model {model} was trained on windows of M = {trained_length} tokens."
+    if reference != "origin":
         return model
     return (
         f"{model} origin is the unmodified model; every other method changes what its attention sees, not its weights."
     )
 
 
-def checked(sentences: dict[str, str], stated: Mapping[str, Any] | None, prompts: str) -> dict[str, str]:
+def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str) -> dict[str, str]:
     """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said.
 
     prompts: how many each length was measured with, such as '20 texts and 20 passkeys'.
     """
-    if stated is None or stated["outcome"] == FITS:
+    if stated is None or stated.outcome == FITS:
         return sentences
-    if stated["is_wrong"]:
+    if stated.is_wrong:
         return {
-            "What broke": stated["text"],
+            "What broke": stated.text,
             "Where": "Not judged: the range that states keep to is read inside M.",
             "What mended it": "Not judged: failure is measured against the level at M.",
             "How sure": f"Measured on {prompts}; differences are paired, text by text, with 95% intervals in brackets.",
         }
-    place = "What broke" if stated["outcome"] == TOO_SMALL or stated["signs"] else "How sure"
-    return sentences | {place: f"{sentences[place]} {stated['text']}"}
+    place = "What broke" if stated.outcome == TOO_SMALL or stated.signs else "How sure"
+    return sentences | {place: f"{sentences[place]} {stated.text}"}
 
 
-def _following(summary: Mapping[str, Any]) -> list[str]:
+def _following(findings: Findings) -> list[str]:
     """Where positions or frequencies follow the prompt's length, that states and onsets are of one length alone."""
-    names = summary["follows_length"]
+    names = findings.follows_length
     if not names:
         return []
     return [
         f"The positions or frequencies of {listed(names)} follow the prompt's length: states and drift "
-        f"onsets here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
+        f"onsets here are of prompts of {findings.pass_length} tokens, not of shorter ones; what is measured by "
         f"length has those of each length, and docs/findings.md reads onsets by prompt length."
     ]
 
 
-def predicted_by(
-    summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prediction: Prediction | None
-) -> list[str]:
+def predicted_by(findings: Findings, rows: Sequence[Row], prediction: Prediction | None) -> list[str]:
     """What predicted failures rest on, or why nothing is predicted; nothing where no method has one."""
-    if prediction is not None and prediction.refusal and predicts(prediction, summary):
+    of_model = (findings.model, findings.trained_length)
+    if prediction and prediction.refusal and (prediction.model, prediction.trained_length) == of_model:
         return [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."]
-    if prediction is None or not any(row["predicted"] for row in rows):
+    if prediction is None or not any(row.predicted for row in rows):
         return []
     return [
         f"Predicted failure: the length from which on a method loses {NATS_ABOVE} nats/token more than lm-infinite, "
@@ -118,34 +109,15 @@ def _heads(located: Located | None, heads: Located | None) -> str:
     return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
 
 
-class Verdict(dict[str, Any]):
-    """A verdict that shows itself: a table in a notebook, a text in a terminal."""
-
-    def __repr__(self) -> str:
-        """Sentences, table and notes."""
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        return html(self, f"<p>{explained(self['about'])}</p>")
-
-
-def terminal_text(summary: Mapping[str, Any]) -> str:
+def terminal_text(findings: Summary) -> str:
     """The verdict, then the scores it rests on, for a terminal."""
-    tables = [score_table(summary), difference_table(summary)]
-    return "\n\n".join([text(summary[VERDICT]), *(plain_table(table) for table in tables if table)])
+    tables = [score_table(findings), difference_table(findings)]
+    return "\n\n".join([text(findings.verdict), *(plain_table(table) for table in tables if table)])
 
 
-def text(verdict: Mapping[str, Any]) -> str:
+def text(verdict: Verdict) -> str:
     """Sentences, table and notes, for a terminal."""
-    sentences = [filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"]]
-    table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
-    notes = map(filled, verdict["notes"])
-    return "\n\n".join([filled(verdict.get("about", "")), "\n".join(sentences), table, "\n".join(notes)])
-
-
-def html(verdict: Mapping[str, Any], opening: str = "") -> str:
-    """Sentences, table and notes as a part of a page; every text escaped. On narrow screens rows stand in lines.
-
-    opening: HTML that goes before.
-    """
-    return template("verdict.html").render(verdict=verdict, opening=opening)
+    sentences = [filled(f"{sentence.heading}: {sentence.text}") for sentence in verdict.sentences]
+    table = plain_table(Table("", tuple(verdict.head), tuple(map(tuple, verdict.cells))))
+    notes = map(filled, verdict.notes)
+    return "\n\n".join([filled(verdict.about), "\n".join(sentences), table, "\n".join(notes)])

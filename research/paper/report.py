@@ -20,8 +20,8 @@ from probe.figures.render import html_embed
 from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.store.reader import open_run
-from probe.store.results import VERDICT
 from probe.thresholds.analysis import analyse
+from probe.verdict.result import Summary
 from research.paper.config import PaperConfig
 from research.paper.sections import SECTIONS
 
@@ -69,7 +69,7 @@ def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, An
     }
 
 
-def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _probe(summary: Summary, folder: Path) -> dict[str, Any]:
     run = open_run(folder)
     analysis = analyse(run)
     hidden, crossings = analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
@@ -81,9 +81,9 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     bounds = default_regions(hidden["position"].values, run.trained_length)
     panel = regions(hidden.isel({"method": slice(_HEATMAP_METHODS)}), bounds)
     figures.append(heatmap_grid(pool(panel.load()), run.trained_length, layer_limits(panel)))
-    verdict = summary[VERDICT]
-    table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
-    text = [f"{sentence['heading']}: {sentence['text']}" for sentence in verdict["sentences"]] + verdict["notes"]
+    verdict = summary.verdict
+    table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict.head, "rows": verdict.cells}
+    text = [f"{sentence.heading}: {sentence.text}" for sentence in verdict.sentences] + verdict.notes
     if omitted := hidden["method"].values.tolist()[_HEATMAP_METHODS:]:
         text.append(f"The heatmap shows the first {_HEATMAP_METHODS} methods, without {', '.join(omitted)}.")
     return {"figures": [Markup(html_embed(figure)) for figure in figures], "tables": [table], "words": text}

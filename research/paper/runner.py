@@ -17,7 +17,7 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
 from probe.plan import ProbePlan
 from probe.run import check_fits, is_whole, remove_run, run_probe
-from probe.store.results import run_summary
+from probe.verdict.result import run_summary
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED
 from research.paper.sections import SECTIONS

@@ -11,8 +11,10 @@ from mesa_lens.cli import main
 from probe.law.result import PREDICTION, Failure, MethodPrediction, Prediction
 from probe.opened import PLOTLY
 from probe.report import write_report
+from probe.store.result_file import as_json
 from probe.thresholds.drift_onset import drift_onsets
-from probe.verdict.verdict import html, text
+from probe.verdict.result import SUMMARY
+from probe.verdict.verdict import text
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,9 @@ def still(tmp_path_factory):
 
 def test_the_verdict_is_that_of_the_summary(run, folder):
     written = json.loads((folder / "summary.json").read_text())["verdict"]
-    assert run.verdict() == written
-    assert json.loads(json.dumps(run.verdict())) == written
-    assert repr(run.verdict()) == text(written)
+    assert as_json(run.verdict()) == written
+    assert repr(run.verdict()) == text(SUMMARY.parse(json.loads((folder / "summary.json").read_text()), folder).verdict)
     shown = run.verdict()._repr_html_()
-    assert html(written).partition("<dl>")[2] == shown.partition("<dl>")[2]
     assert "origin</abbr> is the unmodified model" in shown
 
 

@@ -11,6 +11,7 @@ from synthetic import evaluation, hidden_states, write_run
 from probe.files import read_result
 from probe.report import remove_report, render, whole_summary, write_report
 from probe.store.reader import open_run
+from probe.store.result_file import as_json, result_text
 from probe.thresholds.analysis import analyse
 from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
 
@@ -34,7 +35,7 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     attrs = {"method_configs": json.dumps(configs), "length": 5 * M}
     run = write_run(tmp_path, hidden_states(), evaluation(), **attrs)
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
-    summary = write_report(run)
+    summary = as_json(write_report(run))
     assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)
     note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
     assert summary["verdict"]["notes"][-1].startswith(note)
@@ -42,6 +43,7 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
 
 
 def test_summary(summary, folder):
+    summary = as_json(summary)
     assert read_result(folder / "summary.json") == summary
     rows = {row["method"]: row for row in summary["methods"]}
     assert 71 <= rows["origin"]["threshold_onset"]["length"] <= 80
@@ -63,7 +65,7 @@ def test_summary(summary, folder):
     assert at["tail_nll_interval"][0] < at["tail_nll"] < at["tail_nll_interval"][1]
     assert (at["passkey"], at["passkey_interval"][1]) == (1, 1)
     assert rows["origin"]["scores"]["256"]["passkey"] == 0
-    assert "tail_nll_difference" not in at
+    assert at["tail_nll_difference"] is None
     less = rows["mesa"]["scores"]["128"]["tail_nll_difference"]
     assert less["mean"] == pytest.approx(-0.8, abs=0.05)
     assert less["low"] < less["mean"] < less["high"] < -0.7
@@ -85,11 +87,11 @@ def test_tables(summary):
     assert less.title == "difference to origin on the same prompts [95% interval, paired]"
     assert re.fullmatch(r"-0\.8\d \[-0\.8\d, -0\.7\d\]", less.rows[2][2])
     assert re.fullmatch(r"\+1\.00 \[\+0\.7[34], \+1\.00\]", less.rows[2][-1])
-    calls = summary["drift"]["prompts"]["repeated"]["methods"]
+    calls = summary.drift.prompts["repeated"].methods
     origin, *others = drift_table(calls, "repeated").rows
-    assert (origin[0], origin[1].split()[0]) == ("origin", str(calls[0]["length"]))
+    assert (origin[0], origin[1].split()[0]) == ("origin", str(calls[0].length))
     assert origin[3:] == ("–", "–", "0.0%", "0%")
-    assert [row[1].split()[0] for row in others] == [call["text"].split()[0] for call in calls[1:]]
+    assert [row[1].split()[0] for row in others] == [str(call).split()[0] for call in calls[1:]]
 
 
 def test_report_stands_alone_and_escapes(summary, folder):
@@ -131,10 +133,10 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     analysis = analyse(run)
     summary = whole_summary(analysis)
     text = render(analysis, summary)
-    assert summary["methods"][0]["threshold_onset"]["text"] == "no threshold dim"
+    assert str(summary.methods[0].threshold_onset) == "no threshold dim"
     assert "no negative control (position 24" in threshold_doubt(summary)
     assert "Not measured in this run" in text
     assert score_table(summary).rows[0] == ("origin", "no threshold dim")
-    assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
+    assert json.loads(result_text(summary))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")

@@ -17,14 +17,13 @@ from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
 from probe.store.reader import Run
-from probe.store.results import VERDICT, predicted_text
-from probe.verdict.rows import onset_of, predicted_failures
-from probe.verdict.tables import onset_title
+from probe.verdict.result import Summary
+from probe.verdict.tables import failure_text, onset_title
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 _UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()
 _LONGEST = 120  # characters of a setting
-Runs = Mapping[str, tuple[Run, dict[str, Any]]]
+Runs = Mapping[str, tuple[Run, Summary]]
 """Stores and summaries by the run's name."""
 
 
@@ -53,7 +52,7 @@ def page(context: Context) -> None:
     _curves(runs)
 
 
-def _read(entry: Entry) -> tuple[Run, dict[str, Any]]:
+def _read(entry: Entry) -> tuple[Run, Summary]:
     return opened(entry), summary_of(entry)
 
 
@@ -62,15 +61,15 @@ def _failures(runs: Runs) -> list[dict[str, Any]]:
     columns: dict[str, dict[str, str]] = {}
     summaries = {name: summary for name, (_, summary) in runs.items()}
     for name, summary in summaries.items():
-        columns[f"measured failure, {name}"] = {row["method"]: row["measured"]["text"] for row in summary["methods"]}
+        columns[f"measured failure, {name}"] = {found.method: failure_text(found.measured) for found in summary.methods}
     for name, summary in summaries.items():
-        if predicted := predicted_failures(summary[VERDICT]):
+        if predicted := summary.verdict.predicted:
             columns[f"predicted failure, {name}"] = {
-                row["method"]: predicted_text(predicted.get(row["method"])) for row in summary["methods"]
+                found.method: str(predicted.get(found.method, "–")) for found in summary.methods
             }
     for name, summary in summaries.items():
-        title = onset_title(summary["onset_by"])
-        columns[f"{title}, {name}"] = {row["method"]: onset_of(summary, row)["text"] for row in summary["methods"]}
+        title = onset_title(summary.onset_by)
+        columns[f"{title}, {name}"] = {found.method: str(summary.onset_of(found)) for found in summary.methods}
     methods = dict.fromkeys(method for column in columns.values() for method in column)
     return [
         {"method": method, **{title: column.get(method, "not run") for title, column in columns.items()}}
@@ -84,7 +83,7 @@ def _curves(runs: Runs) -> None:
     if not measured:
         return
     charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}
-    chart = overlaid([(name, str(runs[name][1]["model"]), one) for name, one in charts.items()])
+    chart = overlaid([(name, str(runs[name][1].model), one) for name, one in charts.items()])
     st.subheader("Scores over length", anchor=False)
     ui.show(chart, "curves")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 import streamlit as st
 
@@ -20,13 +19,11 @@ from probe.figures.figure_data import Chart
 from probe.glossary import explained
 from probe.report import provenance
 from probe.store.reader import Run
-from probe.store.results import VERDICT
-from probe.thresholds.drift_onset import DriftOnset
+from probe.store.result_file import result_text
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.threshold_onset import ThresholdOnset
-from probe.verdict.rows import onset_of, predicted_failures
+from probe.verdict.result import Summary
 from probe.verdict.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
-from probe.verdict.verdict import about, html
+from probe.verdict.verdict import about
 
 
 def page(context: Context) -> None:
@@ -35,10 +32,10 @@ def page(context: Context) -> None:
     if status is not None and status.state != "finished":
         ui.show_status(status)
     run, summary = opened(context.run), summary_of(context.run)
-    read = f"It is read up to {summary['captured_length']} tokens here."
-    st.html(f"<p>{explained(f'{about(summary)} {read}')}</p>")
+    read = f"It is read up to {summary.captured_length} tokens here."
+    st.html(f"<p>{explained(f'{about(summary.model, summary.trained_length, summary.reference)} {read}')}</p>")
     _curves(context.run, run, summary)
-    st.html(html(summary[VERDICT]))
+    st.html(summary.verdict.html())
     _scores(summary)
     _drift(context.run, summary)
     for part in (mechanism.overview, anatomy.overview):
@@ -49,32 +46,29 @@ def page(context: Context) -> None:
     _provenance(run, summary)
 
 
-def _scores(summary: dict[str, Any]) -> None:
+def _scores(summary: Summary) -> None:
     """Every method's scores by length, and their differences to the reference."""
     with st.expander("Scores by length"):
         ui.table(
             replace(
                 score_table(summary),
-                title=f"{onset_title(summary['onset_by'])}, read from hidden states alone, and scores",
+                title=f"{onset_title(summary.onset_by)}, read from hidden states alone, and scores",
             )
         )
         if compared := difference_table(summary):
             ui.table(compared)
 
 
-def curves_of(run: Run, summary: dict[str, Any]) -> Export | None:
+def curves_of(run: Run, summary: Summary) -> Export | None:
     """Scores over length, with measured and predicted failures; None for a run without measured scores."""
     if run.evaluation is None:
         return None
-    kind = DriftOnset if summary["onset_by"] == "drift" else ThresholdOnset
-    names = [field.name for field in fields(kind)]
-    onsets = [kind(**{name: onset_of(summary, row)[name] for name in names}) for row in summary["methods"]]
-    measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
-    predicted = predicted_failures(summary[VERDICT])
-    return curves_export(run.evaluation, measured, run.trained_length, onsets, predicted)
+    measured = measured_failure(run.evaluation, run.trained_length, summary.reference)
+    onsets = [summary.onset_of(found) for found in summary.methods]
+    return curves_export(run.evaluation, measured, run.trained_length, onsets, summary.verdict.predicted)
 
 
-def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
+def _curves(entry: Entry, run: Run, summary: Summary) -> None:
     export = curves_of(run, summary)
     if export is None:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
@@ -87,7 +81,7 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
         ui.buttons(lambda: export, ui.file_stem(entry.name, "curves"), ui.FORMS, ("csv",))
 
 
-def _drift(entry: Entry, summary: dict[str, Any]) -> None:
+def _drift(entry: Entry, summary: Summary) -> None:
     """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
     st.subheader("Where inside does it show?", anchor=False)
     drifts = drifted(entry)
@@ -99,17 +93,17 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     ui.show(figure, "drift-map")
     stem = ui.file_stem(entry.name, prompt, "drift-map")
     ui.buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
-    if not isinstance(summary["drift"], str):
+    if not isinstance(summary.drift, str):
         with st.expander("Drift, prompt by prompt"):
-            for name, row in summary["drift"]["prompts"].items():
-                ui.table(drift_table(row["methods"], name))
+            for name, row in summary.drift.prompts.items():
+                ui.table(drift_table(row.methods, name))
     if doubt := threshold_doubt(summary):
         st.caption(ui.plain(doubt))
 
 
-def _provenance(run: Run, summary: dict[str, Any]) -> None:
+def _provenance(run: Run, summary: Summary) -> None:
     with st.expander("Where these numbers come from"):
-        st.json(provenance(run) | {"versions": summary["versions"]})
+        st.json(provenance(run) | {"versions": summary.versions})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
-        st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
-    ui.download("Summary (JSON)", json.dumps(summary, indent=1), "summary.json")
+        st.json({"methods": summary.method_configs, "rule": summary.rule}, expanded=False)
+    ui.download("Summary (JSON)", result_text(summary), "summary.json")

@@ -16,7 +16,7 @@ from probe.figures.static import draw
 from probe.figures.styles import BLACK, style
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.drift import find_drift
-from probe.thresholds.failure import measured_failure
+from probe.thresholds.failure import PredictedFailure, measured_failure
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.threshold_onset import best
 
@@ -35,7 +35,7 @@ def crossings(hidden):
 
 def curves():
     scores = evaluation()
-    predicted = {"origin": {"length": 96, "ends": [80, None], "longest": 320}, "mesa": {"length": None}}
+    predicted = {"origin": PredictedFailure(96, (80, None), 320), "mesa": PredictedFailure(None, (None, None), 320)}
     return scores, measured_failure(scores, M), M, predicted
 
 

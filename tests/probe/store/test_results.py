@@ -3,24 +3,25 @@
 import pytest
 from synthetic import edit, hidden_states, write_run
 
-from probe.files import write_result
-from probe.store.reader import open_run, store_mark
-from probe.store.results import run_summary
+from probe.report import whole_summary
+from probe.store.reader import open_run
+from probe.store.result_file import as_json
+from probe.thresholds.analysis import analyse
+from probe.verdict.result import SUMMARY, run_summary
 
 
 @pytest.fixture
 def reported(tmp_path):
-    """A run with the smallest summary of its own."""
+    """A run with a summary of its own."""
     folder = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
-    mark = store_mark(open_run(folder).hidden.attrs)
-    write_result(folder / "summary.json", {"store": mark, "verdict": {}, "onset_by": "drift"})
+    SUMMARY.write(folder, whole_summary(analyse(open_run(folder))))
     (folder / "report.html").write_text("")
     return folder
 
 
 def test_a_summary_belongs_to_one_store(reported):
-    assert run_summary(reported)["verdict"] == {}
-    assert run_summary(reported, open_run(reported)) == run_summary(reported)
+    assert run_summary(reported).prompt == "repeated"
+    assert as_json(run_summary(reported, open_run(reported))) == as_json(run_summary(reported))
     edit(reported, lambda attrs: attrs.update(created="later"))
     assert run_summary(reported) is None
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from probe.store.result_file import as_json
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.stated_window import (
     CANNOT_TELL,
@@ -15,7 +16,6 @@ from probe.thresholds.stated_window import (
     MAY_BE_TOO_LARGE,
     TOO_LARGE,
     TOO_SMALL,
-    record,
     stated_window,
     times_of_m,
 )
@@ -54,8 +54,8 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     assert (measured.judged_by, measured.chance) == ((), ())
     assert {str(one) for one in measured.failures} == {"not judged: M"}
     assert not any(one.holds for one in measured.failures)
-    assert times_of_m({"stated_window": record(measured.stated)}, 1536, 2048) == ""
-    json.dumps(record(measured.stated), allow_nan=False)
+    assert times_of_m(measured.stated, 1536, 2048) == ""
+    assert as_json(measured.stated)["text"] == str(measured.stated)
 
 
 def test_a_loss_that_is_slightly_and_certainly_above_that_of_a_shorter_text_makes_m_doubtful():
@@ -63,7 +63,7 @@ def test_a_loss_that_is_slightly_and_certainly_above_that_of_a_shorter_text_make
     assert measured.stated.outcome == MAY_BE_TOO_LARGE
     assert measured.judged_by
     assert "M may be stated too large: check --trained-length 512 (tail NLL " in str(measured.stated)
-    assert times_of_m({"stated_window": record(measured.stated)}, 1024, 1536) == ""
+    assert times_of_m(measured.stated, 1024, 1536) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_window_that_fits_is_left_alone(stated):
     measured = measured_failure(scores(), stated)
     assert (measured.stated.outcome, str(measured.stated)) == (FITS, "")
     assert measured.judged_by
-    assert times_of_m({"stated_window": record(measured.stated)}, 2 * stated, 3 * stated) == ", 2 to 3 times M"
+    assert times_of_m(measured.stated, 2 * stated, 3 * stated) == ", 2 to 3 times M"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     decision = stated_window(held, 128, "origin")
     assert (decision.outcome, decision.works) == (TOO_SMALL, 2048)
     assert str(decision).startswith("M may be stated too small: check --trained-length 128. origin works at 2048")
-    assert times_of_m({"stated_window": record(decision)}, 256, 512) == ""
+    assert times_of_m(decision, 256, 512) == ""
     assert stated_window(scores(), 128, "origin").outcome == TOO_SMALL  # it works at 512 and not at 768
     assert stated_window(scores(), 256, "origin").outcome == FITS
     alibi = held.assign_attrs(rotary=False)

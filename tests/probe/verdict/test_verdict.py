@@ -5,20 +5,20 @@ import json
 
 import located
 import pytest
+from summaries import ranked, typed, verdict
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.law.result import Failure, MethodPrediction, Misfit, Prediction
 from probe.report import whole_summary
 from probe.store.reader import open_run
+from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
-from probe.verdict.rows import ranked
-from probe.verdict.verdict import html, verdict
 
 M = 64
 
 
 def summarized(folder):
-    return whole_summary(analyse(open_run(folder)))
+    return as_json(whole_summary(analyse(open_run(folder))))
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +114,10 @@ def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted
     stated = planted["stated_window"] | {
         "outcome": "cannot tell",
         "signs": [{"length": 64, "text": "a sign", "sure": False}],
-        "text": "Whether M = 64 is right cannot be told.",
+        "reason": "a reason",
     }
     texts = texts_of(planted | {"stated_window": stated})
-    assert texts["What broke"].endswith("Whether M = 64 is right cannot be told.")
+    assert texts["What broke"].endswith("Whether M = 64 is right cannot be told: a reason.")
     assert "Whether M" not in texts["How sure"]
 
 
@@ -133,7 +133,7 @@ def test_a_model_at_chance_is_named_so(planted):
     assert "not judged: tail NLL (at chance inside M), passkey (0 of 3 found inside M)" in texts["How sure"]
     summary |= {"judged_by": ["tail NLL"], "at_chance": []}
     assert "not judged: passkey (0 of 3 found inside M)" in texts_of(summary)["How sure"]
-    assert [row["rank"] for row in ranked(summary, None)] == [None] * 4
+    assert [row["rank"] for row in ranked(summary)] == [None] * 4
 
 
 def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
@@ -143,7 +143,7 @@ def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens, by what can be judged."
     assert not any(" hold" in text for text in texts.values())
     summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
-    rows = ranked(summary, None)
+    rows = ranked(summary)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
     texts = texts_of(summary)["What mended it"]
     assert "do not fail by tail NLL up to 320 tokens, the longest measured (passkey accuracy cannot be judged)" in texts
@@ -157,7 +157,7 @@ def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
     def ranks(**less):
         for name, (mean, low, high) in less.items():
             by[name]["less"]["mesa"] = {"mean": mean, "low": low, "high": high}
-        return {row["method"]: row["rank"] for row in ranked(summary, None)}
+        return {row["method"]: row["rank"] for row in ranked(summary)}
 
     assert ranks() == {"mesa": 1, "rerope": 1, "dynamic-ntk": 3, "origin": 4}
     by["rerope"]["tail_nll_difference"] |= {"low": -2.0, "high": 2.0}  # to origin: says nothing of mesa
@@ -223,9 +223,9 @@ def test_what_was_located_on_another_model_is_not_believed(planted):
 
 
 def test_texts_are_escaped(planted):
-    hostile = copy.deepcopy(planted["verdict"])
-    hostile["cells"][0][1] = "<script>alert(1)</script>"
-    assert "<script>" not in html(hostile)
+    hostile = copy.deepcopy(planted)
+    hostile["verdict"]["cells"][0][1] = "<script>alert(1)</script>"
+    assert "<script>" not in typed(hostile).verdict.html()
 
 
 def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
