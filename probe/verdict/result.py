@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
+from probe.evaluation.summary import Table, filled, plain_table
 from probe.files import read_result
 from probe.glossary import explained, template
 from probe.store.reader import Run, open_run, store_mark
@@ -116,9 +117,9 @@ class Verdict:
 
     def __repr__(self) -> str:
         """Sentences, table and notes, for a terminal."""
-        from probe.verdict.verdict import text
-
-        return text(self)
+        sentences = [filled(f"{sentence.heading}: {sentence.text}") for sentence in self.sentences]
+        table = plain_table(Table("", tuple(self.head), tuple(map(tuple, self.cells))))
+        return "\n\n".join([filled(self.about), "\n".join(sentences), table, "\n".join(map(filled, self.notes))])
 
     def _repr_html_(self) -> str:
         return self.html(f"<p>{explained(self.about)}</p>")

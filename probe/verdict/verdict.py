@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probe.evaluation.summary import Table, filled, plain_table
+from probe.evaluation.summary import plain_table
 from probe.interventions.result import Located
 from probe.law.result import Prediction
 from probe.thresholds.result import Findings
@@ -109,15 +109,7 @@ def _heads(located: Located | None, heads: Located | None) -> str:
     return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
 
 
-def terminal_text(findings: Summary) -> str:
+def terminal_text(summary: Summary) -> str:
     """The verdict, then the scores it rests on, for a terminal."""
-    tables = [score_table(findings), difference_table(findings)]
-    return "\n\n".join([text(findings.verdict), *(plain_table(table) for table in tables if table)])
-
-
-def text(verdict: Verdict) -> str:
-    """Sentences, table and notes, for a terminal."""
-    sentences = [filled(f"{sentence.heading}: {sentence.text}") for sentence in verdict.sentences]
-    table = plain_table(Table("", tuple(verdict.head), tuple(map(tuple, verdict.cells))))
-    notes = map(filled, verdict.notes)
-    return "\n\n".join([filled(verdict.about), "\n".join(sentences), table, "\n".join(notes)])
+    tables = [score_table(summary), difference_table(summary)]
+    return "\n\n".join([repr(summary.verdict), *(plain_table(table) for table in tables if table)])

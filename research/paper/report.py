@@ -21,7 +21,7 @@ from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
-from probe.verdict.result import Summary
+from probe.verdict.result import SUMMARY, Summary
 from research.paper.config import PaperConfig
 from research.paper.sections import SECTIONS
 
@@ -58,7 +58,7 @@ def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, An
     if "left_out" in result:
         return empty
     if name == "probe":
-        return _probe(result, folder)
+        return _probe(SUMMARY.parse(result, folder), folder)
     if name == "longbench":
         return {**empty, "tables": [harness_table(result)]}
     charts = evaluation_charts(result)

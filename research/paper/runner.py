@@ -17,6 +17,7 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
 from probe.plan import ProbePlan
 from probe.run import check_fits, is_whole, remove_run, run_probe
+from probe.store.result_file import as_json
 from probe.verdict.result import run_summary
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED
@@ -99,11 +100,11 @@ def _section(
 def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
     """The summary of a probe run; a finished one is not run again."""
     if is_whole(plan, folder) and (summary := run_summary(folder)):
-        return summary
+        return as_json(summary)
     if is_over(until):
         return {"left_out": _TIME_OVER}
     try:
-        return run_probe(plan.request, folder, runner=runner)[0]
+        return as_json(run_probe(plan.request, folder, runner=runner)[0])
     except TasksLost as error:
         return {"left_out": str(error), "failed": error.keys}
 

@@ -13,8 +13,7 @@ from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.store.result_file import as_json
 from probe.thresholds.drift_onset import drift_onsets
-from probe.verdict.result import SUMMARY
-from probe.verdict.verdict import text
+from probe.verdict.result import run_summary
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def still(tmp_path_factory):
 def test_the_verdict_is_that_of_the_summary(run, folder):
     written = json.loads((folder / "summary.json").read_text())["verdict"]
     assert as_json(run.verdict()) == written
-    assert repr(run.verdict()) == text(SUMMARY.parse(json.loads((folder / "summary.json").read_text()), folder).verdict)
+    assert repr(run.verdict()) == repr(run_summary(folder).verdict)
     shown = run.verdict()._repr_html_()
     assert "origin</abbr> is the unmodified model" in shown
 
