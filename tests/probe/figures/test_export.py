@@ -132,19 +132,6 @@ def test_heatmap_numbers_carry_their_labels(one):
     assert about["attrs"]["trained_length"] == M
 
 
-def test_heatmap_csv_has_a_row_for_each_value(folder, tmp_path, one):
-    chosen = ["--methods", "mesa,origin", "--layers", "1", "--dims", "2-4", "--positions", "10-19,64"]
-    assert run(folder, tmp_path, "heatmap", "--prompt", "repeated", "--format", "csv", *chosen) == 0
-    rows = pd.read_csv(tmp_path / "heatmap-resid_post-repeated.csv")
-    assert list(rows)[:5] == ["prompt", "method", "layer", "dim", "region"]
-    assert len(rows) == 2 * 1 * 3 * 11
-    assert rows["method"].unique().tolist() == ["mesa", "origin"]
-    assert set(rows["position"]) == {*range(10, 20), 64}
-    row = rows[(rows["method"] == "mesa") & (rows["dim"] == 4) & (rows["position"] == 64)]
-    expected = one.sel({"method": "mesa", "layer": 1, "dim": 4, "position": 64}).item()
-    assert row["resid_post"].item() == pytest.approx(expected, rel=1e-6)
-
-
 def test_differences_and_native_pictures(folder, tmp_path, one):
     chosen = ["--minus", "rerope", "--methods", "mesa,origin", "--positions", "40-99", "--native"]
     assert run(folder, tmp_path, "heatmap", *chosen, "--format", "png,npz") == 0
