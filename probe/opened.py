@@ -127,7 +127,7 @@ class Run(reader.Run):
     Each returns a `Result`: labelled data, drawn in a notebook, a text in a terminal.
     """
 
-    @cached_property
+    @property
     def summary(self) -> Summary:
         """summary.json where it is of this store, else computed."""
         return run_summary(self.folder, self) or whole_summary(self.analysis())
@@ -244,9 +244,10 @@ class Run(reader.Run):
         attrs, reference = self.hidden.attrs, reference_method(self.hidden["method"].values.tolist())
         measured = measured_failure(self.evaluation, self.trained_length, reference)
         try:
-            onsets, rule = self.analysis().onsets, self.analysis().rule
+            summary = self.summary
+            onsets, rule = [summary.onset_of(found) for found in summary.methods], summary.onset_by
         except Refused:  # positions that onsets need were not captured
-            onsets, rule = (), "drift"
+            onsets, rule = [], "drift"
         by_method = {onset.method: str(onset) for onset in onsets}
         rows = tuple((row.method, str(row), by_method.get(row.method, "not judged")) for row in measured.failures)
         scores = self.evaluation

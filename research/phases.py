@@ -21,7 +21,7 @@ import xarray as xr
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from mesa.engine import families
+from mesa.engine import rotary as rotary_modules
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
@@ -145,16 +145,16 @@ def frequencies(rotary: nn.Module, method: Method, length: int) -> tuple[np.ndar
 
     A rotary module that changes with length by itself does so where the method leaves it as it is (Origin).
     """
-    frozen: Any = families.frozen_rotary(rotary)
-    families.settle(frozen, method.trained_length)
+    frozen: Any = rotary_modules.frozen_rotary(rotary)
+    rotary_modules.settle(frozen, method.trained_length)
     trained = frozen.inv_freq
     if method.as_trained:
         in_use: Any = copy.deepcopy(rotary)
         device = in_use.inv_freq.device
         in_use(torch.zeros(1, device=device), torch.tensor([[length - 1]], device=device))
     else:
-        in_use = families.frozen_rotary(rotary)
-        families.settle(in_use, length)
+        in_use = rotary_modules.frozen_rotary(rotary)
+        rotary_modules.settle(in_use, length)
     return trained.double().cpu().numpy(), in_use.inv_freq.double().cpu().numpy()
 
 

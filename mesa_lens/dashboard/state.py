@@ -10,9 +10,10 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa_lens.dashboard.runs import Entry, check_inside, find_status
+from probe.opened import Run, open_run
 from probe.report import whole_summary
 from probe.store.cache import cached, load
-from probe.store.reader import Run, open_run, partial_path, store_of
+from probe.store.reader import partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, analyse, judged_drifts

@@ -12,11 +12,10 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
-from mesa_lens.dashboard.views.overview import curves_of
 from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
-from probe.store.reader import Run
+from probe.opened import Run
 from probe.verdict.result import Summary
 from probe.verdict.tables import failure_text, onset_title
 
@@ -79,7 +78,7 @@ def _failures(runs: Runs) -> list[dict[str, Any]]:
 
 def _curves(runs: Runs) -> None:
     """Scores over length, of all runs that measured them, in one chart."""
-    measured = {name: curves for name, (run, summary) in runs.items() if (curves := curves_of(run, summary))}
+    measured = {name: run.curves().export for name, (run, _) in runs.items() if run.evaluation is not None}
     if not measured:
         return
     charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}

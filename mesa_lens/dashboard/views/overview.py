@@ -14,13 +14,12 @@ from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
 from probe.figures.curves import parted
 from probe.figures.drift import drift_map
-from probe.figures.export import Export, curves_export, drift_export
+from probe.figures.export import Export, drift_export
 from probe.figures.figure_data import Chart
 from probe.glossary import explained
+from probe.opened import Run
 from probe.report import provenance
-from probe.store.reader import Run
 from probe.store.result_file import result_text
-from probe.thresholds.failure import measured_failure
 from probe.verdict.result import Summary
 from probe.verdict.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
 from probe.verdict.verdict import about
@@ -34,7 +33,7 @@ def page(context: Context) -> None:
     run, summary = opened(context.run), summary_of(context.run)
     read = f"It is read up to {summary.captured_length} tokens here."
     st.html(f"<p>{explained(f'{about(summary.model, summary.trained_length, summary.reference)} {read}')}</p>")
-    _curves(context.run, run, summary)
+    _curves(context.run, run)
     st.html(summary.verdict.html())
     _scores(summary)
     _drift(context.run, summary)
@@ -59,20 +58,11 @@ def _scores(summary: Summary) -> None:
             ui.table(compared)
 
 
-def curves_of(run: Run, summary: Summary) -> Export | None:
-    """Scores over length, with measured and predicted failures; None for a run without measured scores."""
+def _curves(entry: Entry, run: Run) -> None:
     if run.evaluation is None:
-        return None
-    measured = measured_failure(run.evaluation, run.trained_length, summary.reference)
-    onsets = [summary.onset_of(found) for found in summary.methods]
-    return curves_export(run.evaluation, measured, run.trained_length, onsets, summary.verdict.predicted)
-
-
-def _curves(entry: Entry, run: Run, summary: Summary) -> None:
-    export = curves_of(run, summary)
-    if export is None:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
         return
+    export = run.curves().export
     first, *others = parted(cast(Chart, export.figures["curves"]))
     ui.show(first, "curves")
     with st.expander("Passkeys, and files"):
