@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,9 @@ def main(args: argparse.Namespace) -> None:
         )
     )
     rows = read_journal(args.out / FOLDER / JOURNAL).rows
+    configs = [key for key in planned.passes if key[0] in planned.methods]  # older journals lack the kind's passes
+    finished = sum(all((*key, text) in rows for key in configs) for text in range(len(planned.texts)))
+    planned = replace(planned, texts=planned.texts[:finished])
     losses = losses_of(planned, rows)
     label = f"{name} {args.configs}" if args.configs == "untried" else name
     made, by_config = judge(planned, losses, name)
