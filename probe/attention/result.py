@@ -156,5 +156,7 @@ class Tokens:
     version: Literal[1] = 1
 
 
+TABLES = ("heads", "all_heads", "retrieval", "retrieval_heads")
+"""The tables beside a summary, as csv."""
 ANATOMY = ResultFile(Path("anatomy", "summary.json"), Anatomy)
 TOKENS = ResultFile(Path("anatomy", "tokens.json"), Tokens, None)

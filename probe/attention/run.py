@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mesa.errors import Failed
 from probe.attention.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.attention.request import AnatomyPlan, pass_bytes
-from probe.attention.result import ANATOMY, TOKENS
+from probe.attention.result import ANATOMY, TABLES, TOKENS
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
@@ -59,7 +59,7 @@ class AnatomyExperiment(Experiment):
     worker_class = AnatomyWorker
     folder, written, needed = (
         ANATOMY.command,
-        (ANATOMY.path.name, TOKENS.path.name, "report.html", "*.csv"),
+        (ANATOMY.path.name, TOKENS.path.name, "report.html", *(f"{name}.csv" for name in TABLES)),
         ("spans", "score", "nll"),
     )
 

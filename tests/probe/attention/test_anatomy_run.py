@@ -1,6 +1,8 @@
 """`mesa-lens anatomy` from the command line to its files, resumed, on another runner, and what it refuses."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from commands import main
 
 from probe.attention.result import TOKENS, Mean, Retrieval
 from probe.attention.results import intervals, retrieval_heads
+from probe.attention.run import AnatomyExperiment
 from probe.figures.token_views import attention_view, loss_view
 
 M, LENGTH = 160, 320
@@ -52,6 +55,13 @@ def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):
         attention_view(tokens, None, 2, 4)
     with pytest.raises(ValueError, match="method 'mesa' was not captured token by token; known: origin, rerope"):
         loss_view(tokens, "mesa")
+
+
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(whole, tmp_path):
+    folder = Path(shutil.copytree(whole, tmp_path / "run")) / "anatomy"
+    (folder / "mine.csv").write_text("mine")
+    written = [path for pattern in AnatomyExperiment.written for path in folder.glob(pattern)]
+    assert {path.name for path in folder.iterdir()} - {path.name for path in written} == {"journal.jsonl", "mine.csv"}
 
 
 def test_every_part_is_in_the_summary(whole):
