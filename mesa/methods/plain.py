@@ -63,7 +63,7 @@ class DynamicNTK(Method):
         if tokens <= self.trained_length:
             return Plan(length, (self._causal(length),))
         growth = self.factor * tokens / self.trained_length - (self.factor - 1)
-        return Plan(length, (self._causal(length),), lambda m, dims, base: growth ** (-2 * m / (dims - 2)))
+        return Plan(length, (self._causal(length),), lambda m, dims, base: growth ** (-2 * m / max(1, dims - 2)))
 
 
 @dataclass(frozen=True, kw_only=True)

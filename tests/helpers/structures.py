@@ -231,4 +231,4 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
 def _grown(frequencies, growth):
     """Inverse frequencies as of a base that is growth^(d / (d - 2)) times as large."""
     dims = 2 * len(frequencies)
-    return (frequencies.double() * growth ** (-torch.arange(0, dims, 2).double() / (dims - 2))).float()
+    return (frequencies.double() * growth ** (-torch.arange(0, dims, 2).double() / max(1, dims - 2))).float()

@@ -43,6 +43,12 @@ def test_origin_is_the_stock_model_padded_and_decoded(structure):
             torch.testing.assert_close(got, wanted, atol=3e-5 * float(wanted.abs().max()), rtol=0)
 
 
+def test_a_single_rotary_pair_has_no_base_to_raise():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    model = structures.built("glm4", {**structures.SIZES, "rope_parameters": rope})
+    assert held_to_pairs(model, "dynamic-ntk").isfinite().all()
+
+
 def test_a_long_prompt_of_soft_capped_scores_is_said_to_be_slow():
     model, method = structures.build("soft cap"), cases.method("rerope")
     with torch.no_grad(), mesa.applied(model, method):
