@@ -44,15 +44,15 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
 
     summary = run_cells(plan, out, **how)
     written = write_curves(summary, out)
-    if summary["cells"]:
+    if summary.cells:
         written.append(write_eval_report(summary, out))
-    left = f"{summary['tasks_left']} of {len(plan.cells)}" if summary["tasks_left"] else ""
+    left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
     text = ""
-    if summary["cells"]:
+    if summary.cells:
         files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        paragraphs = [tables(summary["cells"]), "\n".join(notes(summary))]
+        paragraphs = [tables(summary.cells), "\n".join(notes(summary))]
         text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
-    return Results(summary, text, len(summary["failed"]), left)
+    return Results(summary, text, len(summary.failed), left)
 
 
 def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:
@@ -61,7 +61,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
     from probe.evaluation.plan import plan
     from probe.evaluation.summary import plain_table
     from probe.evaluation.text import harness_table
-    from probe.files import json_text
+    from probe.store.result_file import result_text
 
     runner = runner_of(options, request.load)
     default = {item.key: item.default for item in options_of(EvalRequest)}
@@ -71,7 +71,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
         if value != default.get(key):
             raise Refused(f"--{key.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
     with resumable(options):
-        summary = run_harness(
+        scores = run_harness(
             plan(replace(request, tasks=())),
             harness.harness or (),
             options.out,
@@ -80,8 +80,8 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
             overwrite=options.overwrite,
             runner=runner,
         )
-    if failed := summary.get("failed"):
-        print_continues(options, f"{len(failed)} cells failed")
-    table = f"{plain_table(harness_table(summary))}\n\nwrote {options.out / RESULTS}"
-    print(json_text(summary) if options.json else table)
-    return 1 if failed else 0
+    if scores.failed:
+        print_continues(options, f"{len(scores.failed)} cells failed")
+    table = f"{plain_table(harness_table(scores))}\n\nwrote {options.out / RESULTS}"
+    print(result_text(scores) if options.json else table)
+    return 1 if scores.failed else 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from probe.evaluation.result import Evaluated
 from probe.evaluation.summary import difference_tables, mean_tables
 from probe.evaluation.text import sentences
 from probe.figures.curves import evaluation_charts
@@ -20,22 +19,21 @@ REPORT = "report.html"
 _COSTS = ("latency",)  # tasks that are folded away
 
 
-def write_eval_report(summary: Mapping[str, Any], folder: Path) -> Path:
+def write_eval_report(result: Evaluated, folder: Path) -> Path:
     """Writes report.html into the folder of an evaluation; returns its path."""
-    write(folder / REPORT, render_evaluation(summary).encode())
+    write(folder / REPORT, render_evaluation(result).encode())
     return folder / REPORT
 
 
-def render_evaluation(summary: Mapping[str, Any]) -> str:
+def render_evaluation(result: Evaluated) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped."""
-    methods = summary["methods"]
-    reference = "origin" if "origin" in methods else next(iter(methods))
-    figures = {task: html_embed(chart) for task, chart in evaluation_charts(summary).items()}
-    cells = {is_cost: [cell for cell in summary["cells"] if (cell["task"] in _COSTS) == is_cost] for is_cost in (0, 1)}
+    reference = "origin" if "origin" in result.methods else next(iter(result.methods))
+    figures = {task: html_embed(chart) for task, chart in evaluation_charts(result).items()}
+    cells = {is_cost: [cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (0, 1)}
     return template("eval_report.html").render(
-        summary=summary,
-        about=about(summary["model"], summary["trained_length"], reference),
-        sentences=sentences(summary),
+        summary=result,
+        about=about(result.model, result.trained_length, reference),
+        sentences=sentences(result),
         figures=[figure for task, figure in figures.items() if task not in _COSTS],
         costs=[figure for task, figure in figures.items() if task in _COSTS],
         first=list(difference_tables(cells[0])),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mesa.errors import Refused
+from probe.evaluation.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
 from probe.status import Status, status_of
 from probe.store.reader import partial_path
-from probe.store.results import find_summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -20,10 +20,8 @@ DEPTH = 3
 """Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
 HARNESS, EVALUATION = "lm-eval", "eval"
-_KINDS = {  # its files, of which the first is read, and what that must hold
-    HARNESS: ("harness.json", "model max_length results"),
-    EVALUATION: ("summary.json samples.csv", "model trained_length out_of_memory tasks_left cells"),
-}
+_KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
+"""The file that is read, and others that must be there."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,14 @@ class Result:
     @property
     def file(self) -> Path:
         """The file that is read."""
-        return self.path / _KINDS[self.kind][0].split()[0]
+        return self.path / _KINDS[self.kind][0].path
 
-    def read(self) -> Mapping[str, Any]:
+    def read(self) -> Evaluated | HarnessScores:
         """Its file; Refused, naming the command that writes it, for one that is damaged."""
         check_inside(self.path)
-        keys = _KINDS[self.kind][1].split()
-        summary = find_summary(self.path, Path(self.file.name), keys, "eval")
-        if summary is None:
+        if (result := _KINDS[self.kind][0].find(self.path)) is None:
             raise Refused(f"{self.file} has gone; reload this page")
-        return summary
+        return result
 
     @property
     def label(self) -> str:
@@ -128,8 +124,8 @@ def results(root: Path) -> list[Result]:
     finished = [
         Result(kind, name_of(folder, root), folder)
         for folder in folders(root)
-        for kind, (names, _) in _KINDS.items()
-        if not holds_run(folder) and all((folder / name).is_file() for name in names.split())
+        for kind, (file, more) in _KINDS.items()
+        if not holds_run(folder) and all((folder / name).is_file() for name in (file.path, *more))
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))
 

@@ -18,16 +18,17 @@ from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import EvalPlan
+from probe.evaluation.result import HARNESS_SCORES, HarnessScores
+from probe.evaluation.worker import eval_key
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.resume import recorded
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
-from probe.files import write_result
 from probe.request import HarnessOptions
 
-JOURNAL, RESULTS = "harness.jsonl", "harness.json"
+JOURNAL, RESULTS = "harness.jsonl", HARNESS_SCORES.path.name
 
 
 def run_harness(
@@ -39,7 +40,7 @@ def run_harness(
     limit: int | None = None,
     overwrite: bool = False,
     runner: Runner = LOCAL,
-) -> dict[str, Any]:
+) -> HarnessScores:
     """Runs what is missing of the tasks `names` in the folder `out`; writes and returns harness.json.
 
     lm-eval cuts prompts to the plan's longest length, on the left; tasks that build their prompts take all its lengths.
@@ -52,15 +53,10 @@ def run_harness(
     for key in experiment.keys:
         if key in journal.rows:
             results[key[1]].update(journal.rows[key]["results"])
-    summary = {
-        "model": plan.request.model,
-        "max_length": max(plan.setting.lengths),
-        "limit": limit,
-        "failed": [task.key for task in lost],
-        "results": results,
-    }
-    write_result(out / RESULTS, summary)
-    return summary
+    failed = [eval_key(task) for task in lost]
+    scores = HarnessScores(plan.request.model, max(plan.setting.lengths), results, limit, failed)
+    HARNESS_SCORES.write(out, scores)
+    return scores
 
 
 class Harness(Experiment):

@@ -12,19 +12,19 @@ from tqdm import tqdm
 
 from mesa.errors import Failed
 from probe.evaluation.plan import TASKS, EvalPlan
+from probe.evaluation.result import EVALUATED, EvalKey, Evaluated, Sample
 from probe.evaluation.summary import summarize
-from probe.evaluation.worker import EvalKey, EvalWorker, eval_tasks
+from probe.evaluation.worker import EvalWorker, eval_key, eval_tasks
 from probe.experiment.journal import Journal, Rows, bad_row
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
-from probe.files import write_result
 from probe.tasks.retrieval_tasks import RetrievalTask
 from probe.tasks.ruler import RulerTask
 
 TABLES = ("samples.csv", "summary.json")
-COLUMNS = ["task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib"]
+COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
 
 
 class Evaluation(Experiment):
@@ -55,7 +55,7 @@ class Evaluation(Experiment):
 
     def wanted(self, task: Task) -> bool:
         """Whether no shorter prompt of its task and method was too large for the memory."""
-        name, method, length = _eval_key(task)
+        name, method, length = eval_key(task)
         return not any(name == large[0] and method == large[1] and length >= large[2] for large in self.too_large)
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
@@ -67,7 +67,7 @@ class Evaluation(Experiment):
 
     def skipped(self, task: Task) -> None:
         """Leaves out a task that does not fit in memory."""
-        name, method, length = _eval_key(task)
+        name, method, length = eval_key(task)
         self.too_large.append((name, method, length))
         tqdm.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
@@ -76,11 +76,6 @@ class Evaluation(Experiment):
             return False
         lengths = TASKS[key[0]].scored(key[2], self.plan.setting)
         return {score["length"] for score in rows[key]["scores"]} == {*lengths}
-
-
-def _eval_key(task: Task) -> EvalKey:
-    name, method, length = task.key
-    return str(name), str(method), int(length)
 
 
 def check_scores(journal: Journal, plan: EvalPlan) -> None:
@@ -116,7 +111,7 @@ def _is_score(score: Any, metrics: Collection[str]) -> bool:
 
 def run(
     plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
-) -> dict[str, Any]:
+) -> Evaluated:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
     A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues there. None begins
@@ -135,40 +130,39 @@ def run(
             if journal.rows:
                 samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
                 samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False)
-        return _write_summary(experiment, journal, out, [_eval_key(task) for task in lost])
+        return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
 
 
-def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: Sequence[EvalKey]) -> dict[str, Any]:
+def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
     plan, too_large = experiment.plan, experiment.too_large
-    rows = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
-    if not rows and too_large:
+    samples = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
+    if not samples and too_large:
         raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
-    summary = {
+    summary = Evaluated(
         **summary_of(plan),
-        "sizes": dict(plan.sizes),
-        "out_of_memory": too_large,
-        "failed": failed,
-        "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        "cells": summarize(rows, TASKS),
-    }
+        sizes=dict(plan.sizes),
+        out_of_memory=too_large,
+        failed=failed,
+        tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
+        cells=summarize(samples, TASKS),
+    )
     if journal.rows:  # else it would make the folder look like another program's
-        write_result(out / "summary.json", summary)
+        EVALUATED.write(out, summary)
     return summary
 
 
-def _samples(rows: Rows) -> list[dict[str, Any]]:
-    """One row a sample and metric, in `COLUMNS` without the seed."""
+def _samples(rows: Rows) -> list[Sample]:
     return [
-        {
-            "task": task,
-            "method": method,
-            "length": score["length"],
-            "sample": score["sample"],
-            "metric": score["metric"],
-            "score": score["value"],
-            "seconds": score["seconds"],
-            "peak_mib": row["peak_mib"],
-        }
+        Sample(
+            str(task),
+            str(method),
+            score["length"],
+            score["sample"],
+            score["metric"],
+            score["value"],
+            score["seconds"],
+            row["peak_mib"],
+        )
         for (task, method, length), row in rows.items()
         for score in row["scores"]
     ]

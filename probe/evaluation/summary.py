@@ -8,13 +8,15 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from probe.evaluation.result import Cell, Difference, Sample
 from probe.statistics import Ends, bonett_price, shown, student, wilson
+from probe.store.results import number
 from probe.tasks.base import Metric, Task
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
@@ -97,73 +99,69 @@ def differences(scores: xr.Dataset, reference: xr.Dataset) -> dict[str, dict[str
     }
 
 
-def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-    """One entry a (task, metric, method, length), lengths in order: unit, mean, low, high (None: no interval) and n.
-
-    difference: to the reference (origin, else the first method) on the samples of both: its name, mean, low, high and
-    n; None for the reference, and where it was not run. of_prompts: as in Metric; the tables leave these out.
-    """
+def summarize(samples: Sequence[Sample], tasks: Mapping[str, Task]) -> list[Cell]:
+    """One cell a (task, metric, method, length), lengths in order; the reference is origin, else the first method."""
     grouped: dict[tuple[str, str, str, int], Samples] = {}
-    for row in rows:
-        key = (row["task"], row["metric"], row["method"], row["length"])
-        grouped.setdefault(key, {})[row["sample"]] = row["score"]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for row in samples:
+        grouped.setdefault((row.task, row.metric, row.method, row.length), {})[row.sample] = row.score
+    methods = list(dict.fromkeys(row.method for row in samples))
     reference = "origin" if "origin" in methods else next(iter(methods), "")
-    entries = []
+    cells = []
     for (task, name, method, length), values in sorted(grouped.items(), key=lambda item: item[0][3]):
         metric = next(metric for metric in tasks[task].metrics if metric.name == name)
-        low, high = interval([*values.values()], metric)
+        low, high = map(number, interval([*values.values()], metric))
         others = {} if method == reference else grouped.get((task, name, reference, length), {})
-        entries.append(
-            {
-                "task": task,
-                "about": tasks[task].about,
-                "metric": name,
-                "unit": metric.unit,
-                "of_prompts": metric.of_prompts,
-                "method": method,
-                "length": length,
-                "mean": float(np.mean([*values.values()])),
-                "low": low,
-                "high": high,
-                "n": len(values),
-                "difference": _difference_to(reference, values, others, metric),
-            }
+        cells.append(
+            Cell(
+                task=task,
+                about=tasks[task].about,
+                metric=name,
+                unit=metric.unit,
+                of_prompts=metric.of_prompts,
+                method=method,
+                length=length,
+                mean=float(np.mean([*values.values()])),
+                low=low,
+                high=high,
+                n=len(values),
+                difference=_difference_to(reference, values, others, metric),
+            )
         )
-    return entries
+    return cells
 
 
-def of_methods(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def of_methods(cells: Sequence[Cell]) -> list[Cell]:
     """The cells whose scores depend on the method."""
-    return [cell for cell in cells if not cell.get("of_prompts")]
+    return [cell for cell in cells if not cell.of_prompts]
 
 
-def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+def score_tables(cells: Sequence[Cell]) -> Iterator[Table]:
     """A table a task and metric, methods down, lengths across; after each the differences to the reference."""
     for group in _by_metric(cells):
         yield from mean_tables(group)
         yield from difference_tables(group)
 
 
-def mean_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+def mean_tables(cells: Sequence[Cell]) -> Iterator[Table]:
     """Of `score_tables` the means alone."""
     for group in _by_metric(cells):
         yield _table(f"{_title(group)}; mean of {_counts(group)} [95% interval]", group, f"z.{places(group)}f")
 
 
-def difference_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+def difference_tables(cells: Sequence[Cell]) -> Iterator[Table]:
     """Of `score_tables` the differences to the reference alone."""
     for group in _by_metric(cells):
-        compared = [{**cell, **cell["difference"]} for cell in group if cell.get("difference")]
-        if compared:
-            same = f"{compared[0]['reference']} on the same {_counts(compared)}"
+        pairs = [(cell, less) for cell in group if (less := cell.difference)]
+        if pairs:
+            compared = [replace(cell, mean=less.mean, low=less.low, high=less.high, n=less.n) for cell, less in pairs]
+            same = f"{pairs[0][1].reference} on the same {_counts(compared)}"
             title = f"{_title(compared)}; difference to {same} [95% interval, paired]"
             yield _table(title, compared, f"+z.{places(group) + 1}f")
 
 
-def places(cells: Sequence[Mapping[str, Any]]) -> int:
+def places(cells: Sequence[Cell]) -> int:
     """Decimals of a table's numbers: three digits of its largest mean, two decimals of smaller ones."""
-    means = [abs(cell["mean"]) for cell in cells if math.isfinite(cell["mean"]) and cell["mean"]]
+    means = [abs(cell.mean) for cell in cells if math.isfinite(cell.mean) and cell.mean]
     least, most = (2 - math.floor(math.log10(size)) for size in (max(means, default=1.0), min(means, default=1.0)))
     return max(0, least, min(2, most))
 
@@ -195,25 +193,25 @@ def plain_table(table: Table) -> str:
     return "\n".join([*([table.title] if table.title else []), *lines])
 
 
-def measure(cell: Mapping[str, Any]) -> str:
+def measure(cell: Cell) -> str:
     """A cell's task and metric, once where they are the same: 'passkey, accuracy', 'nll'."""
-    task, metric = cell["task"], cell["metric"]
-    return task if task == metric else f"{task}, {metric}"
+    return cell.task if cell.task == cell.metric else f"{cell.task}, {cell.metric}"
 
 
-def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def _by_metric(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in of_methods(cells):
-        groups.setdefault((cell["task"], cell["metric"]), []).append(cell)
+        groups.setdefault((cell.task, cell.metric), []).append(cell)
     yield from groups.values()
 
 
-def _difference_to(reference: str, values: Samples, others: Samples, metric: Metric) -> dict[str, Any] | None:
+def _difference_to(reference: str, values: Samples, others: Samples, metric: Metric) -> Difference | None:
     shared = [sample for sample in values if sample in others]
     if not shared:
         return None
-    difference = _difference([values[sample] for sample in shared], [others[sample] for sample in shared], metric)
-    return {"reference": reference, **difference, "n": len(shared)}
+    mine, theirs = ([scores[sample] for sample in shared] for scores in (values, others))
+    low, high = map(number, paired(mine, theirs, metric))
+    return Difference(reference, float(np.mean(np.subtract(mine, theirs))), low, high, len(shared))
 
 
 def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | None]:
@@ -221,17 +219,17 @@ def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | N
     return {"mean": float(np.mean(np.subtract(values, others))), "low": low, "high": high}
 
 
-def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
-    texts = {(cell["method"], cell["length"]): shown(cell["mean"], cell["low"], cell["high"], form) for cell in cells}
-    return cross_table(title, texts, sorted({cell["length"] for cell in cells}))
+def _table(title: str, cells: Sequence[Cell], form: str) -> Table:
+    texts = {(cell.method, cell.length): shown(cell.mean, cell.low, cell.high, form) for cell in cells}
+    return cross_table(title, texts, sorted({cell.length for cell in cells}))
 
 
-def _title(cells: Sequence[Mapping[str, Any]]) -> str:
-    return f"{measure(cells[0])} ({cells[0]['unit']})"
+def _title(cells: Sequence[Cell]) -> str:
+    return f"{measure(cells[0])} ({cells[0].unit})"
 
 
-def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
-    counts = sorted({cell["n"] for cell in cells})
+def _counts(cells: Sequence[Cell]) -> str:
+    counts = sorted({cell.n for cell in cells})
     return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
 
 

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from probe.evaluation.result import Evaluated, HarnessScores
 from probe.evaluation.summary import Table, measure, of_methods, places
 
 
-def sentences(result: Mapping[str, Any]) -> list[str]:
+def sentences(result: Evaluated) -> list[str]:
     """What the numbers say at the longest length, task by task, for the first metric."""
     text = []
-    cells = of_methods(result["cells"])
-    for task in dict.fromkeys(cell["task"] for cell in cells):
-        of_task = [cell for cell in cells if cell["task"] == task]
-        longest = max(cell["length"] for cell in of_task)
-        last = [cell for cell in of_task if cell["length"] == longest]
-        last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
-        means = ", ".join(f"{cell['method']} {cell['mean']:z.{places(last)}f}" for cell in last)
-        ratio = longest / result["trained_length"]
-        text.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
+    cells = of_methods(result.cells)
+    for task in dict.fromkeys(cell.task for cell in cells):
+        of_task = [cell for cell in cells if cell.task == task]
+        longest = max(cell.length for cell in of_task)
+        last = [cell for cell in of_task if cell.length == longest]
+        last = [cell for cell in last if cell.metric == last[0].metric]
+        means = ", ".join(f"{cell.method} {cell.mean:z.{places(last)}f}" for cell in last)
+        text.append(f"{measure(last[0])} at {longest} tokens ({longest / result.trained_length:.3g} M): {means}.")
     text += notes(result)
-    left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
-    if left_out:
-        text.append(f"Did not fit in memory: {', '.join(left_out)}.")
-    if failed := result.get("failed"):
-        text.append(f"Cells that no worker could finish: {len(failed)}.")
-    if result["tasks_left"]:
-        text.append(f"Cells that are not run yet: {result['tasks_left']}.")
+    if result.out_of_memory:
+        left_out = ", ".join(f"{task} under {method} at {length}" for task, method, length in result.out_of_memory)
+        text.append(f"Did not fit in memory: {left_out}.")
+    if result.failed:
+        text.append(f"Cells that no worker could finish: {len(result.failed)}.")
+    if result.tasks_left:
+        text.append(f"Cells that are not run yet: {result.tasks_left}.")
     return text
 
 
-def notes(summary: Mapping[str, Any]) -> list[str]:
+def notes(result: Evaluated) -> list[str]:
     """The sizes of tasks, as sentences."""
-    return [f"{task}: {size}." for task, size in summary.get("sizes", {}).items()]
+    return [f"{task}: {size}." for task, size in result.sizes.items()]
 
 
-def harness_table(result: Mapping[str, Any]) -> Table:
+def harness_table(result: HarnessScores) -> Table:
     """lm-eval's scores, a row a method and task."""
     rows = (
         (method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key))
-        for method, tasks in result["results"].items()
+        for method, tasks in result.results.items()
         for task, scores in tasks.items()
     )
     return Table("lm-eval", ("method", "task", "scores"), tuple(rows))

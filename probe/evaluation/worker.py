@@ -14,12 +14,16 @@ from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
+from probe.evaluation.result import EvalKey
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import Measure, Task
 from probe.tasks.latency import devices, watched_peak
 
-EvalKey = tuple[str, str, int]
-"""Task, method and length."""
+
+def eval_key(task: Task) -> EvalKey:
+    """A task's key, typed."""
+    name, method, length = task.key
+    return str(name), str(method), int(length)
 
 
 def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:

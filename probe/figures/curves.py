@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from probe.evaluation.result import Cell, Evaluated
+from probe.evaluation.summary import of_methods
 from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
 from probe.figures.render import rendered
 from probe.figures.styles import DASHES, RED, nth, style
@@ -18,7 +19,6 @@ from probe.files import write
 from probe.statistics import Ends, student, wilson
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured, PredictedFailure
 
-Rows = Sequence[Mapping[str, Any]]
 _MEAN = "mean, 95% interval"
 _REPEATS = {"window": "texts", "sample": "prompts"}
 _NAMED = 4  # methods in a sentence, at most
@@ -80,22 +80,22 @@ def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
     return Chart("Measured by prompt length; red: each run's limit", panels)
 
 
-def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
-    """One chart a task of an evaluation's summary, a panel a metric, by the task's name."""
-    cells = [cell for cell in summary["cells"] if not cell.get("of_prompts")]
+def evaluation_charts(result: Evaluated) -> dict[str, Chart]:
+    """One chart a task of an evaluation, a panel a metric, by the task's name."""
+    cells = of_methods(result.cells)
     charts: dict[str, Chart] = {}
-    for task in dict.fromkeys(cell["task"] for cell in cells):
-        rows = [cell for cell in cells if cell["task"] == task]
-        metrics = dict.fromkeys(row["metric"] for row in rows)
-        panels = [_metric_panel(rows, metric, summary["trained_length"]) for metric in metrics]
-        about = rows[0].get("about", task)
-        charts[task] = Chart(f"{about[0].upper()}{about[1:]}: {summary['model']}; {_MEAN}", tuple(panels))
+    for task in dict.fromkeys(cell.task for cell in cells):
+        rows = [cell for cell in cells if cell.task == task]
+        metrics = dict.fromkeys(row.metric for row in rows)
+        panels = [_metric_panel(rows, metric, result.trained_length) for metric in metrics]
+        about = rows[0].about or task
+        charts[task] = Chart(f"{about[0].upper()}{about[1:]}: {result.model}; {_MEAN}", tuple(panels))
     return charts
 
 
-def evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, xr.Dataset]:
+def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
     """The numbers of the charts, a dataset (method, length) a task and metric; NaN for missing ones."""
-    frame = pd.DataFrame(summary["cells"])
+    frame = pd.DataFrame(result.cells)
     numbers = {}
     for task, metric in dict.fromkeys(zip(frame["task"], frame["metric"], strict=True)):
         rows = frame[(frame["task"] == task) & (frame["metric"] == metric)]
@@ -105,10 +105,10 @@ def evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, xr.Dataset]:
     return numbers
 
 
-def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+def write_curves(result: Evaluated, folder: Path) -> list[Path]:
     """Writes each chart as TASK.png and TASK.html (opens offline); returns the paths."""
     written = []
-    for task, chart in evaluation_charts(summary).items():
+    for task, chart in evaluation_charts(result).items():
         for form in ("html", "png"):  # a picture is known by its page
             written.append(folder / f"{task}.{form}")
             write(written[-1], rendered(chart, form))
@@ -205,22 +205,21 @@ def _symbol(number: int, line: Line) -> str:
     return line.symbol if number < len(DASHES) else nth(number)[2]
 
 
-def _metric_panel(cells: Rows, metric: str, trained: int) -> Panel:
-    rows = [cell for cell in cells if cell["metric"] == metric]
+def _metric_panel(cells: Sequence[Cell], metric: str, trained: int) -> Panel:
+    rows = [cell for cell in cells if cell.metric == metric]
     lines = []
-    for label in dict.fromkeys(row["method"] for row in rows):
-        points = sorted((row for row in rows if row["method"] == label), key=lambda row: row["length"])
-        columns = ("length", "mean", "low", "high")
-        x, y, low, high = (np.array([point[column] for point in points], float) for column in columns)
+    for label in dict.fromkeys(row.method for row in rows):
+        points = sorted((row.length, row.mean, row.low, row.high) for row in rows if row.method == label)
+        x, y, low, high = np.array(points, float).T
         lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
     return Panel(
         title="",  # the y axis names it
-        x_title=f"length (tokens); {max(row['n'] for row in rows)} samples",
-        y_title=f"{metric} ({rows[0]['unit']}){'; lower is better' * rows[0]['unit'].startswith('nats')}",
+        x_title=f"length (tokens); {max(row.n for row in rows)} samples",
+        y_title=f"{metric} ({rows[0].unit}){'; lower is better' * rows[0].unit.startswith('nats')}",
         lines=tuple(lines),
         y_range=_y_range(lines),
         rules=(trained_rule(trained),),
-        x_ticks=log_ticks(sorted({int(row["length"]) for row in rows})),
+        x_ticks=log_ticks(sorted({row.length for row in rows})),
         log_x=True,
         seen=_seen(lines, f"the mean {metric} is"),
     )

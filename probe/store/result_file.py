@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ResultFile(Generic[T]):
-    """A command's summary in the folder of a run. path: below the folder; its first part names the command.
+    """A command's summary in the folder of a run. path: below the folder; its first part names the command, or `by`.
 
     type: a pydantic dataclass; its `version` is the one that is written and read.
     """
@@ -31,11 +31,12 @@ class ResultFile(Generic[T]):
     path: Path
     type: type[T]
     indent: int | None = 1
+    by: str = ""
 
     @property
     def command(self) -> str:
         """The command that writes it."""
-        return self.path.parent.name
+        return self.by or self.path.parent.name
 
     def find(self, folder: Path) -> T | None:
         """What the command wrote into the folder; None where it was not run, or of another model than the run there.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from probe.figures.render import html_embed
 from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.store.reader import open_run
+from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
-from probe.verdict.result import SUMMARY, Summary
+from probe.verdict.result import Summary
 from research.paper.config import PaperConfig
 from research.paper.sections import SECTIONS
 
@@ -31,7 +33,22 @@ _SHOWN_DIMS = 2
 _HEATMAP_METHODS = 4
 
 
-def write_report(config: PaperConfig, results: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
+@dataclass(frozen=True)
+class Outcome:
+    """What a section gave: a command's result, or why it was left out. failed: cells that no worker could finish."""
+
+    result: Any = None
+    left_out: str = ""
+    failed: Sequence[Any] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as its file holds it, or the reason."""
+        if self.result is None:
+            return {"left_out": self.left_out, **({"failed": self.failed} if self.failed else {})}
+        return as_json(self.result)
+
+
+def write_report(config: PaperConfig, results: Mapping[str, Outcome], out: Path) -> Path:
     """Writes report.html and results.json into `out`; returns the report's path."""
     printed = json.loads((_HERE / "printed.json").read_text(encoding="utf-8"))
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -40,7 +57,7 @@ def write_report(config: PaperConfig, results: Mapping[str, Mapping[str, Any]], 
     sections = [
         {
             "section": SECTIONS[name],
-            "left_out": result.get("left_out"),
+            "left_out": result.left_out,
             "printed": [printed[table] for table in SECTIONS[name].printed],
             **_content(name, result, out / name),
         }
@@ -48,23 +65,25 @@ def write_report(config: PaperConfig, results: Mapping[str, Mapping[str, Any]], 
     ]
     page = template.render(config=config, sections=sections, plotly_js=Markup(get_plotlyjs()))
     write(out / "report.html", page.encode())
-    write_json(out / "results.json", {"model": config.model, "sections": results})
+    given = {name: result.as_json() for name, result in results.items()}
+    write_json(out / "results.json", {"model": config.model, "sections": given})
     return out / "report.html"
 
 
-def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _content(name: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
     """Figures (HTML), tables and sentences of a section."""
     empty: dict[str, Any] = {"figures": [], "tables": [], "words": []}
-    if "left_out" in result:
+    result = outcome.result
+    if result is None:
         return empty
     if name == "probe":
-        return _probe(SUMMARY.parse(result, folder), folder)
+        return _probe(result, folder)
     if name == "longbench":
         return {**empty, "tables": [harness_table(result)]}
     charts = evaluation_charts(result)
     return {
         "figures": [Markup(html_embed(chart)) for chart in charts.values()],
-        "tables": list(score_tables(result["cells"])),
+        "tables": list(score_tables(result.cells)),
         "words": sentences(result),
     }
 

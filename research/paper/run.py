@@ -71,13 +71,13 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
         results = run_sections(config, plans, output.out, overwrite=output.overwrite, until=until, runner=runner)
         path = write_report(config, results, output.out)
     for name, result in results.items():
-        if "left_out" in result:
-            print(f"{name}: left out, {result['left_out']}")
+        if result.left_out:
+            print(f"{name}: left out, {result.left_out}")
     print(f"wrote {path}")
     if remaining := left(results):
         over = f"{time_limit.minutes:g} minutes are over, " if time_limit.minutes else ""
         print_continues(output, f"{over}left: {', '.join(remaining)}")
-    failed = [f"{name} ({len(cells)} cells)" for name, result in results.items() if (cells := result.get("failed"))]
+    failed = [f"{name} ({len(cells)} cells)" for name, result in results.items() if (cells := result.failed)]
     if failed:
         print_continues(output, f"failed: {', '.join(failed)}")
     return 1 if failed else 0

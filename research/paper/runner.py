@@ -17,10 +17,9 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
 from probe.plan import ProbePlan
 from probe.run import check_fits, is_whole, remove_run, run_probe
-from probe.store.result_file import as_json
 from probe.verdict.result import run_summary
 from research.paper.config import PaperConfig, reason_left_out
-from research.paper.report import REPORTED
+from research.paper.report import REPORTED, Outcome
 from research.paper.sections import SECTIONS
 
 _TIME_OVER = "the time was over; the same command continues"
@@ -34,11 +33,11 @@ def run_sections(
     overwrite: bool = False,
     until: float | None = None,
     runner: Runner = LOCAL,
-) -> dict[str, dict[str, Any]]:
-    """By section of the config: a summary, or 'left_out' with the reason; in the report's order.
+) -> dict[str, Outcome]:
+    """By section of the config what it gave; in the report's order.
 
     They run in the config's order; nothing begins after the `deadline` `until`. What no worker could finish is in a
-    section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another run,
+    section's `failed`, and the others go on. Raises FileExistsError, before anything runs, for folders of another run,
     unless `overwrite`, which removes what they hold once the model was loaded; also what `Runner.check` raises.
     """
     runner.check(config.load)
@@ -75,38 +74,40 @@ def _prepare_folder(config: PaperConfig, name: str, plan: Any, folder: Path, ove
         experiment.open_journal(folder, overwrite=overwrite)
 
 
-def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def left(results: Mapping[str, Outcome]) -> list[str]:
     """The sections left when the time was over, with the number of missing cells of those begun."""
-    cells = {name: result.get("tasks_left", 0) for name, result in results.items()}
+    cells = {name: getattr(result.result, "tasks_left", 0) for name, result in results.items()}
     begun = [f"{name} ({count} cells)" for name, count in cells.items() if count]
-    return [*begun, *(name for name, result in results.items() if result.get("left_out") == _TIME_OVER)]
+    return [*begun, *(name for name, result in results.items() if result.left_out == _TIME_OVER)]
 
 
 def _section(
     config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, until: float | None, runner: Runner
-) -> dict[str, Any]:
+) -> Outcome:
     if reason := reason_left_out(name, config.sections[name]):
-        return {"left_out": reason}
+        return Outcome(left_out=reason)
     if name == "probe":
         return _probe(plans[name], folder, until, runner)
     if name == "longbench":
         if is_over(until):
-            return {"left_out": _TIME_OVER}
-        return run_harness(plans[name], out=folder, **_harness_options(config), runner=runner)
+            return Outcome(left_out=_TIME_OVER)
+        scores = run_harness(plans[name], out=folder, **_harness_options(config), runner=runner)
+        return Outcome(scores, failed=scores.failed)
     summary = run_cells(plans[name], folder, until=until, runner=runner)
-    return summary if summary["cells"] or not summary["tasks_left"] else {"left_out": _TIME_OVER}
+    is_begun = summary.cells or not summary.tasks_left
+    return Outcome(summary, failed=summary.failed) if is_begun else Outcome(left_out=_TIME_OVER)
 
 
-def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
+def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> Outcome:
     """The summary of a probe run; a finished one is not run again."""
     if is_whole(plan, folder) and (summary := run_summary(folder)):
-        return as_json(summary)
+        return Outcome(summary)
     if is_over(until):
-        return {"left_out": _TIME_OVER}
+        return Outcome(left_out=_TIME_OVER)
     try:
-        return as_json(run_probe(plan.request, folder, runner=runner)[0])
+        return Outcome(run_probe(plan.request, folder, runner=runner)[0])
     except TasksLost as error:
-        return {"left_out": str(error), "failed": error.keys}
+        return Outcome(left_out=str(error), failed=error.keys)
 
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:

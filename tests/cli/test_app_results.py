@@ -1,6 +1,7 @@
 """The dashboard's page of evaluations."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from pages import drawn, shown_texts
 from results import evaluation, write_evaluation
 
 from probe.evaluation.plan import TASKS
+from probe.evaluation.result import EVALUATED, Sample
 from probe.evaluation.summary import summarize
 from probe.experiment.journal import Journal
 from probe.files import write_result
@@ -39,16 +41,13 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
 
 
 def test_scores_of_prompts_are_in_no_table(opened, tmp_path):
-    summary = evaluation()
     scores = {"recall": 0.9, "copied": 0.2}
     rows = [
-        {"task": "vt", "metric": metric, "method": "origin", "length": 256, "sample": sample, "score": score}
-        for sample in range(5)
-        for metric, score in scores.items()
+        Sample("vt", "origin", 256, sample, metric, score) for sample in range(5) for metric, score in scores.items()
     ]
-    summary["cells"] += summarize(rows, TASKS)
-    summary["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
-    write_result(write_evaluation(tmp_path / "mine") / "summary.json", summary)
+    sizes, former = {"vt": "4 hops, no example; 30 tokens generated"}, evaluation()
+    result = replace(former, sizes=sizes, cells=former.cells + summarize(rows, TASKS))
+    EVALUATED.write(write_evaluation(tmp_path / "mine"), result)
     app = opened()
     others = [element.value.set_index("method") for element in app.dataframe]
     assert "vt: 4 hops, no example; 30 tokens generated." in shown_texts(app)

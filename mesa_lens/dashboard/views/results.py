@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import HARNESS, Context, results, unfinished
+from mesa_lens.dashboard.runs import Context, results, unfinished
+from probe.evaluation.result import Evaluated, HarnessScores
 from probe.evaluation.summary import difference_tables, mean_tables
 from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import evaluation_charts, evaluation_numbers
@@ -33,32 +32,32 @@ def page(context: Context) -> None:
     if name is not None and name not in known:
         st.warning(ui.plain(f"There is no result {name} under the folder of runs."))
     result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
-    summary = result.read()
-    model = f"Model **{ui.plain(summary['model'])}**"
-    if result.kind == HARNESS:
-        st.markdown(f"{model}, prompts of at most {ui.plain(summary['max_length'])} tokens.")
-        ui.table(harness_table(summary))
+    read = result.read()
+    model = f"Model **{ui.plain(read.model)}**"
+    if isinstance(read, HarnessScores):
+        st.markdown(f"{model}, prompts of at most {read.max_length} tokens.")
+        ui.table(harness_table(read))
     else:
-        st.markdown(f"{model}, trained window **M = {ui.plain(summary['trained_length'])}** tokens.")
-        _evaluation(summary, result.name)
+        st.markdown(f"{model}, trained window **M = {read.trained_length}** tokens.")
+        _evaluation(read, result.name)
 
 
-def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
+def _evaluation(result: Evaluated, stem: str) -> None:
     """Differences to the reference, curves with downloads, and all means in a fold."""
-    for sentence in sentences(summary):
+    for sentence in sentences(result):
         st.markdown(ui.plain(sentence))
-    differences = list(difference_tables(summary["cells"]))
+    differences = list(difference_tables(result.cells))
     if differences:
         st.subheader("Differences to the reference", anchor=False)
         for values in differences:
             ui.table(values)
         st.subheader("Scores over length", anchor=False)
-    numbers = evaluation_numbers(summary)
-    for task, chart in evaluation_charts(summary).items():
+    numbers = evaluation_numbers(result)
+    for task, chart in evaluation_charts(result).items():
         key = ui.file_stem(stem, task)
         ui.show(chart, key)
         export = Export({task: chart}, {name: data for name, data in numbers.items() if data.attrs["task"] == task})
         ui.buttons(lambda export=export: export, key, ui.FORMS, ("csv",) if len(export.numbers) > 1 else ())
     with st.expander("All scores"):
-        for values in mean_tables(summary["cells"]):
+        for values in mean_tables(result.cells):
             ui.table(values)

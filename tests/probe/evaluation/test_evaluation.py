@@ -138,7 +138,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(eval_request, finished, tm
 
 def test_a_finished_run_loads_no_model(eval_request, finished, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    assert run(plan(eval_request), finished)["tasks_left"] == 0
+    assert run(plan(eval_request), finished).tasks_left == 0
 
 
 def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(eval_request, finished):
@@ -161,7 +161,7 @@ def test_tasks_methods_and_shorter_lengths_can_be_added(eval_request, tmp_path):
     before = rows(tmp_path)
     summary = run(plan(eval_request), tmp_path)
     assert rows(tmp_path)[: len(before)] == before
-    cells = {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]}
+    cells = {(cell.task, cell.method, cell.length) for cell in summary.cells}
     assert cells == set(plan(eval_request).cells)
     run(plan(replace(eval_request, methods="origin")), tmp_path)  # nothing is lost
     assert {row["method"] for row in rows(tmp_path)} == {"origin", "mesa"}
@@ -227,13 +227,13 @@ def test_cells_that_do_not_fit_are_left_out_and_named(eval_request, tmp_path, mo
     monkeypatch.setattr(Likelihood, "measure", small)
     summary = run(plan(three), tmp_path)
     left_out = [("nll", method, length) for length in (150, 200) for method in ("origin", "mesa")]
-    assert [tuple(cell) for cell in summary["out_of_memory"]] == left_out
+    assert summary.out_of_memory == left_out
     assert tried == [("nll", 96)] * 2 + [("nll", 150)] * 2  # one at a time is tried once, longer ones not at all
-    measured = {(cell["task"], cell["length"]) for cell in summary["cells"]}
+    measured = {(cell.task, cell.length) for cell in summary.cells}
     assert measured == {("nll", 96), *(("passkey", length) for length in (96, 150, 200))}
     assert "left out: nll under mesa does not fit in memory at 200 tokens" in capsys.readouterr().err
     monkeypatch.setattr(Likelihood, "measure", original)
-    assert run(plan(three), tmp_path)["out_of_memory"] == []
+    assert run(plan(three), tmp_path).out_of_memory == []
 
 
 def test_the_estimate_counts_tasks_tokens_and_bytes(eval_request, tokenizer):

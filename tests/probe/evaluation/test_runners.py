@@ -9,6 +9,7 @@ from elsewhere import Elsewhere, same_evaluation
 
 from probe.evaluation import run as running
 from probe.evaluation.plan import plan
+from probe.evaluation.result import EVALUATED
 from probe.evaluation.run import run
 from probe.evaluation.worker import EvalWorker
 
@@ -33,13 +34,13 @@ def test_the_order_in_which_cells_end_changes_nothing(eval_request, local, tmp_p
 
 def test_what_no_worker_can_finish_is_left_out_and_run_by_the_same_command(eval_request, local, tmp_path, capsys):
     summary = run(plan(eval_request), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
-    assert summary["failed"] == [("nll", "mesa", 96)]
-    assert (summary["tasks_left"], summary["out_of_memory"]) == (0, [])
+    assert summary.failed == [("nll", "mesa", 96)]
+    assert (summary.tasks_left, summary.out_of_memory) == (0, [])
     assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
-    measured = {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]}
+    measured = {(cell.task, cell.method, cell.length) for cell in summary.cells}
     assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= measured
-    whole = json.loads((local / "summary.json").read_text())["cells"]
-    assert sorted(map(str, run(plan(eval_request), tmp_path)["cells"])) == sorted(map(str, whole))
+    whole = EVALUATED.read(local).cells
+    assert sorted(map(str, run(plan(eval_request), tmp_path).cells)) == sorted(map(str, whole))
 
 
 def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_request, tmp_path, capsys, monkeypatch):

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from results import COMMON
 from scipy.stats import multinomial
 
 from probe.eval_report import render_evaluation
 from probe.evaluation.plan import TASKS
+from probe.evaluation.result import Cell, Evaluated, Sample
 from probe.evaluation.summary import interval, paired, summarize, tables
 from probe.figures.curves import evaluation_charts, write_curves
 from probe.glossary import explained, help_of
@@ -18,7 +20,7 @@ FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")
 
 
 def row(method, length, score, task="passkey", metric="accuracy", sample=0):
-    return {"task": task, "metric": metric, "method": method, "length": length, "score": score, "sample": sample}
+    return Sample(task, method, length, sample, metric, score)
 
 
 @pytest.fixture
@@ -120,8 +122,8 @@ def test_tables_have_methods_down_and_lengths_across(cells):
 
 
 def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
-    summary = {"cells": cells, "trained_length": 200, "model": "some/model"}
-    charts = evaluation_charts(summary)
+    result = Evaluated(**COMMON, cells=cells, trained_length=200, model="some/model", tasks_left=0)
+    charts = evaluation_charts(result)
     assert list(charts) == ["passkey", "nll"]
     assert charts["passkey"].title == "The paper's passkey prompt: some/model; mean, 95% interval"
     (panel,) = charts["passkey"].panels
@@ -135,21 +137,28 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     low, high = panel.y_range
     assert low < wilson(1, 2)[0]
     assert high > 1
-    written = write_curves(summary, tmp_path)
+    written = write_curves(result, tmp_path)
     assert [path.name for path in written] == ["passkey.html", "passkey.png", "nll.html", "nll.png"]
     assert (tmp_path / "nll.png").read_bytes().startswith(b"\x89PNG")
     assert "some/model" in (tmp_path / "nll.html").read_text()
 
 
 def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():
-    cell = {"metric": "nll", "unit": "nats/token", "of_prompts": False, "low": 1.0, "high": 3.0, "n": 2}
+    common = {"metric": "nll", "unit": "nats/token", "low": 1.0, "high": 3.0, "n": 2, "length": 64}
     cells = [
-        cell | {"task": task, "method": name, "length": 64, "mean": mean, "difference": None}
+        Cell(**common, task=task, method=name, mean=mean)
         for task, mean in (("nll", 2.0), ("latency", 1.5))
         for name in ("origin", "<b>")
     ]
-    common = {"model": "<i>", "trained_length": 32, "seed": 0, "executor": "fused", "versions": {}, "tasks_left": 0}
-    html = render_evaluation({**common, "methods": {"origin": {}, "<b>": {}}, "cells": cells, "out_of_memory": []})
+    html = render_evaluation(
+        Evaluated(
+            **{**COMMON, "methods": {"origin": {}, "<b>": {}}},
+            model="<i>",
+            trained_length=32,
+            tasks_left=0,
+            cells=cells,
+        )
+    )
     assert "<i>" not in html.partition("<body>")[2].replace("plotly", "")[:400]
     assert html.index("Nll: &lt;i&gt;; mean") < html.index("Time and memory") < html.index("Latency: &lt;i&gt;; mean")
     assert '<abbr title="The unmodified model.' in html

@@ -1,0 +1,106 @@
+"""What `mesa-lens eval` measured, as its summary.json and harness.json hold it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from probe.store.result_file import Number, ResultFile
+
+EvalKey = tuple[str, str, int]
+"""Task, method and length in tokens."""
+
+
+class Sample(NamedTuple):
+    """A score of one prompt or text, a row of samples.csv."""
+
+    task: str
+    method: str
+    length: int
+    sample: int
+    metric: str
+    score: float
+    seconds: float | None = None
+    peak_mib: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean less the reference's on the n samples of both, with its paired 95% interval; NaN where there is none."""
+
+    reference: str
+    mean: Number
+    low: Number
+    high: Number
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The mean of a metric over the samples of a task, under a method, at a length."""
+
+    task: str
+    about: str = ""
+    """The task in words."""
+    metric: str
+    unit: str
+    of_prompts: bool = False
+    """Whether it is the same for every method; tables leave it out."""
+    method: str
+    length: int
+    """In tokens."""
+    mean: Number
+    low: Number
+    """95% interval over samples; NaN where there is none."""
+    high: Number
+    n: int
+    """Number of samples."""
+    difference: Difference | None = None
+    """None for the reference, and where it was not run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The summary of `mesa-lens eval`."""
+
+    model: str
+    trained_length: int
+    seed: int
+    executor: str
+    versions: dict[str, str]
+    methods: dict[str, dict[str, Any]]
+    """Configs by name."""
+    sizes: dict[str, str] = field(default_factory=dict)
+    """Of tasks, in words."""
+    out_of_memory: list[EvalKey]
+    """Left out, since a prompt did not fit."""
+    failed: list[EvalKey] = field(default_factory=list)
+    """Left out, since no worker could finish them."""
+    tasks_left: int
+    cells: list[Cell]
+    """Lengths in order."""
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class HarnessScores:
+    """The scores of lm-eval's tasks."""
+
+    model: str
+    max_length: int
+    """Of a prompt, in tokens."""
+    results: dict[str, dict[str, dict[str, Number]]]
+    """lm-eval's numbers by method, part of a task, and lm-eval's name, such as 'acc,none'."""
+    limit: int | None = None
+    """Documents of a task; None: all."""
+    failed: list[EvalKey] = field(default_factory=list)
+    """Left out, since no worker could finish them."""
+    version: Literal[1] = 1
+
+
+EVALUATED = ResultFile(Path("summary.json"), Evaluated, by="eval")
+HARNESS_SCORES = ResultFile(Path("harness.json"), HarnessScores, by="eval")
+"""In the folder that `mesa-lens eval` writes to."""
