@@ -23,17 +23,18 @@ _TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask as the kernels take it: 0 or -inf to add, (query, key), and the queries that see nothing, if any."""
+    """A mask as the kernels take it: 0 or -inf to add, (query, key), and which queries see nothing, None for none."""
 
     added: Tensor
     blind: Tensor | None
 
     @classmethod
     def of(cls, seen: Tensor, dtype: torch.dtype) -> Mask:
-        """From booleans, True where a query sees a key."""
-        blind = ~seen.any(-1)
-        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
-        return cls(added, blind if bool(blind.any()) else None)
+        """From booleans, True where a query sees a key; whether any sees none is asked on a CPU alone: it waits."""
+        hidden = seen.logical_not()
+        blind = hidden.all(-1)
+        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -math.inf)
+        return cls(added, blind if seen.device.type != "cpu" or bool(blind.any()) else None)
 
 
 def attend(

@@ -101,7 +101,7 @@ class Rotation:
             self._tables[known] = positions, self._table(states, positions, plan)
         cos, sin = self._tables[known][1]
         step = max(1, _AT_ONCE * states.shape[2] // max(1, states.numel()))
-        if step < states.shape[2]:
+        if step < states.shape[2] and states.device.type == "cpu":  # elsewhere each operation is a launch
             turned = torch.empty_like(states)
             for begin in range(0, states.shape[2], step):
                 tokens = slice(begin, begin + step)
@@ -116,7 +116,7 @@ class Rotation:
             number = np.arange(len(frequencies), dtype=np.float64)
             scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
             frequencies = frequencies * torch.from_numpy(scale).to(frequencies)
-        angles = positions[:, None].to(states.device, self.accurate) * frequencies[: self.layout.pairs].to(
+        angles = positions[:, None].to(states.device, self.accurate) * frequencies.narrow(0, 0, self.layout.pairs).to(
             self.accurate
         )
         return self.layout.spread(angles.cos().to(states.dtype), angles.sin().to(states.dtype))

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mesa
 from mesa.engine import kernels
 from mesa.engine.kernels import Mask, attend, attend_cuda, attend_plainly
+from mesa.engine.rope import Layout, Rotation
+from mesa.plan import Plan
 
 CASES = ["causal", "wide", "plain", "masked"]
 
@@ -180,3 +182,29 @@ def test_methods_on_cuda_give_what_they_give_on_the_cpu(name):
             results.append(model(ids.to(device)).logits.float().cpu())
     assert torch.equal(results[0], results[2])
     torch.testing.assert_close(results[1], results[3], atol=2e-3, rtol=0)
+
+
+class _Counted(TorchDispatchMode):
+    """How many operations were called, views left out: on a GPU each is a launch."""
+
+    launches = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.launches += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_on_a_gpu_states_are_turned_as_a_whole_and_a_mask_waits_for_nothing(interleaved):
+    """Shapes of one layer of Llama-3-8B at 32k, without a GPU; what waits for the device is an error there."""
+    plan = Plan(32768, ())
+    with FakeTensorMode():
+        turn = Rotation(Layout(0, 64, interleaved), torch.ones(64))
+        states = torch.empty(1, 8, 32768, 128, dtype=torch.bfloat16, device="cuda")
+        at = torch.arange(32768)
+        turn(states, at, plan)  # its tables are shared by layers
+        with _Counted() as counted:
+            assert turn(states, at, plan).shape == states.shape
+        assert counted.launches <= 8
+        mask = Mask.of(torch.empty(128, 256, dtype=torch.bool, device="cuda"), torch.bfloat16)
+        assert mask.added.shape == (128, 256)
