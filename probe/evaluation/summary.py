@@ -166,7 +166,7 @@ def places(cells: Sequence[Cell]) -> int:
     return max(0, least, min(2, most))
 
 
-def tables(cells: Sequence[Mapping[str, Any]]) -> str:
+def tables(cells: Sequence[Cell]) -> str:
     """`score_tables` as plain text."""
     return "\n\n".join(map(plain_table, score_tables(cells)))
 
