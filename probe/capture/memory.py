@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 import torch
+
+from mesa.device import free_bytes
 
 _TOKEN_BYTES = 40
 """Of a token in a prompt: a Python integer and its place in a list, and its text while it is tokenized."""
@@ -41,13 +42,6 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or hidden // heads
     return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
-
-
-def free_bytes(device: torch.device | str = "cpu") -> int:
-    """Free memory of a CUDA device, or of the machine."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(torch.device(device))[0]
-    return psutil.virtual_memory().available
 
 
 def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 import mesa
+from mesa.device import free_bytes
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number
-from probe.capture.memory import free_bytes, prompt_bytes
+from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
 from probe.evaluation.result import EvalKey
 from probe.experiment.model_spec import PlanWorker

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from mesa.device import now
 from mesa.engine.plug import Attachment
 from mesa.engine.schedule import calls
 from mesa.methods import Method
@@ -164,11 +165,11 @@ class _TimedAttention(Attachment):
 
     def attention(self, *args: Any, **kwargs: Any) -> Any:
         """As for Attachment."""
-        began = _now(self.model)
+        began = now(self.model.device)
         try:
             return super().attention(*args, **kwargs)
         finally:
-            self.seconds += _now(self.model) - began
+            self.seconds += now(self.model.device) - began
 
 
 def _timed(model: Any, method: Method, executor: str, length: int) -> tuple[float, float]:
@@ -176,13 +177,7 @@ def _timed(model: Any, method: Method, executor: str, length: int) -> tuple[floa
     ids = (torch.arange(length, device=model.device) * 7 % _VOCABULARY)[None]
     attached = _TimedAttention(model, method, executor, None)
     with attached.on():
-        began = _now(model)
+        began = now(model.device)
         model(ids, use_cache=False, logits_to_keep=1)
-        elapsed = _now(model) - began
+        elapsed = now(model.device) - began
     return attached.seconds, elapsed - attached.seconds
-
-
-def _now(model: Any) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter()

@@ -205,7 +205,8 @@ class RayWorker:
         if worker.source.on_gpu:
             import torch
 
-            memory_bytes = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
+            count = torch.accelerator.device_count()
+            memory_bytes = sum(torch.accelerator.get_memory_info(device)[0] for device in range(count))
         return f"process {os.getpid()} on {platform.node()}", memory_bytes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import psutil
 import torch
 from transformers import DynamicCache
 
+from mesa.device import is_accelerator, now
 from mesa.finite import states_checked
 from mesa.models import Loaded
 from mesa.outside import with_cache
@@ -84,11 +84,7 @@ def devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
 
 
 def _now(places: Sequence[torch.device]) -> float:
-    """Seconds on a clock, all work on the devices done."""
-    for device in places:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-    return time.perf_counter()
+    return max(map(now, places))
 
 
 @dataclass
@@ -100,14 +96,14 @@ class Peak:
 
 @contextmanager
 def watched_peak(places: Sequence[torch.device]) -> Iterator[Peak]:
-    """The peak of what runs inside: of the CUDA devices in sum, else of the process. Peaks do not nest on CUDA."""
-    peak, cuda = Peak(), [device for device in places if device.type == "cuda"]
-    if cuda:
-        for device in cuda:
-            torch.cuda.reset_peak_memory_stats(device)
-        base = sum(map(torch.cuda.memory_allocated, cuda))
+    """The peak of what runs inside: of the accelerators in sum, else of the process. Peaks do not nest on those."""
+    peak, devices = Peak(), [device for device in places if is_accelerator(device)]
+    if devices:
+        for device in devices:
+            torch.accelerator.reset_peak_memory_stats(device)
+        base = sum(map(torch.accelerator.memory_allocated, devices))
         yield peak
-        peak.bytes = sum(map(torch.cuda.max_memory_allocated, cuda)) - base
+        peak.bytes = sum(map(torch.accelerator.max_memory_allocated, devices)) - base
         return
     _give_back()
     process, done = psutil.Process(), threading.Event()
