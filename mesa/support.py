@@ -29,7 +29,7 @@ def check_config(config: Any) -> None:
         rotary = any(word in name for name in vars(config) for word in ("rope", "rotary", "mamba"))
         if is_rotary(kind) and rotary:
             return
-        reason = "it has no rotary embeddings and no ALiBi to weave"
+        reason = "it has no rotary embeddings and no ALiBi, so no distances to change"
     raise Refused(f"model type {kind!r} is not supported: {reason}")
 
 

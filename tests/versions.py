@@ -34,9 +34,9 @@ def requirements(oldest: bool) -> list[str]:
 
 def main() -> int:
     """Runs all; the largest exit status."""
-    found = [(version, path) for version in PYTHONS if (path := python(version))]
+    entry = [(version, path) for version in PYTHONS if (path := python(version))]
     codes = []
-    for number, (version, path) in enumerate(found):
+    for number, (version, path) in enumerate(entry):
         name = f"{version}-{'newest' if number else 'oldest'}"
         folder = ROOT / "build" / "versions" / name
         subprocess.run([path, "-m", "venv", folder], check=True)

@@ -84,7 +84,7 @@ def share(joint: LinearBridge, module: Any, parts: Sequence[LinearBridge]) -> Te
     """Has `parts` follow the `module` of a joint projection; which of their outputs, in a row, each of its own is."""
     linears: list[Any] = [part.original_component for part in parts]
     order, kept = _order(module, linears), [None]
-    places = order.argsort().split([linear.out_features for linear in linears])
+    places = order.argsort().split([len(linear.weight) for linear in linears])
     for linear, mine in zip(linears, places, strict=True):
         linear.__class__ = Part
         object.__setattr__(linear, "whole", joint)  # no child: its weights are the joint's

@@ -203,7 +203,7 @@ class _Probe:
             raise Refused(self._refusal("its attention is not called through transformers' AttentionInterface"))
         embeddings = [module for module in self.decoder.modules() if isinstance(module, nn.Embedding)]
         if not self.rotaries and len(embeddings) > 1:  # one that may be of positions
-            raise Refused(self._refusal("it has no rotary embeddings and no ALiBi to weave"))
+            raise Refused(self._refusal("it has no rotary embeddings and no ALiBi, so no distances to change"))
         return self.layers
 
     def _moved(self, ids: Tensor) -> dict[str, Tensor]:

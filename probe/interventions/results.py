@@ -97,8 +97,8 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Eff
         losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
         share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
-        found = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
-        effects.append(Effect(**loss.labels, **entry | place, **found))
+        measures = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
+        effects.append(Effect(**loss.labels, **entry | place, **measures))
     return effects
 
 

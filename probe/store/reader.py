@@ -95,7 +95,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 def _variables(path: Path, group: str | None = None) -> xr.Dataset:
     """What a store, or its group, holds: by name, since a folder lists its files in any order."""
     dataset = xr.open_zarr(path, group=group, consolidated=False)
-    return dataset[sorted(dataset.data_vars, key=str)]
+    labels, values = (
+        {name: part[name].variable for name in sorted(part, key=str)} for part in (dataset.coords, dataset.data_vars)
+    )
+    return xr.Dataset(values, labels, dataset.attrs)
 
 
 @contextmanager

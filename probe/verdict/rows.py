@@ -25,7 +25,7 @@ RANKED = (
 
 def ranked(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(findings, found, located, prediction) for found in findings.methods), key=_key)
+    rows = sorted((_row(findings, entry, located, prediction) for entry in findings.methods), key=_key)
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
         if row.held is None:
@@ -76,27 +76,27 @@ def is_worse(row: Row) -> bool:
 def smallest_set(located: Located, method: str) -> HeadSet | None:
     """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
     gaps = having(located.loss_gaps, method=method, judged=True)
-    sets = [(gap, found) for gap in gaps for found in having(located.smallest, **gap.labels) if found.heads]
+    sets = [(gap, entry) for gap in gaps for entry in having(located.smallest, **gap.labels) if entry.heads]
     if not sets:
         return None
-    gap, found = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
-    last = found.size - 1
+    gap, entry = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    last = entry.size - 1
     return HeadSet(
-        heads=found.heads[: found.size],
-        is_enough=found.enough is not None,
-        finished=found.finished,
-        share=found.share[last],
-        low=found.low[last],
-        high=found.high[last],
-        random=found.random[last],
+        heads=entry.heads[: entry.size],
+        is_enough=entry.enough is not None,
+        finished=entry.finished,
+        share=entry.share[last],
+        low=entry.low[last],
+        high=entry.high[last],
+        random=entry.random[last],
         length=gap.length,
         measure=gap.measure,
         items=gap.items // 2,
     )
 
 
-def _row(findings: Findings, found: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
-    method, measured, drift, held = found.method, found.measured, findings.drift, None
+def _row(findings: Findings, entry: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
+    method, measured, drift, held = entry.method, entry.measured, findings.drift, None
     is_reference, config = method == findings.reference, findings.method_configs.get(method)
     of_run = (findings.model, findings.trained_length)
     if measured and measured.judged_by:
@@ -107,7 +107,7 @@ def _row(findings: Findings, found: MethodResult, located: Located | None, predi
         is_reference=is_reference,
         measured=measured,
         held=held,
-        nll=_nll(found.longest, is_reference),
+        nll=_nll(entry.longest, is_reference),
         predicted=None if is_reference else predicted_failure(of_run, config, method, prediction),
         drift=onsets[0] if onsets else None,
         heads=None if located is None else smallest_set(located, method),
@@ -123,10 +123,10 @@ def predicted_failure(
     """
     if prediction is None or (prediction.model, prediction.trained_length) != of_run:
         return None
-    found = prediction.methods.get(method)
-    if found is None or found.failure is None or found.config != config:
+    entry = prediction.methods.get(method)
+    if entry is None or entry.failure is None or entry.config != config:
         return None
-    return PredictedFailure(found.failure.length, found.failure.ends, prediction.longest)
+    return PredictedFailure(entry.failure.length, entry.failure.ends, prediction.longest)
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> LongestNll | None:

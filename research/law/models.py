@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
         if not train.train(config, out, training, mixture, about, over):
             return
         (out / train.STATE).unlink()
-        print(f"{name}: loss {training.log[-1]['loss']:.2f}, {training.seconds:.0f} s", flush=True)
+        print(f"{name}: loss {training.log[-1]['loss']:z.2f}, {training.seconds:.0f} s", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -124,8 +124,8 @@ def weights_of(sparse: Sparse, rotary: Rotary, longest: int, power: float, curve
         make, tried = tables[key]
 
         def squares(value: float, make: Callable[[float], np.ndarray] = make) -> float:
-            made = make(value)
-            got = np.array([curve.at(seen, made) for seen in sparse.seen])
+            weights = make(value)
+            got = np.array([curve.at(seen, weights) for seen in sparse.seen])
             return float(((got - sparse.costs) ** 2).sum())
 
         best = float(min(tried, key=squares))
@@ -241,8 +241,8 @@ def main(args: argparse.Namespace) -> None:
     planned = replace(planned, texts=planned.texts[:finished])
     losses = losses_of(planned, rows)
     label = f"{name} {args.configs}" if args.configs == "untried" else name
-    made, by_config = judge(planned, losses, name)
-    table = pd.DataFrame(made).assign(model=label).round(4)
+    rows, by_config = judge(planned, losses, name)
+    table = pd.DataFrame(rows).assign(model=label).round(4)
     path = RESULTS / "rules.csv"
     if path.exists():
         old = pd.read_csv(path)
@@ -251,7 +251,7 @@ def main(args: argparse.Namespace) -> None:
     stored = RESULTS / "rules.json"
     everything = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
     write_json(stored, {**everything, label: {"lengths": list(planned.lengths), **by_config}})
-    print(pd.DataFrame(made).round(4).to_string(index=False))
+    print(pd.DataFrame(rows).round(4).to_string(index=False))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -198,7 +198,7 @@ def test_what_a_files_numbers_say_stays_text(opened, tmp_path, undrawn):
     run = a_run(tmp_path / "runs" / "mine")
     write_report(run)
     path, hostile = run / "summary.json", "<img src=x onerror=alert(1)>"
-    write_result(path, {**json.loads(path.read_text()), "captured_length": hostile})
+    write_result(path, {**json.loads(path.read_text()), "model": hostile})
     assert hostile in path.read_text()
     html = "".join(part.proto.body for part in opened("overview").get("html"))
     assert "&lt;img src=x" in html

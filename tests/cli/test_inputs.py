@@ -69,7 +69,7 @@ def test_an_option_without_effect_is_refused(capsys, model, tmp_path, words, mes
     assert message in refused(capsys, *words.format(text=text).split(), "--model", model, "--out", tmp_path / "out")
 
 
-def test_a_text_that_no_task_reads_yet_is_told(capsys):
+def test_a_text_that_no_task_reads_is_reported(capsys):
     check_read(EvalRequest(tasks=("latency",), text="t.txt"))
     assert "--text t.txt is read by niah-essay, nll, nll-position alone" in capsys.readouterr().err
 

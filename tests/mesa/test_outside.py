@@ -15,7 +15,15 @@ import mesa
 from mesa.outside import PRIVATE, with_cache
 
 ROOT = Path(__file__).parents[2]
-OURS = {"_asdict", "_StoreAction", "_option_string_actions", "_temp_dir"}  # the standard library's, and Ray's option
+OURS = {
+    "_asdict",
+    "_fields",
+    "_replace",
+    "_StoreAction",
+    "_option_string_actions",
+    "_temp_dir",
+}
+"""The standard library's, and an option of Ray."""
 
 
 def test_every_private_name_of_another_package_is_listed():

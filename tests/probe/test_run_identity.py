@@ -142,7 +142,7 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
     assert f"{run / 'predict'} is left out: it is of model another, not" in said
 
 
-def test_another_text_than_the_runs_is_told(run, capsys):
+def test_another_text_than_the_runs_is_reported(run, capsys):
     there = run_settings(run)
     for text, said in ((None, ""), ("mine.txt", "another text (shipped held-out text there, mine.txt now)")):
         check_of_run(run, {**there, "text": text}, {}, lambda settings: "float64")

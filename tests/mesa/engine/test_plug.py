@@ -99,7 +99,7 @@ def test_bad_input_is_refused(model):
     with pytest.raises(ValueError, match="unknown executor 'flash'; known: dense, fused"):
         mesa.applied(model, cases.method("rerope"), executor="flash").__enter__()
     gpt = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9))
-    message = "model type 'gpt2' is not supported: it has no rotary embeddings and no ALiBi to weave"
+    message = "model type 'gpt2' is not supported: it has no rotary embeddings and no ALiBi, so no distances to change"
     with pytest.raises(ValueError, match=message):
         mesa.applied(gpt, cases.method("rerope")).__enter__()
     cache = DynamicCache()

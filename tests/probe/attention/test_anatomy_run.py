@@ -97,8 +97,8 @@ def test_a_head_is_lost_and_restored_by_its_intervals():
         for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), values, strict=False):
             score = Mean(*score)
             rows.append(Retrieval(method, length, 4, 0, head, Mean(0.0, 0.0, 0.0), score, 1, score))
-    found = retrieval_heads(rows, M, "origin", ["origin", "rerope"])
-    result = {row.head: (row.lost, row.kept, row.restored) for row in found}
+    entry = retrieval_heads(rows, M, "origin", ["origin", "rerope"])
+    result = {row.head: (row.lost, row.kept, row.restored) for row in entry}
     assert result == {head: tuple(values[3:]) for head, values in scores.items() if head < 4}
 
 

@@ -87,7 +87,7 @@ def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path
     from probe.interventions import request as planning
 
     former = planning.plan
-    monkeypatch.setattr(planning, "plan", lambda request: swallowed(signal.SIGINT) or former(request))
+    monkeypatch.setattr(planning, "plan", lambda request: swallowed(signal.SIGINT) or time.sleep(1) or former(request))
     assert (
         cli.main(["locate", "--model", model, "--lengths", "400", "--samples", "1", "--out", str(tmp_path / "a")]) == 1
     )

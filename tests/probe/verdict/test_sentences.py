@@ -52,7 +52,7 @@ def random_summary(seed):
     measured = measured_failure(scores, M)
     methods = scores["method"].values.tolist()
     calls = [call_without_drift(name) for name in methods]
-    found = [
+    entry = [
         MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, **scored(scores, measured, name, "origin"))
         for name in methods
     ]
@@ -60,7 +60,7 @@ def random_summary(seed):
         model="tiny", model_revision=None, trained_length=M, captured_length=4 * M, hook="resid_post",
         prompt="repeated", word="hello", reference="origin", rule={}, onset_by="drift", pass_length=4 * M,
         follows_length=[], drift=DriftResult({}, {"repeated": PromptDrift(calls, [])}), searched=0, qualified={},
-        best=[], methods=found, control="none", failure_rule=measured.rule, judged_by=list(measured.judged_by),
+        best=[], methods=entry, control="none", failure_rule=measured.rule, judged_by=list(measured.judged_by),
         at_chance=list(measured.chance), level=level_of(scores, measured), stated_window=measured.stated,
         measured_lengths=LENGTHS, method_configs={}, versions={}, created=None,
     )  # fmt: skip
