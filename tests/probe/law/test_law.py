@@ -147,7 +147,7 @@ def test_a_model_that_does_not_read_distance_is_refused():
     assert "no effect of distances beyond M is seen" in Calibration.of(M, M, LONGEST, losses).refusal()
 
 
-def test_the_chosen_keys_alone_are_moved_and_the_first_token_only_when_asked():
+def test_the_chosen_keys_alone_are_moved_and_the_first_token_where_it_is_named():
     moved = relative_positions(Moved(trained_length=16, half=4, count=2, gap=100).plan(6), np.arange(6), np.arange(6))
     assert moved[3:].tolist() == [[3, 2, 1, 0, -1, -1], [4, 103, 2, 101, 0, -1], [5, 104, 3, 102, 1, 0]]
     chosen = [
