@@ -13,6 +13,14 @@ from mesa_lens import cli
 from probe.experiment.interrupts import interruptible
 
 
+@pytest.fixture(autouse=True)
+def of_a_terminal():
+    """SIGINT as a terminal's command has it: a shell's background command starts with it ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 def swallowed(number):
     """What a package does whose import takes every error for its own."""
     try:
