@@ -21,8 +21,9 @@ PRIVATE: dict[str, dict[str, str]] = {
         "PreTrainedConfig._name_or_path": "where a model came from",
         "configuration_utils:_commit_hash": "its revision",
         "GenerationMixin._get_logits_processor": "guidance by a negative prompt has a cache of its own",
-        "models.bloom.modeling_bloom._get_alibi_slopes": "ALiBi's slopes",
         "models.bloom.modeling_bloom.BloomAttention._reshape": "the joint projection, head by head",
+    },
+    "transformers 5.23 to 5.24": {
         "models.gemma4.modeling_gemma4.Gemma4TextModel._maybe_slice_kv_shared_inputs": "leaves out prompt tokens",
     },
     "accelerate 1.10 to 1.15": {

@@ -51,9 +51,9 @@ def slopes(decoder: Any) -> Tensor:
     if type(module).__name__ == "ConstructedAttention":
         return module.slopes
     if forward is _bloom_forward:
-        from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+        from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-        return _get_alibi_slopes(module.num_heads, torch.device("cpu")).float()
+        return build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)[:, 0, 1]  # of keys 0 and 1
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
     stated = decoder.config.attn_config.alibi_bias_max
