@@ -6,6 +6,7 @@ import pytest
 from research.false_alarms.run import RESULTS, STUDIES, noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["changes", "stated"])
 def test_the_published_counts_are_those_of_the_study(study):
     pd.testing.assert_frame_equal(pd.read_csv(RESULTS / f"{study}.csv"), pd.DataFrame(STUDIES[study]()))
