@@ -247,10 +247,20 @@ class MethodBridge(TransformerBridge):
         attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
         yield from steps if attachment is None else attachment.generating.steps(current_tokens, steps)
 
-    def process_weights(self, *args: Any, **kwargs: Any) -> None:
-        """As TransformerLens has it; Refused where a projection is more than its weight and bias."""
+    def process_weights(
+        self, verbose: bool = False, fold_ln: bool = True, center_writing_weights: bool = True,
+        center_unembed: bool = True, fold_value_biases: bool = True, refactor_factored_attn_matrices: bool = False,
+    ) -> None:  # fmt: skip
+        """As TransformerLens has it, but biases of values stay where attention has sinks: its weights do not sum to 1.
+
+        Refused where a projection is more than its weight and bias.
+        """
         check_plain([part for part in self.modules() if isinstance(part, LinearBridge)], "processing weights")
-        super().process_weights(*args, **kwargs)
+        attentions = [part.original_component for part in self.modules() if isinstance(part, AttentionBridge)]
+        folded = fold_value_biases and all(getattr(module, "sinks", None) is None for module in attentions)
+        super().process_weights(
+            verbose, fold_ln, center_writing_weights, center_unembed, folded, refactor_factored_attn_matrices
+        )
 
     def run_with_cache(self, input: Any, *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it; under the fused executor without gradients, unless a loss is asked for."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from transformer_lens.model_bridge.generalized_components import JointGateUpMLPBridge, LinearBridge
+from transformer_lens.model_bridge.generalized_components import JointGateUpMLPBridge, LinearBridge, MoERouterBridge
 from transformer_lens.utilities.quantization import unreadable_weight_reason
 
 from mesa.errors import Refused
@@ -17,8 +17,11 @@ from mesa.errors import Refused
 
 def is_plain(module: Any) -> bool:
     """Whether a module computes what its weight and bias say, and nothing else: no adapter, quantization, hook."""
-    if not isinstance(module, nn.Linear) or type(module).forward not in _FORWARDS:
-        return False
+    return isinstance(module, nn.Linear) and type(module).forward in _FORWARDS and is_as_made(module)
+
+
+def is_as_made(module: Any) -> bool:
+    """Whether a module computes what a library's class does, by the weights that it holds."""
     return not (is_own(module) or is_parametrized(module))
 
 
@@ -43,7 +46,8 @@ def check_plain(parts: Sequence[Any], what: str) -> None:
     """Refused, naming the first module, where one of the bridge's `parts` is more than its weight and bias."""
     for part in parts:
         module = getattr(part.original_component, "joint", part.original_component)
-        if module is not None and not is_plain(module):
+        routes = isinstance(part, MoERouterBridge)  # chooses experts, too, as its class does
+        if module is not None and not (is_as_made(module) if routes else is_plain(module)):
             raise Refused(
                 f"{what} reads the weights of {part.name!r} themselves, and the {type(module).__name__} there computes "
                 "more than those (an adapter, quantization or a hook); merge it into the weights first "

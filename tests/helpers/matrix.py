@@ -329,7 +329,8 @@ ABSOLUTE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Where a distance does not say a score, see tests/mesa/engine/test_structures.py."""
 
 
-def build(family):
+def build(family, times=1, **changes):
+    """A family's model, with its layers so many times, and with changes to its config."""
     kind, more = TYPES.get(family, family), MORE.get(family, {})
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind)
@@ -340,7 +341,11 @@ def build(family):
     if full.get("layer_types"):
         kinds = list(dict.fromkeys(full["layer_types"]))
         given["layer_types"] = (kinds * 2)[:2]
-    config = AutoConfig.for_model(kind, **{**given, **more})
+    given |= more | changes
+    for name, value in given.items():
+        if name == "num_hidden_layers" or (isinstance(value, list) and len(value) == SIZES["num_hidden_layers"]):
+            given[name] = value * times
+    config = AutoConfig.for_model(kind, **given)
     model_class = CLASSES.get(family)
     model = (model_class(config) if model_class else AutoModelForCausalLM.from_config(config)).float().eval()
     for weight in model.parameters():

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import cases
 import families
+import matrix
 import pytest
 import tiny
 import torch
@@ -129,6 +130,18 @@ def test_what_reads_weights_alone_is_refused_where_they_are_not_all(family, toke
             with pytest.raises(mesa.errors.Refused, match=f"{switch}.* the Adapted there"):
                 logits(bridge.original_model, name, lambda ids: bridge.run_with_cache(ids)[0])
         getattr(bridge, f"set_{switch}")(False)
+
+
+def test_weights_beside_routers_and_sinks_are_processed_and_a_hooked_router_is_refused(tokenizer):
+    bridge, ids = mesa.bridge(matrix.build("gpt_oss"), tokenizer), tiny.tokens(1, 12)
+    plain = bridge(ids).log_softmax(-1)
+    router = next(module for module in bridge.original_model.modules() if type(module).__name__.endswith("Router"))
+    hooked = router.register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(mesa.errors.Refused, match="Router there computes more"):
+        bridge.process_weights()
+    hooked.remove()
+    bridge.process_weights()
+    torch.testing.assert_close(bridge(ids).log_softmax(-1), plain, atol=3e-4, rtol=0)
 
 
 def test_a_joint_weight_that_cannot_be_read_is_refused(tokenizer):
