@@ -46,8 +46,8 @@ test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one l
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
 	$(BIN)/python -m pytest -n auto -m browser tests/browser
 
-test-peers: .venv/installed  ## TransformerLens' own benchmarks and integration tests on mesa.bridge, beside its bridge (fetches its source)
-	$(BIN)/python tests/peers/compare.py
+test-peers: .venv/installed  ## TransformerLens' own benchmarks and integration tests on mesa.bridge, beside its bridge (fetches its source; PEERS=--families: of ten families' tiny models)
+	$(BIN)/python tests/peers/compare.py $(PEERS)
 
 mutants: .venv/installed  ## 250 small mistakes put into the code, one at a time: each must be noticed (15 minutes)
 	$(BIN)/python tests/mutations/run.py

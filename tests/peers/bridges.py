@@ -2,8 +2,10 @@
 
 import copy
 import os
+from dataclasses import replace
 from functools import cache
 
+import matrix
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -19,8 +21,13 @@ _attached = []
 
 @cache
 def loaded():
-    """The model and its tokenizer, never changed."""
-    source = mesa.load(os.environ.get("PEERS_MODEL", "default"))
+    """The model and its tokenizer, never changed; a family's tiny model has the shipped model's tokenizer."""
+    name = os.environ.get("PEERS_MODEL", "default")
+    source = mesa.load("default" if name in matrix.BRIDGED else name)
+    if name in matrix.BRIDGED:
+        tokens = {f"{kind}_token_id": getattr(source.tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        source = replace(source, model=matrix.build(name, 2, vocab_size=len(source.tokenizer), **tokens))
+        source.model.config.architectures = [type(source.model).__name__]  # by which TransformerLens chooses
     if source.tokenizer.pad_token is None:
         source.tokenizer.pad_token = source.tokenizer.eos_token or source.tokenizer.bos_token
     return source

@@ -3,7 +3,8 @@
 `python tests/peers/compare.py` fetches the source of the installed TransformerLens, runs both suites on its bridge
 and on `mesa.bridge` of every kind, and compares. A kind is `none` (no method) or a method with an executor, as
 `rerope:fused`. What fails beyond stock's failures must be in failures.toml with a reason; an entry that no longer
-fails is an error too, so the list can only shrink. Models are copies of one: the shipped one, or `--model`.
+fails is an error too, so the list can only shrink. Models are copies of one: the shipped one, each of `--models`, or
+with `--families` the tiny model of each of ten families (tests/helpers/matrix.py), with the shipped model's tokenizer.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KINDS = ("none", "origin:dense", "origin:fused", "mesa:dense")
+FAMILIES = "gpt_oss,olmo3,qwen3_next,glm4,smollm3,llama4,cohere2,granite,deepseek_v3,falcon_h1"
 FILES = """bridge_run_with_cache_pos_slice bridge_stop_at_layer bridge_start_at_layer bridge_manual_kv_cache
   bridge_self_consistency bridge_hook_scope attention_score_sentinel bridge_caching_hooks bridge_generate_return_cache
   bridge_generation bridge_run_with_cache_incl_bwd bridge_input_to_embed generate_attention_mask left_padding_positions
@@ -39,14 +41,14 @@ def source(folder: Path) -> Path:
 
 def results(tests: Path, kind: str, model: str, suites: list[str]) -> dict[str, str]:
     """What each test says on a kind of bridge: 'passed', 'skipped', or why it failed."""
-    out = tests.parent / f"{kind.replace(':', '-')}.json"
+    out = tests.parent / f"{Path(model).stem}-{kind.replace(':', '-')}.json"
     environment = {
         **os.environ,
         "PEERS_KIND": kind,
         "PEERS_MODEL": model,
         "PEERS_OUT": str(out),
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1], tests))),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent / "helpers", HERE.parents[1], tests))),
     }
     said: dict[str, str] = {}
     for suite in suites:
@@ -76,36 +78,43 @@ def verdict(stock: dict[str, str], ours: dict[str, str], listed: dict[str, str])
     ]
 
 
-def listed(kind: str) -> dict[str, str]:
-    """The tests that may fail on a kind of bridge beyond stock's failures, with reasons."""
+def listed(kind: str, model: str = "default") -> dict[str, str]:
+    """The tests that may fail on a kind of bridge of a model beyond stock's failures, with reasons."""
     entries = tomllib.loads((HERE / "failures.toml").read_text()).get("failure", [])
+    entries = [entry for entry in entries if model in entry.get("models", [model])]
     kinds = {kind, "method"} if ":" in kind else {kind}
     return {test: entry["reason"] for entry in entries if kinds & {*entry["kinds"]} for test in entry["tests"]}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of bridges, separated by commas (%(default)s)")
-    parser.add_argument("--model", default="default", help="what the bridges are of (%(default)s: the shipped one)")
-    parser.add_argument("--suites", default="benchmarks,tests", help="what to run (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="for source and results (%(default)s)")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    tests, suites = source(given.folder.resolve()), given.suites.split(",")
-    stock, wrong = results(tests, "stock", given.model, suites), 0
-    print(f"stock: {len(stock)} run, {len(failed(stock))} failed", flush=True)
-    for kind in given.kinds.split(","):
-        ours = results(tests, kind, given.model, suites)
-        reasons = {test: reason for test, reason in listed(kind).items() if test in stock}
+def compared(tests: Path, model: str, kinds: list[str], suites: list[str]) -> int:
+    """Prints what the kinds of bridges of a model say beside stock; how many things are wrong."""
+    stock, wrong = results(tests, "stock", model, suites), 0
+    print(f"{model}, stock: {len(stock)} run, {len(failed(stock))} failed", flush=True)
+    for kind in kinds:
+        ours = results(tests, kind, model, suites)
+        reasons = {test: reason for test, reason in listed(kind, model).items() if test in stock}
         beyond, lines = failed(ours) - failed(stock), verdict(stock, ours, reasons)
-        print(f"{kind}: {len(ours)} run, {len(failed(ours))} failed, {len(beyond)} beyond stock")
+        print(f"{model}, {kind}: {len(ours)} run, {len(failed(ours))} failed, {len(beyond)} beyond stock")
         for test in sorted(beyond & set(reasons)):
             print(f"  listed: {test}: {reasons[test]}")
         for line in lines:
             print(f"  {line}")
         sys.stdout.flush()
         wrong += len(lines)
-    return int(wrong > 0)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of bridges, separated by commas (%(default)s)")
+    parser.add_argument("--models", default="default", help="what the bridges are of (%(default)s: the shipped one)")
+    parser.add_argument("--families", dest="models", action="store_const", const=FAMILIES, help=f"those of {FAMILIES}")
+    parser.add_argument("--suites", default="benchmarks,tests", help="what to run (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="for source and results (%(default)s)")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    tests, kinds, suites = source(given.folder.resolve()), given.kinds.split(","), given.suites.split(",")
+    return int(sum(compared(tests, model, kinds, suites) for model in given.models.split(",")) > 0)
 
 
 if __name__ == "__main__":
