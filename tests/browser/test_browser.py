@@ -47,7 +47,8 @@ def address(tmp_path_factory):
         if name == "second":
             shutil.copytree(root / name, root / "third")
             edit(root / "third", lambda attributes: attributes.update(model="another"))
-    claim = {"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}
+    claim = {"name": "3.1", "verdict": "holds", "whose": "the paper's", "statement": "it holds", "ok": True}
+    claim |= {"margin": 1.0, "error": 0.0}
     write_result(root / "theory.json", {"claims": [claim]})
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
