@@ -17,10 +17,10 @@ from mesa.errors import Refused
 
 def is_plain(module: Any) -> bool:
     """Whether a module computes what its weight and bias say, and nothing else: no adapter, quantization, hook."""
-    return isinstance(module, nn.Linear) and type(module).forward in _FORWARDS and is_as_made(module)
+    return isinstance(module, nn.Linear) and type(module).forward in _FORWARDS and is_unchanged(module)
 
 
-def is_as_made(module: Any) -> bool:
+def is_unchanged(module: Any) -> bool:
     """Whether a module computes what a library's class does, by the weights that it holds."""
     return not (is_own(module) or is_parametrized(module))
 
@@ -47,7 +47,7 @@ def check_plain(parts: Sequence[Any], what: str) -> None:
     for part in parts:
         module = getattr(part.original_component, "joint", part.original_component)
         routes = isinstance(part, MoERouterBridge)  # chooses experts, too, as its class does
-        if module is not None and not (is_as_made(module) if routes else is_plain(module)):
+        if module is not None and not (is_unchanged(module) if routes else is_plain(module)):
             raise Refused(
                 f"{what} reads the weights of {part.name!r} themselves, and the {type(module).__name__} there computes "
                 "more than those (an adapter, quantization or a hook); merge it into the weights first "
