@@ -245,7 +245,7 @@ class Run(reader.Run):
         measured = measured_failure(self.evaluation, self.trained_length, reference)
         try:
             summary = self.summary
-            onsets, rule = [summary.onset_of(entry) for entry in summary.methods], summary.onset_by
+            onsets, rule = [summary.onset_of(result) for result in summary.methods], summary.onset_by
         except Refused:  # positions that onsets need were not captured
             onsets, rule = [], "drift"
         by_method = {onset.method: str(onset) for onset in onsets}
@@ -257,10 +257,10 @@ class Run(reader.Run):
         prediction, configs = PREDICTION.find(self.folder), json.loads(attrs.get("method_configs", "{}"))
         of_run = (attrs.get("model"), self.trained_length)
         predicted = {
-            failure.method: entry
+            failure.method: expected
             for failure in measured.failures
             if failure.method != reference
-            and (entry := predicted_failure(of_run, configs.get(failure.method), failure.method, prediction))
+            and (expected := predicted_failure(of_run, configs.get(failure.method), failure.method, prediction))
         }
         export = curves_export(scores, measured, self.trained_length, onsets, predicted)
         table = Table("", ("method", "measured failure", onset_title(rule)), rows)

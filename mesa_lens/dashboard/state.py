@@ -11,14 +11,13 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa_lens.dashboard.runs import Entry, check_inside, find_status
 from probe.opened import Run, open_run
-from probe.report import whole_summary
 from probe.store.cache import cached, load
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import CROSSINGS, analyse, judged_drifts
+from probe.thresholds.analysis import CROSSINGS, judged_drifts
 from probe.thresholds.search import CrossingRule, search
-from probe.verdict.result import Summary, run_summary
+from probe.verdict.result import Summary
 
 BY_STORE: dict[Any, Any] = {Entry: lambda entry: (str(entry.path), entry.stamp)}
 """Streamlit's `hash_funcs`: a run is another one as soon as its store is written anew."""
@@ -52,7 +51,8 @@ def can_open(entry: Entry) -> bool:
 
 def summary_of(entry: Entry) -> Summary:
     """The run's summary, of its report; where there is none, computed."""
-    return run_summary(entry.path, opened(entry)) or _computed_summary(entry)
+    with st.spinner(_ANALYSING):
+        return opened(entry).summary
 
 
 def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
@@ -96,12 +96,6 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
     """`find_drift` by prompt (see `drifts`), or why drift cannot be judged."""
     run = opened(entry)
     return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))
-
-
-@_cache(max_entries=8, show_spinner=_ANALYSING)
-def _computed_summary(entry: Entry) -> Summary:
-    run = opened(entry)
-    return whole_summary(analyse(run, work=partial(cached, run)))
 
 
 @_cache(max_entries=4, show_spinner="Opening the run …")

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import Number, ResultFile
+from probe.store.result_file import Number, OfHead, ResultFile
 
 
 class Mean(NamedTuple):
@@ -48,20 +48,15 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadMeasured(Measured):
+class HeadMeasured(Measured, OfHead):
     """The same of one head."""
 
     layer: int
     head: int
 
-    @property
-    def place(self) -> str:
-        """Layer and head, such as '3.1'."""
-        return f"{self.layer}.{self.head}"
-
 
 @dataclass(frozen=True)
-class Retrieval:
+class Retrieval(OfHead):
     """How often a head attends most to the passkey's token (offset 0), or to that after it (1): a share of tokens."""
 
     method: str
@@ -74,18 +69,13 @@ class Retrieval:
     best_offset: int
     best: Mean
 
-    @property
-    def place(self) -> str:
-        """Layer and head, such as '3.1'."""
-        return f"{self.layer}.{self.head}"
-
     def at(self, offset: int) -> Mean:
         """The score at an offset."""
         return self.offset_1 if offset else self.offset_0
 
 
 @dataclass(frozen=True)
-class RetrievalHead:
+class RetrievalHead(OfHead):
     """A head that retrieves inside M under the reference, at one length beyond M (see `retrieval_heads`)."""
 
     length: int
@@ -99,11 +89,6 @@ class RetrievalHead:
     kept: bool
     restored: list[str]
     """The methods that restore it."""
-
-    @property
-    def place(self) -> str:
-        """Layer and head, such as '3.1'."""
-        return f"{self.layer}.{self.head}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import Number, ResultFile
+from probe.store.result_file import Number, OfHead, ResultFile
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(OfHead):
     """The share of a `Loss` that a method in one place, or a clamp, restores (or, `without` it there, loses again)."""
 
     method: str
@@ -73,11 +73,6 @@ class Effect:
     def is_clear(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
-
-    @property
-    def place(self) -> str:
-        """Layer and head, such as '3.1'."""
-        return f"{self.layer}.{self.head}"
 
 
 @dataclass(frozen=True)

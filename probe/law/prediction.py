@@ -48,12 +48,12 @@ def predict(plan: PredictPlan, losses: Losses) -> Prediction:
         law = replace(law, kind=kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
     methods = {}
     for name, method in plan.methods.items():
-        why, entry = plan.refused.get(name, "") or refusal, {}
+        why, values = plan.refused.get(name, "") or refusal, {}
         if not why:
-            why, entry = _predicted(plan, losses, name, method, draws, factors, weights)
+            why, values = _predicted(plan, losses, name, method, draws, factors, weights)
         if plan.request.check or name == ORIGIN:
-            entry |= _measured(plan, losses, name)
-        methods[name] = MethodPrediction(method.describe(), why, **entry)
+            values |= _measured(plan, losses, name)
+        methods[name] = MethodPrediction(method.describe(), why, **values)
     agreement = _agreements(methods, plan.lengths) if plan.request.check and not refusal else {}
     return replace(started(plan), refusal=refusal, misfit=misfit, methods=methods, law=law, agreement=agreement)
 

@@ -78,6 +78,18 @@ class ResultFile(Generic[T]):
         return TypeAdapter(self.type)
 
 
+class OfHead:
+    """A row of one head."""
+
+    layer: Any
+    head: Any
+
+    @property
+    def place(self) -> str:
+        """Layer and head, such as '3.1'."""
+        return f"{self.layer}.{self.head}"
+
+
 def as_json(result: Any) -> dict[str, Any]:
     """A typed result as plain values, null for NaN: what its file holds."""
     return json.loads(json_text(TypeAdapter(type(result)).dump_python(result)))

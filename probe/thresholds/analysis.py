@@ -272,7 +272,7 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
         drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
         drift_onset = _of(drift_onsets(drifts[analysis.prompt]), method)
-    entry = MethodResult(
+    result = MethodResult(
         method=method,
         drift_onset=drift_onset,
         threshold_onset=by_prompt[analysis.prompt],
@@ -282,8 +282,8 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
         longest=None,
     )
     if evaluation is None or measured is None:
-        return entry
-    return replace(entry, **scored(evaluation, measured, method, analysis.reference))
+        return result
+    return replace(result, **scored(evaluation, measured, method, analysis.reference))
 
 
 def scored(evaluation: xr.Dataset, measured: Measured, method: str, reference: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ RANKED = (
 
 def ranked(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(findings, entry, located, prediction) for entry in findings.methods), key=_key)
+    rows = sorted((_row(findings, result, located, prediction) for result in findings.methods), key=_key)
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
         if row.held is None:
@@ -76,27 +76,27 @@ def is_worse(row: Row) -> bool:
 def smallest_set(located: Located, method: str) -> HeadSet | None:
     """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
     gaps = having(located.loss_gaps, method=method, judged=True)
-    sets = [(gap, entry) for gap in gaps for entry in having(located.smallest, **gap.labels) if entry.heads]
+    sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
     if not sets:
         return None
-    gap, entry = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
-    last = entry.size - 1
+    gap, search = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    last = search.size - 1
     return HeadSet(
-        heads=entry.heads[: entry.size],
-        is_enough=entry.enough is not None,
-        finished=entry.finished,
-        share=entry.share[last],
-        low=entry.low[last],
-        high=entry.high[last],
-        random=entry.random[last],
+        heads=search.heads[: search.size],
+        is_enough=search.enough is not None,
+        finished=search.finished,
+        share=search.share[last],
+        low=search.low[last],
+        high=search.high[last],
+        random=search.random[last],
         length=gap.length,
         measure=gap.measure,
         items=gap.items // 2,
     )
 
 
-def _row(findings: Findings, entry: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
-    method, measured, drift, held = entry.method, entry.measured, findings.drift, None
+def _row(findings: Findings, result: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
+    method, measured, drift, held = result.method, result.measured, findings.drift, None
     is_reference, config = method == findings.reference, findings.method_configs.get(method)
     of_run = (findings.model, findings.trained_length)
     if measured and measured.judged_by:
@@ -107,7 +107,7 @@ def _row(findings: Findings, entry: MethodResult, located: Located | None, predi
         is_reference=is_reference,
         measured=measured,
         held=held,
-        nll=_nll(entry.longest, is_reference),
+        nll=_nll(result.longest, is_reference),
         predicted=None if is_reference else predicted_failure(of_run, config, method, prediction),
         drift=onsets[0] if onsets else None,
         heads=None if located is None else smallest_set(located, method),
@@ -123,10 +123,10 @@ def predicted_failure(
     """
     if prediction is None or (prediction.model, prediction.trained_length) != of_run:
         return None
-    entry = prediction.methods.get(method)
-    if entry is None or entry.failure is None or entry.config != config:
+    row = prediction.methods.get(method)
+    if row is None or row.failure is None or row.config != config:
         return None
-    return PredictedFailure(entry.failure.length, entry.failure.ends, prediction.longest)
+    return PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> LongestNll | None:

@@ -60,15 +60,17 @@ def _failures(runs: Runs) -> list[dict[str, Any]]:
     columns: dict[str, dict[str, str]] = {}
     summaries = {name: summary for name, (_, summary) in runs.items()}
     for name, summary in summaries.items():
-        columns[f"measured failure, {name}"] = {entry.method: failure_text(entry.measured) for entry in summary.methods}
+        columns[f"measured failure, {name}"] = {
+            result.method: failure_text(result.measured) for result in summary.methods
+        }
     for name, summary in summaries.items():
         if predicted := summary.verdict.predicted:
             columns[f"predicted failure, {name}"] = {
-                entry.method: str(predicted.get(entry.method, "–")) for entry in summary.methods
+                result.method: str(predicted.get(result.method, "–")) for result in summary.methods
             }
     for name, summary in summaries.items():
         title = onset_title(summary.onset_by)
-        columns[f"{title}, {name}"] = {entry.method: str(summary.onset_of(entry)) for entry in summary.methods}
+        columns[f"{title}, {name}"] = {result.method: str(summary.onset_of(result)) for result in summary.methods}
     methods = dict.fromkeys(method for column in columns.values() for method in column)
     return [
         {"method": method, **{title: column.get(method, "not run") for title, column in columns.items()}}
