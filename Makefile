@@ -68,10 +68,10 @@ bench: .venv/installed  ## benchmarks/results: time and memory of every method b
 pictures: .venv/installed  ## docs/*.png and their numbers, docs/*.csv, by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
 	$(BIN)/python research/pictures.py $(dir $(OUT))
 
-mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and the runs behind them; interrupted, it goes on
+mechanism: .venv/installed  ## the pictures and tables of research/mechanism/results.md, and the runs behind them; interrupted, it goes on
 	$(BIN)/python research/mechanism/run.py $(dir $(OUT))
 
-counterpart: .venv/installed  ## the picture and tables of docs/theory.md's trained counterpart, and the run behind them; it goes on
+counterpart: .venv/installed  ## the picture and tables of research/theorems/results.md's trained counterpart, and the run behind them; it goes on
 	$(BIN)/python research/trained_counterpart/run.py --out $(dir $(OUT))counterpart --draw
 
 docs: .venv/docs  ## the documentation as a site: build/site/index.html

@@ -1,4 +1,4 @@
-"""`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
+"""`make pictures`: draws the pictures of docs/ and research/ anew, each by the command named here, from runs.
 
 `python research/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
 `real` (`make real`). A picture whose run is not there stays as it is, and is named. The numbers of a picture are a csv
@@ -40,23 +40,23 @@ RESEARCH = ROOT / "research"
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
-        ("drift", "", {"demo-drift-map": "drift-resid_post-repeated-map"}),
-        ("thresholds", "--pairs 3:150", {"demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
+        ("drift", "", {"docs/demo-drift-map": "drift-resid_post-repeated-map"}),
+        ("thresholds", "--pairs 3:150", {"docs/demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
     "mechanism": (
         (
             "locate",
             "--methods rerope --lengths 1024 --measures nll",
-            {"mechanism-map": "locate-map-rerope-1024-nll"},
+            {"docs/mechanism-map": "locate-map-rerope-1024-nll"},
         ),
     ),
     "real": (
-        ("drift", "--layers 1,7", {"real-model-drift": "drift-resid_post-repeated"}),
-        ("drift", "--methods origin,mesa,stair", {"real-model-map": "drift-resid_post-repeated-map"}),
+        ("drift", "--layers 1,7", {"research/real_model/drift": "drift-resid_post-repeated"}),
+        ("drift", "--methods origin,mesa,stair", {"research/real_model/map": "drift-resid_post-repeated-map"}),
         (
             "heatmap",
             "--minus rerope --layers 2-3 --positions 7168-16383 --methods origin,dynamic-ntk,mesa",
-            {"real-model-heatmap": "heatmap-resid_post-repeated-minus-rerope"},
+            {"research/real_model/heatmap": "heatmap-resid_post-repeated-minus-rerope"},
         ),
     ),
 }
@@ -65,21 +65,21 @@ SHOTS = {"app-overview": ("", 1350), "app-tokens": ("tokens", 900)}
 _DRIFT = RESEARCH / "real_model" / "results" / "drift-16k" / "levels.csv"
 _MAP = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",), "kind": ("weave",), "way": ("only",)}
 NUMBERS = {  # pictures of runs that are not in the repository: their numbers, from tables that are
-    "mechanism-map": of_table(
+    "docs/mechanism-map": of_table(
         RESEARCH / "mechanism" / "results" / "effects.csv", _MAP, ("layer", "head", "share", "low", "high")
     ),
-    "real-model-drift": of_drift(_DRIFT, {"layer": ("1", "7")}),
+    "research/real_model/drift": of_drift(_DRIFT, {"layer": ("1", "7")}),
 }
 
 
-def draw(runs: Path, docs: Path) -> list[str]:
-    """Draws into `docs`, and writes the numbers; returns the pictures that stayed, with the reason."""
-    stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, docs)]
+def draw(runs: Path, root: Path) -> list[str]:
+    """Draws below `root`, and writes the numbers; returns the pictures that stayed, with the reason."""
+    stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, root)]
     for name, rows in NUMBERS.items():
-        write_numbers(docs / name, rows)
+        write_numbers(root / name, rows)
     for study, names in {
-        "default": {"lengths": "findings_lengths", "dims": "findings_dims"},
-        "smollm2": {"lengths": "findings_smollm2"},
+        "default": {"lengths": "docs/findings_lengths", "dims": "research/thresholds_predict_failure/dims"},
+        "smollm2": {"lengths": "research/thresholds_predict_failure/smollm2"},
     }.items():
         with tempfile.TemporaryDirectory() as scratch:
             write_study(
@@ -88,18 +88,18 @@ def draw(runs: Path, docs: Path) -> list[str]:
             )
             for name, drawn in names.items():
                 for form in ("png", "csv"):
-                    shutil.copyfile(Path(scratch) / f"{name}.{form}", docs / f"{drawn}.{form}")
-    draw_theory(docs)
-    return stayed + shoot(runs, docs)
+                    shutil.copyfile(Path(scratch) / f"{name}.{form}", root / f"{drawn}.{form}")
+    draw_theory(root)
+    return stayed + shoot(runs, root / "docs")
 
 
-def draw_theory(docs: Path) -> None:
+def draw_theory(root: Path) -> None:
     """Draws the constructions' curves over the position."""
     data = curves(Settings())
     excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
     for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
-        draw_curves(values.assign_attrs(data.attrs), level, docs / f"theory_{name}.png")
-    draw_reach(docs / "theory_reach.png")
+        draw_curves(values.assign_attrs(data.attrs), level, root / f"research/theorems/{name}.png")
+    draw_reach(root / "docs" / "theory_reach.png")
 
 
 def draw_reach(path: Path) -> None:
@@ -151,8 +151,8 @@ def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:
     write_numbers(path, rows)
 
 
-def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
-    """Draws the pictures of one run into `docs`; returns those that stayed, with the reason."""
+def export(run: str, exports: Exports, runs: Path, root: Path) -> list[str]:
+    """Draws the pictures of one run below `root`; returns those that stayed, with the reason."""
     stayed = []
     for kind, options, pictures in exports:
         with tempfile.TemporaryDirectory() as scratch:
@@ -160,10 +160,10 @@ def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
                 ["export", kind, str(runs / run), *options.split(), "--format", "png,csv", "--out", scratch]
             ) == 0
             if done and run == "demo":
-                demo_numbers(kind, Path(scratch), docs)
+                demo_numbers(kind, Path(scratch), root / "docs")
             for picture, name in pictures.items():
                 if done:
-                    shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{picture}.png")
+                    shutil.copyfile(Path(scratch) / f"{name}.png", root / f"{picture}.png")
                 else:
                     stayed.append(f"{picture}.png: {runs / run} cannot be exported")
     return stayed
@@ -226,4 +226,4 @@ def dashboard(runs: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(draw(Path(sys.argv[1]), ROOT / "docs")))
+    print("\n".join(draw(Path(sys.argv[1]), ROOT)))

@@ -20,7 +20,7 @@ from commands import parsers
 from mesa_lens.cli import main, parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "research").glob("*/results.md"))]
 MODEL, PLANTED = "models/tiny", "models/planted"  # any; one that a method mends
 
 PLACEHOLDERS = {  # what a page leaves open: what stands for it here

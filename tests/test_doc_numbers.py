@@ -85,9 +85,10 @@ def unfounded(block, beside, known):
     return unknown
 
 
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*/results.md"))]
 MARKED = [
-    pytest.param(match, id=f"{page.stem}-{number}", marks=[pytest.mark.slow] if "printed()" in match["source"] else [])
-    for page in sorted((ROOT / "docs").glob("*.md"))
+    pytest.param(match, id=f"{page.parent.name}/{page.stem}-{number}", marks=[pytest.mark.slow] if "printed()" in match["source"] else [])
+    for page in PAGES
     for number, match in enumerate(MARK.finditer(page.read_text(encoding="utf-8")))
 ]
 
@@ -97,14 +98,14 @@ def counterparts(name):
     return json.loads((RESULTS / f"trained_counterpart/results/{name}.json").read_text(encoding="utf-8"))
 
 
-BY_SCRIPT = {  # page: the tables that a script writes from data; findings.md's are compared in tests/research
-    "real-model.md": lambda: (
+BY_SCRIPT = {  # folder of a results.md: the tables that a script writes into it; others are compared in tests/research
+    "real_model": lambda: (
         real_model.length_table(real_model.by_length(real_model.by_position())),
         real_model.table(real_model.by_position()),
         real_model.metric_table("passkey", real_model.PASSKEYS),
         real_model.metric_table("latency", real_model.COSTS),
     ),
-    "theory.md": lambda: (
+    "theorems": lambda: (
         head_table(counterparts("default")),
         held_table(counterparts("default")),
         head_table(counterparts("nope"))[:-1],  # the last is no kin
@@ -112,10 +113,10 @@ BY_SCRIPT = {  # page: the tables that a script writes from data; findings.md's 
 }
 
 
-@pytest.mark.parametrize("page", BY_SCRIPT)
-def test_a_table_that_a_script_writes_is_what_the_data_give(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert [lines for lines in map("\n".join, BY_SCRIPT[page]()) if lines not in text] == []
+@pytest.mark.parametrize("folder", BY_SCRIPT)
+def test_a_table_that_a_script_writes_is_what_the_data_give(folder):
+    text = (RESULTS / folder / "results.md").read_text(encoding="utf-8")
+    assert [lines for lines in map("\n".join, BY_SCRIPT[folder]()) if lines not in text] == []
 
 
 @pytest.mark.parametrize("match", MARKED)

@@ -15,6 +15,7 @@ from mesa_lens.dashboard.views import thresholds
 from probe.glossary import DIM, THRESHOLD_DIM, WEAVE
 
 ROOT = Path(__file__).parents[1]
+RESULTS = sorted((ROOT / "research").glob("*/results.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGE_FILES = sorted(
     path for package in ("mesa", "probe", "theory", "mesa_lens") for path in (ROOT / package).rglob("__init__.py")
@@ -43,24 +44,24 @@ def is_there(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + RESULTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_paths_links_and_modules_exist(page):
     assert not missing(page)
 
 
 def test_every_chart_of_the_docs_has_its_numbers_under_it():
     shown = [
-        (picture, below.removeprefix("\n\n*"))
-        for page in PAGES[1:]
+        (page.parent / picture, below.removeprefix("\n\n*"))
+        for page in PAGES[1:] + RESULTS
         for picture, below in re.findall(r"\]\(([\w-]+)\.png\)(\n\n.*)?", page.read_text(encoding="utf-8"))
     ]
-    assert {picture for picture, _ in shown} == {path.stem for path in (ROOT / "docs").glob("*.png")}
+    assert {picture.with_suffix(".png") for picture, _ in shown} >= {*(ROOT / "docs").glob("*.png")}
     for picture, below in shown:
-        if picture.startswith("app-"):  # a screenshot
+        if picture.name.startswith("app-"):  # a screenshot
             continue
         if not below.startswith("Numbers, after `make real`: `mesa-lens export "):  # of states that are not shipped
-            assert below.startswith(f"[Numbers]({picture}.csv)")
-            first, *rows = (ROOT / "docs" / f"{picture}.csv").read_text(encoding="utf-8").splitlines()
+            assert below.startswith(f"[Numbers]({picture.name}.csv)")
+            first, *rows = picture.with_suffix(".csv").read_text(encoding="utf-8").splitlines()
             assert len(first.split(",")) > 2
             assert len(rows) > 10
 

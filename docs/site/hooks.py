@@ -1,21 +1,41 @@
-"""mkdocs hooks: a link named by its page gets the page's title; links out of docs/ lead to the repository, if known."""
+"""mkdocs hooks: the pages of research/ are part of the site; links are those of the repository's folders.
+
+A link named by its page gets the page's title; one to what is not on the site leads to the repository, if known.
+"""
 
 import re
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 
-_PAGE = re.compile(r"\[([\w-]+\.md)\]\(([\w-]+\.md)")
-_OUTSIDE = re.compile(r"\[([^]]*)\]\(\.\./([^)]*)\)")
+from mkdocs.structure.files import File
+
+_LINK = re.compile(r"\[([^]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_RESEARCH = ("*.md", "*/*.md", "*/*.png", "*/*.csv")
+"""What the site has of research/."""
+
+
+def on_files(files, config):
+    """The site's files, with those of research/."""
+    root = Path(config.docs_dir).parent
+    for path in sorted(path for pattern in _RESEARCH for path in (root / "research").glob(pattern)):
+        uri = path.relative_to(root).as_posix()
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """The page's text with its links replaced."""
-
-    def titled(link):
-        head = (Path(config.docs_dir) / link[2]).read_text(encoding="utf-8").partition("\n")[0]
-        return f"[{head.removeprefix('# ')}]({link[2]}"
-
+    here = page.file.src_uri
+    folder = dirname(here if here.startswith("research/") else join("docs", here))
     base = f"{config.repo_url.rstrip('/')}/blob/main/" if config.repo_url else ""
-    markdown = _OUTSIDE.sub(
-        lambda link: f"[{link[1]}]({base}{link[2]})" if base else f"{link[1]} (`{link[2]}`)", markdown
-    )
-    return _PAGE.sub(titled, markdown)
+
+    def replaced(link):
+        text, target, anchor = link[1], normpath(join(folder, link[2])), link[3] or ""
+        file = files.get_file_from_path(target.removeprefix("docs/"))
+        if file is None:
+            return f"[{text}]({base}{target}{anchor})" if base else f"{text} (`{target}`)"
+        if text == link[2] and text.endswith(".md"):
+            text = Path(file.abs_src_path).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{text}]({relpath(file.src_uri, dirname(here) or '.')}{anchor})"
+
+    return _LINK.sub(replaced, markdown)

@@ -1,4 +1,4 @@
-"""Collects scores by model, method and length: docs/leaderboard.md and the data of `space/`.
+"""Collects scores by model, method and length: results.md and the data of `space/`.
 
 python research/leaderboard/run.py --model default    # measures a shipped model first; interrupted, it continues
 python research/leaderboard/run.py                    # collects
@@ -23,7 +23,7 @@ from research.script import run
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SCORES = ROOT / "space" / "leaderboard.csv"
-PAGE = ROOT / "docs" / "leaderboard.md"
+PAGE = Path(__file__).parent / "results.md"
 SHIPPED = {"default": "shipped, rotary", "alibi": "shipped, ALiBi", "nope": "shipped, no positions"}
 SMOLLM2 = "SmolLM2-135M-Instruct"
 WINDOW, SAMPLES = 256, 20

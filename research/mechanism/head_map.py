@@ -1,4 +1,4 @@
-"""Draws docs/mechanism-heads.png: what ReRoPE in one head alone restores, patched and to first order.
+"""Draws head_map.png: what ReRoPE in one head alone restores, patched and to first order.
 
 python research/mechanism/head_map.py
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from probe.interventions.interventions import Head
 from research.correlation import rank_correlation
 from research.figure_numbers import write_numbers
-from research.mechanism.picture import BLUE, GREY, PAGE, rows
+from research.mechanism.picture import BLUE, GREY, HERE, rows
 from research.real_model.run import RESULTS as REAL_MODEL
 from research.real_model.run import located
 
@@ -152,14 +152,14 @@ def main() -> None:
     against(right, "default", size, "Shipped model, 1024 tokens:\nall 32 heads")
     for panel in (middle, right):
         panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(PAGE / "mechanism-heads.png", metadata={"Software": None})
+    figure.savefig(HERE / "head_map.png", metadata={"Software": None})
     shown = []
     for model, loss in (("smollm2", gap()), ("default", size)):
         shares = patched(model)
         for (layer, head), value in sorted(estimates(model).items()):
             labels = {"model": model, "layer": layer, "head": head, "estimated": 100 * value / loss}
             shown.append(labels | {"patched": 100 * shares.get((layer, head), np.nan)})
-    write_numbers(PAGE / "mechanism-heads.png", shown)
+    write_numbers(HERE / "head_map.png", shown)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws docs/mechanism.png, its numbers beside it: what two heads attend to and restore, what an injected drift costs.
+"""Draws picture.png, its numbers beside it: what two heads attend to and restore, what an injected drift costs.
 
 python research/mechanism/picture.py
 """
@@ -21,7 +21,6 @@ from research.figure_numbers import write_numbers
 HERE = Path(__file__).parent
 Numbers = list[dict[str, Any]]
 """What a panel shows: its title, series, place, value and 95% interval, in percent."""
-PAGE = HERE.parents[1] / "docs"
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#888888"
 MODELS = {"default": "shipped", "seed1": "seed 1", "seed2": "seed 2", "former": "earlier", "nope": "NoPE"}
 
@@ -177,8 +176,8 @@ def main() -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.title.set_fontsize(10)
         panel.yaxis.label.set_fontsize(9)
-    figure.savefig(PAGE / "mechanism.png", metadata={"Software": None})
-    write_numbers(PAGE / "mechanism.png", shown)
+    figure.savefig(HERE / "picture.png", metadata={"Software": None})
+    write_numbers(HERE / "picture.png", shown)
 
 
 if __name__ == "__main__":

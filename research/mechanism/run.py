@@ -1,8 +1,8 @@
-"""`make mechanism`: what docs/mechanism.md shows of the shipped model, from the runs to its map and tables.
+"""`make mechanism`: what results.md shows of the shipped model, from the runs to its map and tables.
 
 `python research/mechanism/run.py RUNS` runs `RUNNING` into RUNS; interrupted, it continues. Then it copies
 their tables to research/mechanism/results, draws docs/mechanism-map.png and writes the table of shares in
-docs/mechanism.md anew. With --draw it runs nothing and takes what is there.
+results.md anew. With --draw it runs nothing and takes what is there.
 """
 
 from __future__ import annotations
@@ -68,19 +68,21 @@ def run(runs: Path) -> None:
         print(f"{name}: {(time.process_time() - begun) / 60:z.1f} CPU minutes")
 
 
-def draw(runs: Path, docs: Path, results: Path) -> None:
-    """Copies the tables, draws the pictures and writes the table of shares into mechanism.md, of what was run."""
+def draw(runs: Path, root: Path) -> None:
+    """Copies the tables, draws the pictures and writes the table of shares into results.md, of what was run."""
+    here = root / "research" / "mechanism"
+    results = here / "results"
     for folder, tables in TABLES.items():
         for table, name in tables.items():
             if (path := runs / folder / f"{table}.csv").is_file():
                 shutil.copyfile(path, results / f"{name}.csv")
-    for stayed in export("mechanism", EXPORTS["mechanism"], runs, docs):
+    for stayed in export("mechanism", EXPORTS["mechanism"], runs, root):
         print(stayed)
     summary = json.loads((runs / "mechanism/locate/summary.json").read_text(encoding="utf-8"))
     if (measured := runs / "mechanism/anatomy/summary.json").is_file():
         anatomy = json.loads(measured.read_text(encoding="utf-8"))
         write_rankings(summary, anatomy | {"unmet": unmet_by_head(anatomy)}, results / "agreement.csv")
-    page = docs / "mechanism.md"
+    page = here / "results.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), share_table(summary)), encoding="utf-8")
 
 
@@ -151,4 +153,4 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if not args.draw:
         run(args.runs)
-    draw(args.runs, ROOT / "docs", Path(__file__).parent / "results")
+    draw(args.runs, ROOT)

@@ -1,4 +1,4 @@
-"""Draws what results/ holds of the real model, and writes its tables into docs/real-model.md.
+"""Draws what results/ holds of the real model, and writes its tables into results.md.
 
     python research/real_model/run.py
 
@@ -30,7 +30,7 @@ from research.figure_numbers import of_chart, write_numbers
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PICTURE = HERE.parents[1] / "docs" / "real-model-break.png"
-PAGE = HERE.parents[1] / "docs" / "real-model.md"
+PAGE = HERE / "results.md"
 M, LAYER, REFERENCE = 8192, 3, "rerope"
 DRAWN = ("origin", "rerope", "dynamic-ntk", "mesa")
 AT = (8192, 9216, 10240, 10752, 11264, 12288, 14336, 16384)

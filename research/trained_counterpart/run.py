@@ -18,9 +18,10 @@ from probe.statistics import shown
 from research.figure_numbers import write_numbers
 from research.script import Journal, deadline, load_options, make_parser, run
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+HERE = Path(__file__).parent
+THEOREMS = HERE.parent / "theorems"
 HEADS, HELD = "| head |", "| length | heads held |"
-"""What the tables in docs/theory.md begin with."""
+"""What the tables in research/theorems/results.md begin with."""
 _SHOWN = 6
 _LINES = (
     ("#000000", "-"),
@@ -85,7 +86,7 @@ def picture(summary: Mapping[str, Any]) -> Figure:
 def draw(summary: Mapping[str, Any]) -> None:
     """Stores the summary, draws the picture and writes the tables."""
     (HERE / "results" / "default.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
-    path = ROOT / "docs" / "theory_counterpart.png"
+    path = THEOREMS / "counterpart.png"
     picture(summary).savefig(path, metadata={"Software": None})
     position, heads = summary["curves"]["position"], summary["curves"]["D"]
     write_numbers(
@@ -96,7 +97,7 @@ def draw(summary: Mapping[str, Any]) -> None:
             for number, at in enumerate(position)
         ),
     )
-    page = ROOT / "docs" / "theory.md"
+    page = THEOREMS / "results.md"
     text = page.read_text(encoding="utf-8")
     for lines, begins in ((head_table(summary), HEADS), (held_table(summary), HELD)):
         text = with_table(text, lines, begins)
@@ -117,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--text", help="a file or folder (None: the shipped text)")
     top.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     top.add_argument("--find-only", action="store_true", help="read the heads, hold none")
-    top.add_argument("--draw", action="store_true", help="then draw the picture and tables of docs/theory.md")
+    top.add_argument("--draw", action="store_true", help="then draw the picture and tables of research/theorems/results.md")
     return top
 
 

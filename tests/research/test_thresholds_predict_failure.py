@@ -61,7 +61,7 @@ def published():
 
 
 def test_published_tables_are_those_of_the_published_results():
-    text = (ROOT / "docs" / "findings.md").read_text()
+    text = (ROOT / "research/thresholds_predict_failure/results.md").read_text()
     assert text.split("<!-- study -->\n")[1].split("\n<!-- /study -->")[0] == tables(published())
 
 
@@ -70,7 +70,7 @@ def test_readme_and_findings_state_the_published_numbers():
         scored(published(), criterion, prompt="repeated", rule="standard") for criterion in ("either", "nll")
     )
     value = either.correlation
-    readme, findings = ((ROOT / name).read_text() for name in ("README.md", "docs/findings.md"))
+    readme, findings = ((ROOT / name).read_text() for name in ("README.md", "research/thresholds_predict_failure/results.md"))
     assert f"{value.value:.2f} (95% interval {value.low:.2f} to {value.high:.2f})" in readme
     alone = nll.correlation
     assert f"measured by likelihood alone, {alone.value:.2f} ({alone.low:.2f} to {alone.high:.2f})" in readme

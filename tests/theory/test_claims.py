@@ -130,6 +130,6 @@ def test_the_docs_say_what_is_expected():
     whose = {name: OURS if check.citation.startswith(OURS) else PAPER for name, check in CLAIMS.items()}
     sentence = summary((name, check.expected, whose[name]) for name, check in CLAIMS.items())
     root = Path(__file__).parents[2]
-    assert sentence in " ".join((root / "docs" / "theory.md").read_text().split())
+    assert sentence in " ".join((root / "research" / "theorems" / "results.md").read_text().split())
     readme, counts = (root / "README.md").read_text(), re.findall(r"(\d+) o(?:ther|f our own)", sentence)
     assert re.findall(r"(\d+) o(?:ther statements of the\s+paper's|f our own \()", readme) == counts
