@@ -87,7 +87,11 @@ def unfounded(block, beside, known):
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*/results.md"))]
 MARKED = [
-    pytest.param(match, id=f"{page.parent.name}/{page.stem}-{number}", marks=[pytest.mark.slow] if "printed()" in match["source"] else [])
+    pytest.param(
+        match,
+        id=f"{page.parent.name}/{page.stem}-{number}",
+        marks=[pytest.mark.slow] if "printed()" in match["source"] else [],
+    )
     for page in PAGES
     for number, match in enumerate(MARK.finditer(page.read_text(encoding="utf-8")))
 ]

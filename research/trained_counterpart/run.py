@@ -118,7 +118,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--text", help="a file or folder (None: the shipped text)")
     top.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     top.add_argument("--find-only", action="store_true", help="read the heads, hold none")
-    top.add_argument("--draw", action="store_true", help="then draw the picture and tables of research/theorems/results.md")
+    top.add_argument(
+        "--draw", action="store_true", help="then draw the picture and tables of research/theorems/results.md"
+    )
     return top
 
 

@@ -70,7 +70,9 @@ def test_readme_and_findings_state_the_published_numbers():
         scored(published(), criterion, prompt="repeated", rule="standard") for criterion in ("either", "nll")
     )
     value = either.correlation
-    readme, findings = ((ROOT / name).read_text() for name in ("README.md", "research/thresholds_predict_failure/results.md"))
+    readme, findings = (
+        (ROOT / name).read_text() for name in ("README.md", "research/thresholds_predict_failure/results.md")
+    )
     assert f"{value.value:.2f} (95% interval {value.low:.2f} to {value.high:.2f})" in readme
     alone = nll.correlation
     assert f"measured by likelihood alone, {alone.value:.2f} ({alone.low:.2f} to {alone.high:.2f})" in readme
