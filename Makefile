@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart wheel format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -76,6 +76,13 @@ counterpart: .venv/installed  ## the picture and tables of research/theorems/res
 
 docs: .venv/docs  ## the documentation as a site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: .venv/installed  ## dist/: wheel and source, tried in an empty environment, from another folder
+	rm -rf build/lib build/wheel dist
+	$(BIN)/python -m build
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	cd build/wheel && bin/mesa-lens methods > /dev/null && bin/python -c 'import mesa, probe, theory; mesa.load()'
 
 format: .venv/installed
 	$(BIN)/ruff format .

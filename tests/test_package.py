@@ -1,0 +1,44 @@
+"""What an installer, a type checker and the build machines read: in step with each other, and with the code."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mesa_lens import __version__
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def test_the_pythons_tried_are_those_named():
+    prefix = "Programming Language :: Python :: 3."
+    named = [f"3.{item.removeprefix(prefix)}" for item in PROJECT["classifiers"] if item.startswith(prefix)]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["check"]["strategy"]["matrix"]["python"] == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_what_build_machines_make_is_a_target(file):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    made = re.findall(r"\bmake ([\w-]+)", file.read_text(encoding="utf-8"))
+    assert made
+    assert [target for target in made if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_every_package_is_typed():
+    packages = {
+        path.parts[len(ROOT.parts)] for name in ("mesa*", "probe", "theory") for path in ROOT.glob(f"{name}/*.py")
+    }
+    assert packages == {"mesa", "mesa_lens", "probe", "theory"}
+    assert [name for name in packages if not (ROOT / name / "py.typed").is_file()] == []
+
+
+def test_the_newest_change_is_of_this_version_and_dated():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version, date = re.search(r"^## (\S+) \((.*)\)$", text, re.MULTILINE).groups()
+    assert (version, bool(re.fullmatch(r"20\d\d-\d\d-\d\d", date))) == (__version__, True)
