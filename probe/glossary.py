@@ -1,4 +1,4 @@
-"""The words of reports, dashboard and docs, explained once."""
+"""The words of reports, dashboard and docs, explained once; `python -m probe.glossary` writes docs/glossary.md."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["explained"] = explained
     return environment.get_template(name)
+
+
+def page() -> str:
+    """docs/glossary.md: every term with its explanation."""
+    rows = (f"| {term} | {explanation} |\n" for term, explanation in TERMS.items())
+    return "# Glossary\n\n| term | meaning |\n|---|---|\n" + "".join(rows)
+
+
+if __name__ == "__main__":
+    Path("docs/glossary.md").write_text(page(), encoding="utf-8")

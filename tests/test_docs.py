@@ -12,7 +12,7 @@ from commands import parsers
 from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
-from probe.glossary import DIM, THRESHOLD_DIM, WEAVE
+from probe import glossary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "research").glob("*/results.md"))
@@ -97,27 +97,15 @@ def test_a_packages_docstring_says_what_goes_in_and_out_and_where_to_begin(file)
     assert [name for name in re.findall(r"[\w/]+\.py\b", text) if not (file.parent / name).exists()] == []
 
 
-WORDS = {"weave": r"\b[Ww]eav|\b[Ww]oven", "dim": r"\bdims?\b", "threshold dim": r"\b[Tt]hreshold dim"}
+def test_the_glossary_page_is_that_of_the_reports():
+    written = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert written == glossary.page(), "python -m probe.glossary"
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_words_are_explained_or_linked_before_they_are_used(page):
-    text = page.read_text(encoding="utf-8")
-    used = {word: match.start() for word, pattern in WORDS.items() if (match := re.search(pattern, text))}
-    if page.name == "index.md":
-        for sentence in (WEAVE, DIM, THRESHOLD_DIM):
-            assert sentence in " ".join(text.split())
-    elif used:
-        line = next(line for line in text.splitlines() if "index.md#words" in line)
-        assert text.index(line) <= min(used.values())
-        assert all(re.search(WORDS[word], line) for word in used), used
-
-
-def test_the_index_has_a_line_for_every_page_and_a_picture():
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[([\w-]+\.md)\]\(([\w-]+\.md)\) \| .+ \|$", text, re.MULTILINE)
-    assert {name for name, link in rows if name == link} == {page.name for page in PAGES[1:]} - {"index.md"}
-    assert text.count("![") == 1
+def test_every_page_is_in_the_nav_and_the_index_has_a_picture():
+    nav = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(nav) == sorted(page.name for page in PAGES[1:])
+    assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8").count("![") == 1
 
 
 def test_no_label_is_an_internal_name():
@@ -131,7 +119,7 @@ def test_no_label_is_an_internal_name():
 
 def test_the_citation_file_and_the_bibtex_say_the_same():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").translate(str.maketrans("", "", "{}"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8").translate(str.maketrans("", "", "{}"))
     paper = citation["preferred-citation"]
     authors = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
     assert (citation["cff-version"], citation["version"]) == ("1.2.0", __version__)
