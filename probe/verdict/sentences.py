@@ -207,12 +207,12 @@ def _false_alarms(rows: Rows) -> str:
 
 
 def _by_chance(reference: Row) -> str:
-    """How often the reference would be called as clearly were nothing to break; empty where it is not called."""
+    """In how many models without a break the reference's drift would be as clear; empty where none is detected."""
     chance = reference.drift.chance if reference.drift else None
     if chance is None:
         return ""
-    share = "under 0.01%" if chance < 1e-4 else f"{chance:.2%} at most"
-    return f"were nothing to break, {reference.method} would be called in {share} of models"
+    share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
+    return f"by chance alone {reference.method}'s drift would be detected in {share} models"
 
 
 def level(level: Level, reference: str) -> str:

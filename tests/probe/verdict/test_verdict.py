@@ -290,3 +290,14 @@ def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_
     assert (at["predicted failure"], at["drift onset"]) == ("200 [180, none up to 320]", "none up to 320")
     (note,) = [note for note in result["notes"] if note.startswith("Predicted failure:")]
     assert "the 6 gaps that it was fitted to: 0.61 nats/token (rms; the costliest gap costs 4.20): too large" in note
+
+
+@pytest.mark.parametrize(
+    ("chance", "share"), [(2e-5, "fewer than 1 in 10,000 models"), (0.0035, "at most 0.35% of models"), (None, None)]
+)
+def test_how_often_chance_alone_drifts_is_said_of_a_detected_drift(planted, chance, share):
+    summary = copy.deepcopy(planted)
+    summary["drift"]["prompts"][summary["prompt"]]["methods"][0]["chance"] = chance
+    text = texts_of(summary)["How sure"]
+    assert ("by chance alone" in text) == (share is not None)
+    assert share is None or f"; by chance alone origin's drift would be detected in {share}; " in text
