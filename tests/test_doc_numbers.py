@@ -1,9 +1,8 @@
-"""Numbers in the docs stand in the committed data that a page names as their source.
+"""Numbers in the docs stand in the committed data that research/numbers.yaml names as their source.
 
-A comment `<!-- data: SOURCE + SOURCE; beside: TEXT, TEXT -->` stands above a paragraph or a table; the texts beside are
-labels, no results. SOURCE is `FILE [KEY=VALUE,VALUE ...] [: EXPRESSION]`: FILE (CSV, JSON, JSON lines, or a script,
-whose functions read them) lies under research/, KEY=VALUE selects rows, and the expression computes from `rows` (or
-`data`, of JSON) and from their columns. Tables that a script writes are computed anew.
+A source is `FILE [KEY=VALUE,VALUE ...] [: EXPRESSION]`: FILE (CSV, JSON, JSON lines, or a script, whose functions read
+them) lies under research/, KEY=VALUE selects rows, and the expression computes from `rows` (or `data`, of JSON) and
+from their columns. Tables that a script writes are computed anew.
 """
 
 import csv
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from research.real_model import run as real_model
 from research.thresholds_predict_failure.results import read_results
@@ -23,9 +23,6 @@ from research.trained_counterpart.run import head_table, held_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "research"
-MARK = re.compile(
-    r"<!-- data: (?P<source>[^;]*?)(?:; beside: (?P<beside>.*?))? -->\n(?P<block>.*?)(?=\n\n|\Z)", re.DOTALL
-)
 INTERVAL = re.compile(r"(?<=%)\s*\[([^],]+), ([^]]+)\]")
 """Of a percentage, whose ends are percentages as well."""
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+\.?\d*|\.\d+)%?(?![\w])")
@@ -85,16 +82,17 @@ def unfounded(block, beside, known):
     return unknown
 
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*/results.md"))]
-MARKED = [
-    pytest.param(
-        match,
-        id=f"{page.parent.name}/{page.stem}-{number}",
-        marks=[pytest.mark.slow] if "printed()" in match["source"] else [],
-    )
-    for page in PAGES
-    for number, match in enumerate(MARK.finditer(page.read_text(encoding="utf-8")))
-]
+TIED = yaml.safe_load((RESULTS / "numbers.yaml").read_text(encoding="utf-8"))
+
+
+def part(text, entry):
+    """The part of a page that an entry is about: its quote, or from where it begins to the next blank line."""
+    quoted = " ".join((entry.get("quote") or "").split())
+    if quoted:
+        assert " ".join(text.split()).count(quoted) == 1, f"not once on the page: {quoted}"
+        return quoted
+    assert text.count(entry["begins"]) == 1, f"not once on the page: {entry['begins']}"
+    return entry["begins"] + text.split(entry["begins"])[1].split("\n\n")[0]
 
 
 def counterparts(name):
@@ -123,10 +121,27 @@ def test_a_table_that_a_script_writes_is_what_the_data_give(folder):
     assert [lines for lines in map("\n".join, BY_SCRIPT[folder]()) if lines not in text] == []
 
 
-@pytest.mark.parametrize("match", MARKED)
-def test_numbers_of_a_marked_paragraph_stand_in_its_data(match):
-    known = [number for source in match["source"].split(" + ") for number in data(source)]
-    assert unfounded(match["block"], (match["beside"] or "").split(", "), known) == []
+def known(entry):
+    """The numbers of an entry's sources."""
+    return [number for source in entry["data"] for number in data(source)]
+
+
+@pytest.mark.parametrize(
+    ("page", "entry"),
+    [
+        pytest.param(
+            page,
+            entry,
+            id=f"{page}: {entry.get('quote', entry.get('begins'))[:30]}",
+            marks=[pytest.mark.slow] if any("printed()" in source for source in entry["data"]) else [],
+        )
+        for page, entries in TIED.items()
+        for entry in entries
+    ],
+)
+def test_numbers_stand_in_their_data(page, entry):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert unfounded(part(text, entry), entry.get("labels", []), known(entry)) == []
 
 
 def test_a_number_without_data_is_reported():
