@@ -26,8 +26,6 @@ class Verdict(StrEnum):
     BROKEN = "BROKEN"
 
 
-HOLDS, CORRECTED, MISPRINT, LENGTH = Verdict.HOLDS, Verdict.CORRECTED, Verdict.MISPRINT, Verdict.LENGTH
-
 PAPER, OURS = "the paper's", "ours"
 """Whose a claim is."""
 
@@ -133,7 +131,7 @@ class Claim(Outcome):
     @property
     def notes(self) -> dict[str, str]:
         """Correction and counterexample, where there are any, by what they are to this verdict."""
-        names = ("how far", "beyond") if self.expected is LENGTH else ("corrected", "as printed")
+        names = ("how far", "beyond") if self.expected is Verdict.LENGTH else ("corrected", "as printed")
         return {name: text for name, text in zip(names, (self.correction, self.counterexample), strict=True) if text}
 
     def line(self) -> str:

@@ -12,7 +12,7 @@ from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
 from theory import chunked
 from theory.bounds import extended_length, first_failure
-from theory.claim import HOLDS, LENGTH, NOTHING, Outcome, Reading, claim, deviation, grid
+from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD
 from theory.constructions import mesa_model
@@ -60,7 +60,7 @@ def enclosed(exponents: np.ndarray) -> Any:
     return sum(int(count) * interval.exp(int(value)) for value, count in zip(values, counts, strict=True))
 
 
-@claim("mesa-closed-form", HOLDS, "ours (corollary; section 4.2)")
+@claim("mesa-closed-form", Verdict.HOLDS, "ours (corollary; section 4.2)")
 def closed_form(settings: Settings) -> Outcome:
     """Local middle chunks recover F + i - b, woven ones the larger of it and W(i-1) + 1, and D(t) = sum of e^(W(t-1) +
     1 - p_i - W(t-i)).
@@ -81,7 +81,7 @@ def closed_form(settings: Settings) -> Outcome:
     return Outcome({NAMES: grid(SIZES), "middle": grid(MIDDLES)}, tested, reading, unit="position, ln D; relative")
 
 
-@claim("mesa", LENGTH, "ours (the corollary is proved for Stair PE without chunks)")
+@claim("mesa", Verdict.LENGTH, "ours (the corollary is proved for Stair PE without chunks)")
 def reach_of_chunks(settings: Settings) -> Outcome:
     """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M.
 
@@ -104,7 +104,7 @@ def reach_of_chunks(settings: Settings) -> Outcome:
     )
 
 
-@claim("mesa-paper", HOLDS, "ours (corollary; the appendix's constants)")
+@claim("mesa-paper", Verdict.HOLDS, "ours (corollary; the appendix's constants)")
 def papers_constants(settings: Settings) -> Outcome:
     """With the paper's constants Mesa holds at T = 8803 and fails at every T >= 8804."""
     method, M = chunked.mesa_method(*PAPER), PAPER[0]
@@ -128,7 +128,7 @@ def woven_first_failure(size: Size) -> int:
     return T
 
 
-@claim("mesa-woven", HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
+@claim("mesa-woven", Verdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
 def woven_chunks(settings: Settings) -> Outcome:
     """With woven middle chunks, which see the same pairs, Mesa holds about as far as Stair PE does."""
     reading, sizes = NOTHING, SIZES[: 4 if settings.quick else None]
@@ -154,7 +154,7 @@ def woven_chunks(settings: Settings) -> Outcome:
     )
 
 
-@claim("mesa-woven-paper", HOLDS, "ours (corollary; the appendix's constants)")
+@claim("mesa-woven-paper", Verdict.HOLDS, "ours (corollary; the appendix's constants)")
 def woven_papers_constants(settings: Settings) -> Outcome:
     """With the paper's constants and woven middle chunks Mesa holds where the paper's chunks fail."""
     lengths, M = [8804, 12804, 16384, *([100000] if settings.full else [])], PAPER[0]

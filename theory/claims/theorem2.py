@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import torch
 
-from theory.claim import HOLDS, MISPRINT, NOTHING, Outcome, Reading, claim, crossing, deviation, grid
+from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
 from theory.constructions import plain_model
 from theory.model import Construction
@@ -31,7 +31,7 @@ def read_plain(model: Construction, M: int, H: float, length: int, recovers: int
     return Reading(crossing(o, M, H), max(error, float(position) / M))
 
 
-@claim("3.2", HOLDS, "Theorem 3.2")
+@claim("3.2", Verdict.HOLDS, "Theorem 3.2")
 def plain_fails_beyond_M(settings: Settings) -> Outcome:
     """There are weights so that with scores q.k - (t - i) o_T > H for T < M and o_T < H for T > M.
 
@@ -49,7 +49,7 @@ def plain_fails_beyond_M(settings: Settings) -> Outcome:
     )
 
 
-@claim("3.2-range", HOLDS, "ours (theorem 3.2, proof)")
+@claim("3.2-range", Verdict.HOLDS, "ours (theorem 3.2, proof)")
 def range_of_positions(settings: Settings) -> Outcome:
     """Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not.
 
@@ -65,7 +65,7 @@ def range_of_positions(settings: Settings) -> Outcome:
     return Outcome({"K": grid([M - 1, M - 2]), "M": M, "H": H}, f"t = 1 .. {4 * M}", reading)
 
 
-@claim("3.2-printed", MISPRINT, "Theorem 3.2, proof, layer 2")
+@claim("3.2-printed", Verdict.MISPRINT, "Theorem 3.2, proof, layer 2")
 def printed_matrices(settings: Settings) -> Outcome:
     """Layer 2's W_Q, W_K as printed give q.k = tau + (t - i).
 
@@ -96,7 +96,7 @@ def printed_matrices(settings: Settings) -> Outcome:
     )
 
 
-@claim("recovery", HOLDS, "ours (theorem 3.2, proof)")
+@claim("recovery", Verdict.HOLDS, "ours (theorem 3.2, proof)")
 def recovery_ranges(settings: Settings) -> Outcome:
     """In floating point the MLP recovers t within the dtype's exponent range, if nothing cancels in it.
 
@@ -125,7 +125,7 @@ def measured_error(kind: str, dtype: str, positions: int) -> float:
     return float(np.abs(recovered - np.arange(1, positions + 1)).max())
 
 
-@claim("3.2-exact", HOLDS, "Theorem 3.2, proof, layer 1")
+@claim("3.2-exact", Verdict.HOLDS, "Theorem 3.2, proof, layer 1")
 def exact_recovery(settings: Settings) -> Outcome:
     """The MLP can always recover t from x_t = e^-(t-1)/S(t), in exact arithmetic."""
     K = 128 if settings.quick else 700

@@ -21,19 +21,7 @@ from research.rotary_theory.rotary import READS, Rotary, ntk_factor, yarn_scale
 from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies, rotary_model, rotary_nope_model
 from theory import weave
 from theory.bounds import last_recovered
-from theory.claim import (
-    CORRECTED,
-    HOLDS,
-    LENGTH,
-    NOTHING,
-    Outcome,
-    Reading,
-    claim,
-    crossing,
-    deviation,
-    first_below,
-    grid,
-)
+from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.constructions import woven_model
 from theory.model import Construction, random_tokens
@@ -146,7 +134,7 @@ def read_rotary(model: PreTrainedModel, sizes: Rotary, H: float, length: int) ->
     return Reading(crossing(o, sizes.M, H), max(error, plain, float(np.abs(p - t)[inside].max()) / sizes.M))
 
 
-@claim("rotary", HOLDS, "ours (theorem 3.2)")
+@claim("rotary", Verdict.HOLDS, "ours (theorem 3.2)")
 def fails_beyond_M(settings: Settings) -> Outcome:
     """With rotary embedding alone, o_t = M/t - 1 + H up to K, and o_t < H for every t > M."""
     reading = NOTHING
@@ -157,7 +145,7 @@ def fails_beyond_M(settings: Settings) -> Outcome:
     return Outcome({**TRIED, "reads": grid(READS), "dtype": settings.dtype}, tested, reading)
 
 
-@claim("rotary-oracle", HOLDS, "ours")
+@claim("rotary-oracle", Verdict.HOLDS, "ours")
 def agreement(settings: Settings) -> Outcome:
     """The shipped executors give what attention does that turns every pair by itself."""
     reading, methods = NOTHING, {}
@@ -184,7 +172,7 @@ def agreement(settings: Settings) -> Outcome:
     return Outcome(sizes, "o_t at t = 1 .. 50; margin: the nearest other method's", reading)
 
 
-@claim("rotary-4096", HOLDS, "ours (theorem 3.2)")
+@claim("rotary-4096", Verdict.HOLDS, "ours (theorem 3.2)")
 def long_window(settings: Settings) -> Outcome:
     """A rotary head with keys of 0 recovers every position of a real model's window, in real matrices."""
     M = 4096 if settings.full else 1024
@@ -197,7 +185,7 @@ def long_window(settings: Settings) -> Outcome:
     return Outcome({"M": M, "K": M}, f"t = 1 .. {M + 64}, by the fused executor", reading)
 
 
-@claim("rotary-nope", HOLDS, "ours (theorem 3.1)")
+@claim("rotary-nope", Verdict.HOLDS, "ours (theorem 3.1)")
 def no_method_mends_it(settings: Settings) -> Outcome:
     """Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it."""
     M, length = 16, 64
@@ -246,7 +234,7 @@ def precise_denominators(
     return np.array([_exp(row - row[0]).sum() for row in rows_of_scores])
 
 
-@claim("rotary-exact", HOLDS, "ours (theorem 3.2)")
+@claim("rotary-exact", Verdict.HOLDS, "ours (theorem 3.2)")
 def precise_crossing(settings: Settings) -> Outcome:
     """With 30 digits D(t) = t up to K but for what rounds in the weights, and D(t) > M for t > M."""
     size, reading = SIZES[0], NOTHING
@@ -262,7 +250,7 @@ def precise_crossing(settings: Settings) -> Outcome:
     return Outcome({NAMES: tuple(size), "reads": grid(READS)}, tested, reading, unit="D")
 
 
-@claim("rotary-failures", HOLDS, "ours")
+@claim("rotary-failures", Verdict.HOLDS, "ours")
 def precise_failures(settings: Settings) -> Outcome:
     """With 30 digits the built matrices first fail where the closed forms do."""
     size, s, r, reading, failures = SIZES[0], 2, np.arange(120), NOTHING, []
@@ -288,7 +276,7 @@ def precise_failures(settings: Settings) -> Outcome:
     return Outcome({NAMES: tuple(size), "s": s, "reads": grid(READS)}, tested, reading, unit="D")
 
 
-@claim("rotary-position", LENGTH, "ours (theorem 3.2, proof, layer 1)")
+@claim("rotary-position", Verdict.LENGTH, "ours (theorem 3.2, proof, layer 1)")
 def position_comes_back(settings: Settings) -> Outcome:
     """x_t falls in t, so the MLP can always recover t from it."""
     margin, counterexample = math.inf, ""
@@ -310,7 +298,7 @@ def position_comes_back(settings: Settings) -> Outcome:
     )
 
 
-@claim("rotary-limit", HOLDS, "ours (theorem 3.3)")
+@claim("rotary-limit", Verdict.HOLDS, "ours (theorem 3.3)")
 def alibi_is_a_limit(settings: Settings) -> Outcome:
     """A slow enough pair is ALiBi with one slope: |ln D - ln D of ALiBi| <= a (theta N)^3 / 3."""
     M, N, K, length = 16, 4, 64, last_recovered(4)
@@ -328,7 +316,9 @@ def alibi_is_a_limit(settings: Settings) -> Outcome:
 
 
 @claim(
-    "rotary-again", CORRECTED, "ours (figure of observed thresholds ('a failure in extrapolation after that position'))"
+    "rotary-again",
+    Verdict.CORRECTED,
+    "ours (figure of observed thresholds ('a failure in extrapolation after that position'))",
 )
 def failure_comes_back(settings: Settings) -> Outcome:
     """Beyond the crossing the hidden state stays beyond it."""
