@@ -1,0 +1,78 @@
+"""What one attention layer would take on a GPU, counted without one, stays within limits; and the counting counts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+import budgets
+from on_paper import on_paper
+
+from mesa.methods import make, standard_methods
+
+LENGTH = 16384
+OVER = {
+    "rerope", "leaky-rerope", "dynamic-ntk", "ntk-mixed", "yarn", "cope", "dca", "string", "lampe", "crop",
+    "lm-infinite", "streaming-llm", "self-extend", "stair", "mesa",
+}  # fmt: skip
+"""Methods that are over a limit so far."""
+SLOW = {"stair", "mesa"}
+"""Of them those with so many launches that counting takes seconds."""
+
+
+@pytest.fixture(scope="module")
+def device():
+    with on_paper() as device:
+        pass
+    return device
+
+
+@pytest.fixture(scope="module")
+def model(device):
+    with device:
+        return budgets.model_of("llama-3-8b", device)
+
+
+def case(name):
+    over = [pytest.mark.xfail(strict=True, reason="over a limit")] if name in OVER else []
+    return pytest.param(name, marks=[*over, *([pytest.mark.slow] if name in SLOW else [])])
+
+
+@pytest.mark.parametrize("name", [case(name) for name in standard_methods()])
+def test_a_layer_stays_within_its_budget(name, device, model):
+    method = make(name, 8192)
+    with on_paper(device):
+        counts = budgets.counted(device, model, method, LENGTH)
+    row = budgets.row("llama-3-8b", method, LENGTH, counts)
+    assert all(len(layers) == budgets.DEPTH for layers in counts.values())
+    assert all(layer.launches for layers in counts.values() for layer in layers)
+    assert not budgets.over(row), row
+
+
+def test_launches_bytes_copies_and_transfers_are_counted():
+    with on_paper() as device, torch.no_grad():
+        key = torch.empty(1, 2, 8, 4, device="cuda", dtype=torch.bfloat16)  # 128 bytes
+        query = torch.empty(1, 4, 8, 4, device="cuda", dtype=torch.bfloat16)  # 256 bytes
+        assert key.device.type == "cuda"
+        with device.counting((key,)) as counts:
+            part = key[:, :, 2:6]  # a view
+            assert (counts.launches, counts.copied, counts.extra) == (0, 0, 0)
+            part.repeat_interleave(2, 1).mul_(2)  # 128 bytes, two launches
+            assert (counts.launches, counts.copied) == (2, 128)
+            scores = query @ key.repeat(1, 2, 1, 1).transpose(-1, -2)  # 256 bytes beside scores of 512
+            assert (counts.launches, counts.copied) == (4, 128 + 256)
+            scores.clone()  # no key
+            assert counts.copied == 128 + 256
+            index = torch.tensor([0, 3, 5]).to("cuda")
+            assert counts.transfers == 0
+            assert (index + 1).tolist() == [1, 4, 6]
+            assert counts.transfers == 1
+        assert counts.extra == 512 + 512  # scores and what was made of them
+        turned = torch.compile(lambda states: (states * 2 + 1).sin())
+        with device.counting((key,)) as counts:
+            turned(query)
+        assert (counts.launches, counts.extra) == (1, 256)
+        with pytest.raises(RuntimeError, match=r"numbers of a \(8, 4\) tensor"):
+            query[0, 0].tolist()
