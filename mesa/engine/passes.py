@@ -47,15 +47,28 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
         return None
     far = 1 << 20
     back = [0, -1, far] if size is None else [0, -1, size - 1, size - 1, size]
-    queries = torch.tensor([far, far, far, far + 1, far][: len(back)], device=mask.get("device"))
-    row, keys = torch.zeros_like(queries), queries - torch.tensor(back, device=queries.device)
-    itself, next_one, *edge, last = torch.broadcast_to(
-        torch.as_tensor(sees(row, row, queries, keys)), row.shape
-    ).tolist()
+    queries = torch.tensor([far, far, far, far + 1, far][: len(back)])
+    pairs = torch.zeros_like(queries), torch.zeros_like(queries), queries, queries - torch.tensor(back)
+    try:  # on the CPU, where nothing waits for a device
+        seen = sees(*pairs)
+    except RuntimeError:  # it holds tensors of the model's device: packed texts
+        seen = sees(*(part.to(mask.get("device")) for part in pairs))
+    itself, next_one, *edge, last = torch.broadcast_to(torch.as_tensor(seen), queries.shape).tolist()
     span = None if size is None else Span(size, chunked=not all(edge))
     if not itself or next_one or last != (size is None):
         return Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
     return span
+
+
+Index = slice | Tensor
+"""Tokens or rows: a range, or where they are none, an index that is on the states' device."""
+
+Places = tuple[Index, Index, Index, int]
+
+
+def _indexed(index: Tensor, device: torch.device) -> Index:
+    first, last = (int(index[0]), int(index[-1])) if len(index) else (0, -1)
+    return slice(first, last + 1) if last - first + 1 == len(index) else index.to(device, non_blocking=True)
 
 
 @dataclass
@@ -72,25 +85,34 @@ class Group:
     as_trained: Schedule | None
     turns: Mapping[Kind, Rotation | None]
     by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
+    by_place: dict[tuple[Any, ...], Places] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """Tokens so far, padding left out."""
         return self.woven.plan.length
 
-    def places(self, first_key: int, new: int) -> tuple[Tensor, Tensor, int]:
+    def places(self, first_key: int, new: int, device: torch.device) -> Places:
         """Where the tokens are that are no padding, among the last `new` and among the keys from `first_key` on.
 
         And how many keys of theirs were dropped before. Refused where that was for the sake of padding after them.
         """
-        dropped, keys = int(self.real[:first_key].sum()), self.real[first_key:].nonzero()[:, 0]
-        queries = self.real[len(self.real) - new :].nonzero()[:, 0]
-        if dropped and len(queries) and int(keys[-1]) >= len(keys):
-            raise Refused(
-                f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
-                "padding see; set tokenizer.padding_side='left'"
-            )
-        return queries, keys, dropped
+        known = first_key, new, device
+        if known not in self.by_place:
+            queries, keys = self.real_places(first_key, new)
+            dropped = int(self.real[:first_key].sum())
+            if dropped and len(queries) and int(keys[-1]) >= len(keys):
+                raise Refused(
+                    f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
+                    "padding see; set tokenizer.padding_side='left'"
+                )
+            rows, queries, keys = (_indexed(index, device) for index in (self.rows, queries, keys))
+            self.by_place[known] = rows, queries, keys, dropped
+        return self.by_place[known]
+
+    def real_places(self, first_key: int, new: int) -> tuple[Tensor, Tensor]:
+        """The queries and the keys of `places`, on the CPU."""
+        return self.real[len(self.real) - new :].nonzero()[:, 0], self.real[first_key:].nonzero()[:, 0]
 
     def schedule(self, weave: bool, kind: Kind, span: Span | None, first_key: int) -> Schedule:
         """A layer's schedule: woven or not, by kind and what it sees, if not all; keys are held from `first_key` on."""
@@ -164,22 +186,41 @@ class Pass:
         raise Bypassed(running.owner.why())
 
 
-def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def taken(states: Tensor, rows: Index, tokens: Index) -> Tensor:
     """Those rows and tokens of `states` (batch, head, token, dim)."""
-    first, last = int(tokens[0]), int(tokens[-1])
-    if last - first + 1 == len(tokens):
-        return states[rows, :, first : last + 1]
-    return states[rows[:, None], :, tokens].transpose(1, 2)
+    if isinstance(rows, Tensor) and isinstance(tokens, Tensor):
+        return states[rows[:, None], :, tokens].transpose(1, 2)
+    return states[rows][:, :, tokens] if isinstance(rows, slice) else states[:, :, tokens][rows]
+
+
+def put(states: Tensor, rows: Index, tokens: Index, part: Tensor) -> None:
+    """Has those rows and tokens of `states` be `part`."""
+    if isinstance(rows, Tensor) and isinstance(tokens, Tensor):
+        states[rows[:, None], :, tokens] = part.transpose(1, 2)
+    elif isinstance(rows, slice):
+        states[rows][:, :, tokens] = part
+    else:
+        states[:, :, tokens][rows] = part
+
+
+def on_cpu(*tensors: Any) -> list[Any]:
+    """Those that are tensors of whole numbers, copied to the CPU as one: each copy waits for the device."""
+    apart = [part for part in tensors if isinstance(part, Tensor) and part.device.type != "cpu"]
+    if not apart:
+        return list(tensors)
+    whole = torch.cat([part.flatten().long() for part in apart]).cpu().split([part.numel() for part in apart])
+    copies = iter(copy.view(part.shape).to(part.dtype) for copy, part in zip(whole, apart, strict=True))
+    return [next(copies) if any(part is other for other in apart) else part for part in tensors]
 
 
 def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) -> None:
-    """Refused for positions (1 or batch, token) of one's own.
+    """Refused for positions (1 or batch, token) of one's own, on the CPU.
 
     real: whether each token so far is not padding. index: the given tokens' own positions, below 0 for padding.
     """
-    if position_ids is None or not ((position_ids.cpu() != index) & (index >= 0)).any():
+    if position_ids is None or not ((position_ids != index) & (index >= 0)).any():
         return
-    ends = (position_ids.cpu().diff(dim=1) <= 0) & (index[:, 1:] > 0)
+    ends = (position_ids.diff(dim=1) <= 0) & (index[:, 1:] > 0)
     if ends.any():
         row, token = ends.nonzero()[0].tolist()
         raise Refused(f"position_ids begin anew at token {token + 1} of row {row}: {_PACKED}")
@@ -190,7 +231,7 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
 
 
 def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generating: bool) -> Tensor:
-    """Whether each token (batch, token) is not padding, on the CPU; Refused for a mask of anything else.
+    """Whether each token (batch, token) is not padding by a mask on the CPU; Refused for one of anything else.
 
     Warns where a whole row is padding, whose output then means nothing; in `generate` a Refused.
     """
@@ -207,7 +248,7 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generati
             "" if mask.shape[-1] >= length else " of all tokens so far: without a method missing ones count as padding"
         )
         raise Refused(f"attention_mask {shape}; needed is a padding mask ({batch}, {length}){every}")
-    mask, real = mask.cpu(), mask.cpu().bool()
+    real = mask.bool()
     if (mask != real).any():
         value = mask[mask != real][0].item()
         raise Refused(f"attention_mask holds {value}, neither 0 nor 1; where it says that {_PACKED}")
@@ -255,6 +296,7 @@ class InBlock:
 
     block: Block
     prompt_length: int
+    real: Tensor
     get_seq_length: Any
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +323,7 @@ class MethodStaticCache(InBlock, StaticCache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """As the class above has it, up to the last token."""
         states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return tuple(held[:, :, : int(self.get_seq_length(layer_idx))] for held in states)
+        return tuple(held[:, :, : self.real.shape[1]] for held in states)
 
 
 CACHES: dict[type, type] = {
@@ -292,10 +334,18 @@ CACHES: dict[type, type] = {
 """What a cache of each supported class becomes when it is filled in a block."""
 
 
-def fill(cache: Any, block: Block, prompt_length: int) -> None:
-    """Notes in a cache, and so in its copies, the block that fills it and its prompt's length."""
-    cache.block, cache.prompt_length = block, prompt_length
+def fill(cache: Any, block: Block, prompt_length: int, real: Tensor) -> None:
+    """Notes in a cache, and so in its copies, the block that fills it, its prompt's length and what is no padding."""
+    cache.block, cache.prompt_length, cache.real = block, prompt_length, real
     cache.__class__ = CACHES.get(type(cache), type(cache))
+
+
+def going_on(cache: Any, batch: int, past: int, new: int) -> Tensor | None:
+    """Which tokens are real (batch, token) where `generate` adds some to those in a cache; None: it has to be read."""
+    real = getattr(cache, "real", None)
+    if real is None or len(real) != batch or real.shape[1] < past or not real[:, past - 1].all():
+        return None
+    return torch.cat([real[:, :past], real.new_ones(batch, new)], 1)
 
 
 def prompt_length_of(cache: Any, block: Block) -> int | None:

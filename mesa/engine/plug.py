@@ -138,19 +138,24 @@ class Attachment:
         generated = self.generating.length(inputs)
         prompt_length = known or self.prompt_length or generated or new
         whole = max(prompt_length, self.prompt_length or generated or 0)
-        real = passes.real_tokens(kwargs.get("attention_mask"), batch, past + new, whole, generated is not None)
+        mask, at = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        real = None
+        if generated is not None and past >= generated:  # both are generate's own
+            real = passes.going_on(cache, batch, past, new)
+        mask, at = passes.on_cpu(mask, at) if real is None else (real, None)
+        real = passes.real_tokens(mask, batch, past + new, whole, generated is not None)
         if known and not self.prompt_length and generated and generated != known:
             prompt_length = passes.continued(self.method, self._frequencies, real, past, known, generated)
             self.generating.settle(prompt_length)
         if cache is not None:
-            passes.fill(cache, self._block, prompt_length)
+            passes.fill(cache, self._block, prompt_length, real)
         padded = not bool(real.all())
         index = torch.arange(past, past + new).expand(batch, -1)
         if padded:
             index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
             passes.check_prompt(real, past, prompt_length)
-        passes.check_positions(kwargs.get("position_ids"), real, index)
-        self._running.prompt_length, self._running.cache = prompt_length, cache
+        passes.check_positions(at, real, index)
+        self._running.prompt_length, self._running.cache, self._running.real = prompt_length, cache, real
         self._running.now = self._laid_out(real, index, prompt_length, padded)
 
     def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int, padded: bool) -> passes.Pass:
@@ -191,7 +196,7 @@ class Attachment:
             for kind in self._kinds:
                 frozen = self._frozen[kind[:2]]
                 accurate = getattr(frozen, "angle_dtype", torch.float32)
-                turns[kind] = Rotation(kind.layout, frozen.inv_freq.clone(), accurate)
+                turns[kind] = Rotation(kind.layout, frozen.inv_freq.clone(), accurate, frozen.base)
         return turns
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:
@@ -274,7 +279,7 @@ class Attachment:
                 )
         cache = cache_in(output) if isinstance(output, dict) else None
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:
-            passes.fill(cache, self._block, self._running.prompt_length)
+            passes.fill(cache, self._block, self._running.prompt_length, self._running.real)
 
     def attention(
         self,
@@ -426,19 +431,17 @@ def _padded(
     query, key, value = states
     output, weights = torch.zeros_like(query), None
     for group in groups:
-        rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
-        if not len(queries):
+        rows, queries, keys, first = group.places(first_key, query.shape[2], query.device)
+        if isinstance(queries, slice) and queries.start == queries.stop:
             continue
-        parts = [
-            passes.taken(query, group.rows, queries),
-            *(passes.taken(states, group.rows, keys) for states in (key, value)),
-        ]
+        parts = [passes.taken(query, rows, queries), *(passes.taken(states, rows, keys) for states in (key, value))]
         row_output, row_weights = by_plan(group, first, *parts)
-        output[rows, :, queries] = row_output.transpose(1, 2)
+        passes.put(output, rows, queries, row_output)
         if row_weights is not None:
             if weights is None:
                 weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)
-            weights[rows[:, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
+            queries, keys = group.real_places(first_key, query.shape[2])
+            weights[group.rows[:, None, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
     return output, weights
 
 

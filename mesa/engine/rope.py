@@ -88,10 +88,14 @@ class Rotation:
 
     frequencies: the rotary module's, in radians a token; it does not scale (YaRN's factor is applied once, by the
     model's own module). accurate: the dtype in which the model computes angles, float32 unless its module says else.
+    base: rotary's, None where it is yet to be read off the frequencies, which waits for their device.
     """
 
-    def __init__(self, layout: Layout, frequencies: Tensor, accurate: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, layout: Layout, frequencies: Tensor, accurate: torch.dtype = torch.float32, base: float | None = None
+    ) -> None:
         self.layout, self.frequencies, self.accurate = layout, frequencies, accurate
+        self.base = base
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
@@ -114,8 +118,9 @@ class Rotation:
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)
-            scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
-            frequencies = frequencies * torch.from_numpy(scale).to(frequencies)
+            base = rotary_base(frequencies) if self.base is None else self.base
+            scale = torch.from_numpy(plan.frequency_scale(number, 2 * len(frequencies), base))
+            frequencies = frequencies * scale.to(frequencies, non_blocking=True)
         angles = positions[:, None].to(states.device, self.accurate) * frequencies.narrow(0, 0, self.layout.pairs).to(
             self.accurate
         )

@@ -15,6 +15,7 @@ from mesa.decoder import replaced
 from mesa.engine import structure
 from mesa.engine.rope import OfKind
 from mesa.errors import Refused
+from mesa.plan import rotary_base
 
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
@@ -28,6 +29,7 @@ def frozen_rotary(module: nn.Module) -> nn.Module:
     by_length = getattr(frozen, "rope_type", "default") == "longrope"
     frozen.rope_type = "default"
     frozen.by_length = by_length and _follows(frozen)
+    frozen.base = rotary_base(frozen.inv_freq)
     return frozen
 
 
@@ -81,6 +83,7 @@ def settle(frozen: Any, length: int) -> None:
         place = frozen.inv_freq.device
         frozen(torch.zeros(1, device=place), torch.tensor([[length - 1]], device=place))
         frozen.rope_type = "default"
+        frozen.base = rotary_base(frozen.inv_freq)
 
 
 def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:

@@ -242,7 +242,7 @@ class Schedule:
         if known not in self._turns:
             index = np.arange(begin, end)
             turns = np.concatenate([position(index) - self.cached(index) for position in at])
-            self._turns[known] = torch.from_numpy(turns.astype(np.float32)).to(device)
+            self._turns[known] = torch.from_numpy(turns.astype(np.float32)).to(device, non_blocking=True)
         return self._turns[known]
 
     def scaled(self, states: Tensor, scale: Scale | None, begin: int, end: int) -> Tensor:
@@ -259,7 +259,7 @@ class Schedule:
         known = (scale, begin, end, accurate, device)
         if known not in self._factors:
             factors = np.asarray(scale(np.arange(begin, end)), np.float64)
-            tensor = torch.from_numpy(factors).to(accurate).to(device)[:, None]
+            tensor = torch.from_numpy(factors).to(accurate).unsqueeze(1).to(device, non_blocking=True)
             self._factors[known] = None if (factors == 1).all() else tensor
         return self._factors[known]
 
@@ -317,8 +317,8 @@ class Schedule:
                 blind = ~held.any(0)
                 if blind.all():
                     continue
-                seen = torch.from_numpy(held).to(device)
-                unseen = torch.from_numpy(blind).to(device) if blind.any() else None
+                seen = torch.from_numpy(held).to(device, non_blocking=True)
+                unseen = torch.from_numpy(blind).to(device, non_blocking=True) if blind.any() else None
             turns = self._turned_by((position,), begin, end, device)
             factors = self._factor(scale, begin, end, accurate, device)
             parts.append(Read(len(regions), keys, turns, factors, seen, unseen))

@@ -11,6 +11,7 @@ from tiny import logits, tokens
 from transformers import DynamicCache, EncoderDecoderCache
 
 import mesa
+from mesa.engine import passes
 
 PADS = {0: (), 1: (*range(49, 58),), 2: (*range(5), *range(40, 43), 57)}
 """Slots of padding in each row of a prompt."""
@@ -177,3 +178,13 @@ def test_other_caches_are_refused(model):
     message = "a EncoderDecoderCache is not supported; pass a DynamicCache, QuantizedCache, StaticCache, or cache_"
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
         logits(model, tokens(2, 20), past_key_values=cache)
+
+
+def test_generate_reads_its_mask_once(model, monkeypatch):
+    """On a GPU each reading waits for the device."""
+    ids, mask, read = tokens(2, 20), torch.ones(2, 20, dtype=torch.long), []
+    mask[1, :7] = 0
+    monkeypatch.setattr(passes, "on_cpu", lambda *tensors: read.append(tensors) or list(tensors))
+    with mesa.applied(model, cases.method("rerope")):
+        model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=1)
+    assert len(read) == 1
