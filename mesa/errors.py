@@ -7,7 +7,16 @@ from importlib.metadata import PackageNotFoundError, requires
 
 
 class Refused(ValueError):
-    """What was asked for cannot be done; the message names the value and the remedy. Exit code 2."""
+    """The error for a wrong argument, file or model: its message names the value and the remedy.
+
+    A `ValueError`. Commands print the message in one line and end with exit code 2.
+
+    Examples:
+        >>> mesa.ReRoPE(trained_length=256, window=300)
+        Traceback (most recent call last):
+        ...
+        mesa.errors.Refused: rerope: window=300 is not below the trained length 256
+    """
 
 
 class NotFound(Refused, FileNotFoundError):

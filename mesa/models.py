@@ -68,14 +68,30 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """The model called `name` in evaluation mode: one shipped, one fetched, a folder, .gguf file or hub id.
+    """A causal language model with its tokenizer, in evaluation mode.
 
-    Weights are safetensors, or GGUF, which is dequantized.
-    dtype: 'float32', 'float16', 'bfloat16' or 'float64'; by default float32 on a CPU and from GGUF, else the
-    checkpoint's own, which a model of `theory.build` always keeps.
-    device_map: as in accelerate (e.g. 'auto'), in place of `device`.
-    Raises FileNotFoundError for a missing folder or file, OSError for what the hub does not have, Refused for bad
-    values and files.
+    Args:
+        name: 'default', 'nope' or 'alibi' (shipped), 'smollm2' (after `mesa-lens fetch smollm2`), a folder, a .gguf
+            file or a hub id; default 'default'. Weights are safetensors, or GGUF, which is dequantized.
+        dtype: 'float32', 'float16', 'bfloat16' or 'float64'. Default: float32 on a CPU and from GGUF, else the
+            checkpoint's own, which a model of `theory.build` always keeps.
+        device: Where the model runs; default 'cpu'.
+        device_map: In place of `device`, as in accelerate, e.g. 'auto'.
+        revision: Branch, tag or commit on the hub; default the main branch.
+        trust_remote_code: Whether Python code that comes with the checkpoint may run; default False.
+
+    Returns:
+        A `Loaded`, with `model`, `tokenizer`, `name`, `revision` and `quantization` (of GGUF, else None).
+
+    Raises:
+        FileNotFoundError: A folder or file is not there.
+        OSError: The hub does not have it.
+        Refused: A value or file is wrong, or the model is not supported.
+
+    Examples:
+        >>> loaded = mesa.load()
+        >>> loaded.model.config.max_position_embeddings, loaded.tokenizer("import os")["input_ids"]
+        (256, [0, 945, 844])
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
     place, options = placed(name, revision, trust_remote_code)

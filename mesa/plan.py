@@ -158,7 +158,21 @@ class Region(Bounded):
 
 @dataclass(frozen=True)
 class Plan(Bounded):
-    """What a method does with `length` tokens: disjoint regions (pairs in none are masked), and rotary's base."""
+    """What a method does with `length` tokens: which query sees which key, at which positions.
+
+    A method's `plan` makes it, and an executor follows it. Print, draw and check it with `distances`.
+
+    Args:
+        length: Tokens.
+        regions: Disjoint sets of query-key pairs with the positions of both; pairs in none are masked.
+        frequency_scale: The factors on rotary frequencies, from (numbers, rotary dims, base). Default: none changes.
+        by_prompt: Whether positions or factors follow from the prompt's length; default False.
+
+    Examples:
+        >>> plan = mesa.ReRoPE(trained_length=4, window=2).plan(5)
+        >>> plan.length, [(region.nearest, region.farthest) for region in plan.regions]
+        (5, [(0, 2), (3, None)])
+    """
 
     length: int
     regions: tuple[Region, ...]
@@ -168,7 +182,21 @@ class Plan(Bounded):
 
 
 def distances(plan: Plan) -> np.ndarray:
-    """Effective relative position of every pair, (length, length), -1 where masked; ints where all are whole."""
+    """The relative position of every query-key pair under a plan.
+
+    Args:
+        plan: What a method's `plan` returns.
+
+    Returns:
+        (query, key) array in tokens, -1 where masked; of integers where all are.
+
+    Examples:
+        >>> mesa.distances(mesa.ReRoPE(trained_length=4, window=2).plan(4))
+        array([[ 0, -1, -1, -1],
+               [ 1,  0, -1, -1],
+               [ 2,  1,  0, -1],
+               [ 2,  2,  1,  0]])
+    """
     index = np.arange(plan.length)
     result = relative_positions(plan, index, index)
     whole = result.astype(np.int64)

@@ -37,15 +37,31 @@ def check(
     minutes: float | None = None,
     name: str | None = None,
 ) -> Report:
-    """A report on whether the methods are computed correctly on this model: what passed, failed or was not run.
+    """Whether methods are computed correctly on a model.
 
-    tokenizer: None where the model has none; what asks for it is not run. methods: names, separated by commas, or
-    'all'. trained_length: M as you state it (None: the config's word).
-    pretended: the M that methods are made for here, so that they act at lengths a machine can do; prompts are a little
-    shorter and three times as long. minutes: nothing is begun after these. The model is left as it was.
-    Raises Refused for an unsupported model, one in training mode or with a method attached, and bad numbers.
+    The model is left as it was.
 
-    >>> print(mesa.check(loaded.model, loaded.tokenizer))
+    Args:
+        model: A Hugging Face model in evaluation mode.
+        tokenizer: Its tokenizer; None: checks that ask for one are not run.
+        methods: Names separated by commas; default 'all'.
+        trained_length: M in tokens; default the config's.
+        pretended: The M that methods are made for, in tokens, so that they act at lengths a machine can do: prompts are
+            a little shorter and three times as long. Default 64.
+        minutes: No check begins after so many; default no limit.
+        name: The model's name in the report; default the config's.
+
+    Returns:
+        A `Report`: `rows`, one a check; `print` gives a table.
+
+    Raises:
+        Refused: The model is not supported, in training mode or has a method attached, or a number is out of range.
+
+    Examples:
+        >>> loaded = mesa.load()
+        >>> report = mesa.check(loaded.model, loaded.tokenizer, methods="rerope", pretended=32, name="default")
+        >>> print(str(report).splitlines()[0])
+        default: 10 passed, 0 failed, 0 not run
     """
     check_config(model.config)
     check_free(model)

@@ -351,17 +351,29 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> MethodBridge:
-    """Wraps `model` (in place) in a TransformerBridge that obeys attached methods.
+    """A TransformerBridge around a model (in place) that obeys attached methods.
 
-    `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
-    like show what the method does. Without a method its hooks are those of TransformerLens' bridge; a model whose
-    attention is neither 'eager' nor 'sdpa' is set to 'sdpa', and Gemma-4 to 'eager', as stock sets it. A subclass of a
-    supported class is taken as that class. A PeftModel is taken as the model in it, whose adapters take part, as do
-    other modules and hooks in place of a projection. Raises Refused for an unsupported model.
+    `mesa.applied(model, method)` works as before, and `run_with_cache`, `run_with_hooks` and the like show what the
+    method does. Without a method the hooks are those of TransformerLens' bridge. docs/api.md says what each hook sees.
 
-    >>> bridge = mesa.bridge(model, tokenizer)
-    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
-    ...     logits, cache = bridge.run_with_cache("a text", names_filter="blocks.0.hook_resid_post")
+    Args:
+        model: A Hugging Face model, or a PeftModel, whose adapters take part. Attention other than 'eager' or 'sdpa' is
+            set to 'sdpa', Gemma-4's to 'eager', as TransformerLens does.
+        tokenizer: Its tokenizer.
+
+    Returns:
+        A `TransformerBridge` with TransformerLens' calls.
+
+    Raises:
+        Refused: The model is not supported.
+
+    Examples:
+        >>> loaded = mesa.load()
+        >>> bridge = mesa.bridge(loaded.model, loaded.tokenizer)
+        >>> with mesa.applied(loaded.model, mesa.ReRoPE(trained_length=256)):
+        ...     logits, cache = bridge.run_with_cache(" hello" * 300, names_filter="blocks.1.hook_resid_post")
+        >>> tuple(cache["resid_post", 1].shape)  # (batch, position, dim)
+        (1, 301, 256)
     """
     model = without_peft(model)
     check_config(model.config)

@@ -477,23 +477,41 @@ def applied(
     prompt_length: int | None = None,
     verify: bool = True,
 ) -> Iterator[Attachment]:
-    """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
+    """Attaches a method to a model for the length of a `with` block.
 
-    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights). On a
-    `mesa.bridge` layers whose scores or weights are hooked are dense in either case, as are all where gradients are on.
-    prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
-    follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
-    a loop of your own that goes without a cache needs it stated.
-    verify: compare, the first time that a model of this class and config is met, each layer's own attention with the
-    executor's, on 32 tokens; Refused where they differ.
-    Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
-    filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
-    checkpointing, must end in it.
-    Raises Refused for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
-    method's is a RuntimeError.
+    The model is restored after it, also by an error. Batches may be padded on either side; `generate` needs left
+    padding, as without a method. A KV cache filled in the block serves only there. Threads may share the block; passes,
+    and backward() under gradient checkpointing, must end in it.
 
-    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
-    ...     model.generate(**inputs)
+    Args:
+        model: A Hugging Face model, also one within `bridge`.
+        method: The method.
+        executor: 'fused': O(T) memory, no gradients; 'dense': O(T^2) memory, gradients, attention weights. Default
+            'fused'. On a `bridge` layers whose scores or weights are hooked are dense in either case, as are all where
+            gradients are on.
+        prompt_length: Tokens of the whole prompt, padding included, where several calls give it; chunks follow from it.
+            Default: what `generate` is given, or the first call with an empty cache. Your own loop without a cache must
+            state it.
+        verify: Whether each layer's own attention is compared with the executor's on 32 tokens, once for each class and
+            config; default True.
+
+    Yields:
+        An `Attachment`: `calls` counts passes by layer; `woven` has the query heads, by layer, that the method was
+        applied to.
+
+    Raises:
+        Refused: The model or the executor is not supported.
+        RuntimeError: In a pass a layer's attention was not the method's.
+
+    Examples:
+        >>> loaded = mesa.load()
+        >>> prompt = loaded.tokenizer("import os" * 200, return_tensors="pt")
+        >>> with mesa.applied(loaded.model, mesa.ReRoPE(trained_length=256, layers=(0, 1))) as attachment:
+        ...     output = loaded.model.generate(**prompt, max_new_tokens=3, do_sample=False)
+        >>> loaded.tokenizer.decode(output[0, -3:])
+        'import osimport'
+        >>> attachment.calls[0], attachment.woven[0], attachment.woven[3]
+        (3, (0, 1, 2, 3, 4, 5, 6, 7), ())
     """
     check_executor(executor)
     if isinstance(model, Method):

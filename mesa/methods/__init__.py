@@ -48,7 +48,14 @@ METHODS: dict[str, type[Method]] = {
         Gap,
     )
 }
-"""The methods that come with the package, by name."""
+"""The classes of the methods that come with the package, by the names that commands use.
+
+Examples:
+    >>> mesa.METHODS["rerope"](trained_length=256).window
+    32
+    >>> [name for name, method in mesa.METHODS.items() if method.needs_rotary]
+    ['dynamic-ntk', 'ntk-mixed', 'yarn', 'cope']
+"""
 
 ENTRY_POINTS = "mesa_lens.methods"
 """Entry-point group in which another package names its `Method` classes."""
@@ -84,7 +91,23 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
-    """The method called `name`; parameters left out take their defaults. Refused for unknown names."""
+    """A method by its name.
+
+    Args:
+        name: A key of `METHODS`, or the name of an installed package's method.
+        trained_length: M, tokens.
+        parameters: Parameters of the method; those left out take their defaults.
+
+    Returns:
+        The method, a frozen config.
+
+    Raises:
+        Refused: The name, a parameter or a value is not known.
+
+    Examples:
+        >>> mesa.make("stair", trained_length=256)
+        StairPE(trained_length=256, log_n=True, layers=None, heads=None, window=32, width=50)
+    """
     return known_method(name, *parameters)(trained_length=trained_length, **parameters)
 
 

@@ -28,12 +28,25 @@ _SPAN = re.compile(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A way to give query-key pairs their positions; see `plan`.
+    """A training-free method: a frozen config that gives each query-key pair its relative position.
 
-    trained_length: the model's trained window M, in tokens.
-    log_n: scale each query by max(1, ln(t + 1) / ln M), as in the ReRoPE repository.
-    layers: the layers (from 0) the method is applied to, Origin to the rest; None: all.
-    heads: the same by query head, as {2: (0, 3), 1: (5,)} or "2:0,3;1:5"; kept as (layer, heads) pairs in rising order.
+    The base class of all methods; docs/new-method.md shows how to write one. Sizes in tokens that are left out follow
+    from M, rounded, at least 1.
+
+    Args:
+        trained_length: M, the length in tokens that the model was trained on; at least 2.
+        log_n: Whether the query at position t is scaled by max(1, ln(t + 1) / ln M); default False.
+        layers: Layers, from 0, to apply the method to; the others attend as trained. Default: all.
+        heads: The same by query head, {2: (0, 3), 1: (5,)} or "2:0,3;1:5". Default: all. Kept as (layer, heads) pairs
+            in rising order.
+
+    Raises:
+        Refused: A value is out of range, or `layers` and `heads` are both given.
+
+    Examples:
+        >>> method = mesa.ReRoPE(trained_length=256, heads="2:0,3")
+        >>> method.window, method.heads, method.heads_in(1)
+        (32, ((2, (0, 3)),), ())
     """
 
     name: ClassVar[str]
@@ -94,7 +107,15 @@ class Method(ABC):
 
     @abstractmethod
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
-        """The plan for the first `length` tokens of a prompt of `prompt_length` (all, if None), or beyond it."""
+        """The plan for the first `length` tokens of a prompt.
+
+        Args:
+            length: Tokens so far, decoded ones among them.
+            prompt_length: Tokens of the prompt. Default: `length`.
+
+        Returns:
+            A `Plan`: integers and predicates, no tensors.
+        """
 
     def describe(self) -> dict[str, Any]:
         """Name and parameters, ready for JSON; `heads` where given, so that older records stay equal."""
@@ -104,7 +125,7 @@ class Method(ABC):
         return settings
 
     def heads_in(self, layer: int) -> tuple[int, ...] | None:
-        """The heads of a layer that the method is applied to, in rising order; None: all."""
+        """The query heads of a layer that the method is applied to, in rising order; None for all."""
         if self.heads is None:
             return None if self.layers is None or layer in self.layers else ()
         return dict(self.heads).get(layer, ())

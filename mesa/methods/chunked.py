@@ -15,14 +15,29 @@ from mesa.plan import Constant, Plan, Position, Region, Scale, Slowed, Stepped, 
 
 @dataclass(frozen=True, kw_only=True)
 class MesaExtrapolation(Method):
-    """Chunked triangular attention, Stair PE in the last chunk and in decoding (paper section 4, algorithm 1).
+    """Attends in chunks, and by Stair PE in the last chunk and in decoding (paper section 4, algorithm 1).
 
-    first, last: lengths F and L of the first and the least last chunk; split_threshold: M_max of DynamicSplit.
-    variant: 'exact' (every query of the last chunk follows Stair) or 'reference' (the authors' code, with `headroom`
-    tokens kept for the answer; it ignores `window`).
-    weave: 'stair', or for the paper's ablation 'rerope' or 'leaky-rerope' (slowed by `width`) in Stair PE's place.
-    middle: 'local' (the paper: each middle chunk follows the first one directly, so positions begin anew), or 'woven'
-    (the same, but it sees no key of the first chunk nearer than `weave` puts it, so positions go on; docs/theory.md).
+    Args:
+        window: N of Stair PE, tokens; default M/8.
+        width: E of Stair PE, tokens; default 50, at every M.
+        first: F, tokens of the first chunk; default 100 M/4096.
+        last: L, the fewest tokens of the last chunk; default M/8.
+        split_threshold: M_max of DynamicSplit, tokens; default 200 M/4096.
+        variant: 'exact': every query of the last chunk follows Stair PE; 'reference': the authors' code, which ignores
+            `window`. Default 'exact'.
+        weave: What remaps distances in the last chunk: 'stair', 'rerope' or 'leaky-rerope' (slowed by `width`), the
+            paper's ablation. Default 'stair'.
+        middle: 'local': each middle chunk follows the first one directly, as in the paper; 'woven': it sees no key of
+            the first chunk nearer than `weave` puts it, so that positions do not restart. Default 'local'.
+        headroom: Tokens that variant 'reference' leaves for the answer; default 50.
+        log_n: As in `Method`, in the last chunk and in decoding; default True.
+
+    Examples:
+        >>> method = mesa.MesaExtrapolation(trained_length=256)
+        >>> method.chunks(600)
+        [0, 6, 193, 380, 567, 600]
+        >>> int(mesa.distances(method.plan(600)).max())
+        192
     """
 
     name = "mesa"
@@ -67,7 +82,14 @@ class MesaExtrapolation(Method):
         return settings
 
     def chunks(self, prompt_length: int) -> list[int]:
-        """Where the chunks of a prompt begin and end: [0, F, ..., begin of the last chunk, prompt_length]."""
+        """Where the chunks of a prompt begin and end, in tokens.
+
+        Args:
+            prompt_length: Tokens of the prompt.
+
+        Returns:
+            [0, F, ..., begin of the last chunk, prompt_length].
+        """
         return (_split if self.variant == "exact" else _reference_split)(self, prompt_length)
 
     @property

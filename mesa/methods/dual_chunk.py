@@ -42,10 +42,18 @@ class StepScale:
 
 @dataclass(frozen=True, kw_only=True)
 class DCA(Method):
-    """Own distances inside a chunk of `chunk` tokens; to the chunk before, distances up to `most`; beyond, from `most`.
+    """Keeps distances exact within a chunk, and caps them between chunks (Dual Chunk Attention).
 
-    `chunk` and `most` left out are the public code's (5M/8, 3M/4); the paper's are 3M/4 and M - 1.
-    mscale: queries and keys grow with the tokens at their own step, as in the public code and not in the paper.
+    Args:
+        chunk: s, tokens of a chunk; default 5 M/8, the public code's (the paper: 3 M/4).
+        most: c, the cap on positions of queries, in tokens; default 3 M/4, the public code's (the paper: M - 1).
+        mscale: Whether queries and keys grow by 0.05 ln(n / M) + 1 at n > M tokens, as in the public code, not in the
+            paper; default False.
+
+    Examples:
+        >>> method = mesa.DCA(trained_length=8, chunk=2, most=5)
+        >>> mesa.distances(method.plan(6))[-1].tolist()
+        [3, 2, 3, 2, 1, 0]
     """
 
     name = "dca"

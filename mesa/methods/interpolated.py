@@ -14,7 +14,15 @@ from mesa.plan import Constant, Plan, Position, Slowed
 
 @dataclass(frozen=True, kw_only=True)
 class PI(Method):
-    """Position Interpolation: all distances shrink by `factor`; None: by prompt length over M, once for each prompt."""
+    """Divides all distances by a factor (Position Interpolation).
+
+    Args:
+        factor: s; default 4. None: prompt length over M, at least 1, fixed for a prompt and what is decoded after it.
+
+    Examples:
+        >>> mesa.distances(mesa.PI(trained_length=4, factor=2).plan(5))[-1].tolist()
+        [2.0, 1.5, 1.0, 0.5, 0.0]
+    """
 
     name = "pi"
     formula = "R = r / s"
@@ -43,7 +51,18 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class YaRN(Method):
-    """Slow frequencies are divided by `factor`, fast ones kept, those between mixed by number; scores grow a little."""
+    """Divides slow rotary frequencies by a factor, keeps fast ones, and raises scores a little.
+
+    Frequencies between 32 rotations and 1 in M tokens are mixed. Refused for models that scale frequencies already.
+
+    Args:
+        factor: s; default 4. Scores are multiplied by (0.1 ln s + 1)^2.
+
+    Examples:
+        >>> plan = mesa.YaRN(trained_length=256).plan(1024)
+        >>> plan.frequency_scale(np.arange(4), 8, 1e4).round(3)
+        array([1.   , 0.625, 0.25 , 0.25 ])
+    """
 
     name = "yarn"
     formula = (
@@ -82,10 +101,18 @@ def _pair_turning(rotations: float, dims: int, base: float, trained_length: int)
 
 @dataclass(frozen=True, kw_only=True)
 class CoPE(Method):
-    """Clipped RoPE: a half cosine over the slowest pairs takes their frequencies down, the slowest one's to 0.
+    """Tapers the slowest rotary frequencies to 0 by a half cosine (Clipped RoPE).
 
-    clip: how many pairs; None: all that turn less than once in M tokens. The authors' code has 20 of 64. As there, the
-    cosine runs over the pairs' numbers; the paper writes it over their frequencies.
+    The cosine runs over the frequencies' numbers, as in the authors' code; the paper writes it over their values.
+    Refused for models that scale frequencies already.
+
+    Args:
+        clip: C, how many frequencies, at least 2. Default: all that turn less than once in M tokens.
+
+    Examples:
+        >>> plan = mesa.CoPE(trained_length=256, clip=3).plan(1024)
+        >>> plan.frequency_scale(np.arange(4), 8, 1e4).round(3)
+        array([1. , 1. , 0.5, 0. ])
     """
 
     name = "cope"

@@ -15,9 +15,18 @@ SHARPER = Constant((0.1 * math.log(2) + 1) ** 2)
 
 @dataclass(frozen=True, kw_only=True)
 class STRING(Method):
-    """Distances from `window` on begin anew at `local`; for texts about as long as M, whose far part is seldom trained.
+    """Restarts far distances at a small one, to use a long trained length better.
 
-    Distances stay below M only up to M + window - local tokens.
+    Distances stay below M up to M + window - local tokens only.
+
+    Args:
+        window: S, tokens up to which distances are the model's own; default M/3.
+        local: W, the distance that r = S becomes, in tokens; default M/1024.
+
+    Examples:
+        >>> method = mesa.STRING(trained_length=8, window=4, local=1)
+        >>> mesa.distances(method.plan(8))[-1].tolist()
+        [4, 3, 2, 1, 3, 2, 1, 0]
     """
 
     name = "string"
@@ -60,11 +69,21 @@ class Mapped:
 
 @dataclass(frozen=True, kw_only=True)
 class LaMPE(Method):
-    """Own distances near a query, mapped ones in the middle, own ones less a constant to the first keys.
+    """Maps the middle of a prompt to fewer positions, by the prompt's length.
 
-    The prompt is mapped to `mapped` positions; None: by its length, as the authors fitted it to Llama-2, scaled to M.
     Prompts of fewer than 2 `window` tokens keep their distances. Where the public code fails, more than `window`
-    decoded tokens on, we go on by the same formula, distances below 0 made 0.
+    decoded tokens on, the same formula continues, distances below 0 made 0.
+
+    Args:
+        window: h, tokens up to which distances are the model's own; default M/8.
+        tail: T: about so many of a prompt's greatest distances are its own, less a constant; default 200 M/4096.
+        mapped: U, positions that the prompt is mapped to. Default: by its length, as the authors fitted it to Llama-2,
+            scaled to M.
+
+    Examples:
+        >>> method = mesa.LaMPE(trained_length=16, window=2, tail=1, mapped=6)
+        >>> mesa.distances(method.plan(12))[-1].tolist()
+        [6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 0]
     """
 
     name = "lampe"

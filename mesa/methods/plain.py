@@ -10,7 +10,12 @@ from mesa.plan import Constant, Plan, Position
 
 @dataclass(frozen=True, kw_only=True)
 class Origin(Method):
-    """The model as it was trained: every pair keeps its distance."""
+    """The unmodified model: every pair keeps its distance.
+
+    Examples:
+        >>> mesa.distances(mesa.Origin(trained_length=4).plan(4)).tolist()
+        [[0, -1, -1, -1], [1, 0, -1, -1], [2, 1, 0, -1], [3, 2, 1, 0]]
+    """
 
     name = "origin"
     formula = "R = r"
@@ -24,7 +29,12 @@ class Origin(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPE(Method):
-    """The model without positions: every pair is at distance 0."""
+    """Removes positions: every pair is at distance 0.
+
+    Examples:
+        >>> mesa.distances(mesa.NoPE(trained_length=4).plan(4))[-1].tolist()
+        [0, 0, 0, 0]
+    """
 
     name = "nope"
     formula = "R = 0"
@@ -42,10 +52,18 @@ class NoPE(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTK(Method):
-    """Rotary's base grows with the current length n; all keys use the current base.
+    """Raises the rotary base with the current length; all keys use the current base.
 
-    Hugging Face keeps each cached key rotated with the base of its own time; we hold raw keys, so decoding differs
-    from it after the first token.
+    Hugging Face leaves each cached key rotated by the base of its own step. Here keys are cached unrotated, so decoding
+    differs from theirs after the first token.
+
+    Args:
+        factor: s in the base's growth, (s n / M - (s - 1))^(d / (d - 2)) at n > M tokens; default 4.
+
+    Examples:
+        >>> plan = mesa.DynamicNTK(trained_length=4).plan(8)
+        >>> plan.frequency_scale(np.arange(4), 8, 1e4).round(3)  # factors on the frequencies of 8 rotary dims
+        array([1.   , 0.585, 0.342, 0.2  ])
     """
 
     name = "dynamic-ntk"
@@ -68,7 +86,17 @@ class DynamicNTK(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class NTKMixed(Method):
-    """NTK-aware scaling with a factor that grows with the frequency's number."""
+    """Scales every rotary frequency by a factor of its own, slow ones most (NTK-aware, mixed).
+
+    Args:
+        k: The slowest frequency is divided by it; default 12.
+        log_n: As in `Method`; default True.
+
+    Examples:
+        >>> plan = mesa.NTKMixed(trained_length=4).plan(8)
+        >>> plan.frequency_scale(np.arange(4), 8, 1e4).round(3)
+        array([0.415, 0.228, 0.135, 0.083])
+    """
 
     name = "ntk-mixed"
     formula = "R = r; inv_freq_m * exp(-a * m^0.75), a = ln(k) / (d / 2)^0.75, m = 1.."

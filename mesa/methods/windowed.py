@@ -10,7 +10,17 @@ from mesa.plan import Constant, Plan, Region
 
 @dataclass(frozen=True, kw_only=True)
 class LMInfinite(Method):
-    """The first `first` tokens and the last `window` are seen; distances are cut to `window`."""
+    """Sees only the first tokens and the last ones, and caps distances.
+
+    Args:
+        first: g, tokens seen at the start; default 100 M/4096.
+        window: l, last tokens seen, and the largest distance; default M.
+
+    Examples:
+        >>> method = mesa.LMInfinite(trained_length=4, first=1, window=3)
+        >>> mesa.distances(method.plan(6))[-1].tolist()  # -1: not seen
+        [3, -1, -1, 2, 1, 0]
+    """
 
     name = "lm-infinite"
     formula = "R = min(r, l); seen: r < l or i < g"
@@ -40,9 +50,13 @@ class LMInfinite(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Crop(Method):
-    """The last M tokens alone, as trained: the baseline that a method must beat before it extends anything.
+    """Truncation: the unmodified model on the last M tokens alone, the baseline of every other method.
 
-    The last M tokens of a prompt see each other, those before them their own last M, a decoded token the last M.
+    The last M tokens of a prompt see each other, earlier ones the M before them, and a decoded token the last M.
+
+    Examples:
+        >>> mesa.distances(mesa.Crop(trained_length=4).plan(6))[-1].tolist()  # -1: not seen
+        [-1, -1, 3, 2, 1, 0]
     """
 
     name = "crop"
@@ -66,7 +80,17 @@ class Crop(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingLLM(Method):
-    """The first `first` tokens and the last `window` kept; positions count inside the cache."""
+    """Sees only the first tokens and the last ones, and counts positions within that cache.
+
+    Args:
+        first: Tokens kept at the start; default 4.
+        window: The largest distance of the last tokens kept; default M - first.
+
+    Examples:
+        >>> method = mesa.StreamingLLM(trained_length=4, first=1, window=2)
+        >>> mesa.distances(method.plan(6))[-1].tolist()  # -1: not seen
+        [3, -1, -1, 2, 1, 0]
+    """
 
     name = "streaming-llm"
     formula = "positions of kept keys are 0.. in order; seen: i < s or r <= w"

@@ -41,7 +41,17 @@ def stair(queries: tuple[int, int], length: int, window: int, width: int, scale:
 
 @dataclass(frozen=True, kw_only=True)
 class ReRoPE(Method):
-    """Distances beyond `window` are cut to it (theorem 3.3's weave)."""
+    """Caps distances at a window: the remap of theorem 3.3.
+
+    Args:
+        window: N, the largest distance, in tokens; default M/8.
+        log_n: As in `Method`; default True.
+
+    Examples:
+        >>> method = mesa.ReRoPE(trained_length=4, window=2)
+        >>> mesa.distances(method.plan(6))[-1].tolist()
+        [2, 2, 2, 2, 1, 0]
+    """
 
     name = "rerope"
     formula = "R = min(r, N)"
@@ -64,7 +74,18 @@ class ReRoPE(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakyReRoPE(Method):
-    """Distances beyond `window` grow k times slower; positions are fractional."""
+    """Slows distances down beyond a window; they become fractional.
+
+    Args:
+        window: N, tokens up to which distances are the model's own; default M/8.
+        k: How many times slower distances grow from N on; default 16.
+        log_n: As in `Method`; default True.
+
+    Examples:
+        >>> method = mesa.LeakyReRoPE(trained_length=4, window=2, k=2)
+        >>> mesa.distances(method.plan(6))[-1].tolist()
+        [3.5, 3.0, 2.5, 2.0, 1.0, 0.0]
+    """
 
     name = "leaky-rerope"
     formula = "R = r if r < N else N + (r - N) / k"
@@ -89,7 +110,17 @@ class LeakyReRoPE(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfExtend(Method):
-    """Distances beyond `window` are those of groups of `group` tokens."""
+    """Gives far tokens in a group the same position.
+
+    Args:
+        window: N, tokens up to which distances are the model's own; default M/4.
+        group: G, tokens in a group; default 8.
+
+    Examples:
+        >>> method = mesa.SelfExtend(trained_length=8, window=2, group=2)
+        >>> mesa.distances(method.plan(8))[-1].tolist()
+        [4, 4, 3, 3, 2, 2, 1, 0]
+    """
 
     name = "self-extend"
     formula = "R = r if r < N else t // G - i // G + N - N // G"
@@ -121,7 +152,18 @@ class SelfExtend(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class StairPE(Method):
-    """Distances beyond `window` rise by one every `width` tokens (paper eq. 6), without chunks."""
+    """Raises distances by one for every `width` tokens beyond a window (Stair PE, paper eq. 6).
+
+    Args:
+        window: N, tokens up to which distances are the model's own; default M/8.
+        width: E, tokens in a step; default 50, at every M.
+        log_n: As in `Method`; default True.
+
+    Examples:
+        >>> method = mesa.StairPE(trained_length=8, window=2, width=2)
+        >>> mesa.distances(method.plan(8))[-1].tolist()
+        [5, 4, 4, 3, 3, 2, 1, 0]
+    """
 
     name = "stair"
     formula = "R = r if r <= N else N + ceil((r - N) / E)"
