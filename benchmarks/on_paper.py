@@ -6,6 +6,7 @@ keep them beside, so that a transfer to the host gives them, and is counted.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,8 @@ class Counts:
 class Device(TorchDispatchMode):
     """Runs on meta tensors what is meant for the GPU, and counts it; the host's tensors are real."""
 
+    supports_higher_order_operators = True  # flex_attention is one
+
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counts()
@@ -61,6 +64,8 @@ class Device(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation."""
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._flex(func, *args)
         given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         on_device = [tensor for tensor in given if tensor.is_meta]
         name = func.__name__.split(".")[0] if hasattr(func, "__name__") else str(func)
@@ -73,6 +78,15 @@ class Device(TorchDispatchMode):
             self._note(func, name, given, output)
             self._keep(func, args, kwargs, given, output)
         return output
+
+    def _flex(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """One launch: the output, and the log-sum-exp and the largest score of each query."""
+        assert func.name() == "flex_attention", func
+        compiled = self.compiled(lambda: (
+            query.new_empty(*query.shape[:-1], value.shape[-1]),
+            *(query.new_empty(query.shape[:-1], dtype=torch.float32) for _ in range(2)),
+        ), name="flex_attention")  # fmt: skip
+        return compiled()
 
     def _on_host(self, func: Any, args: Any, kwargs: Any, to_host: bool) -> Any:
         """What a transfer to the host gives; an error where nobody knows."""
@@ -154,10 +168,12 @@ class Device(TorchDispatchMode):
         finally:
             self.counts.extra, self.counts = self.peak - begin, before
 
-    def compiled(self, function: Any = None, **options: Any) -> Any:
+    def compiled(self, function: Any = None, name: str = "", **options: Any) -> Any:
         """In the place of `torch.compile`: a function that is one launch and allocates what it returns."""
         if function is None:
-            return lambda function: self.compiled(function, **options)
+            return lambda function: self.compiled(function)
+
+        called = name or getattr(function, "__name__", "compiled")
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -165,16 +181,17 @@ class Device(TorchDispatchMode):
                 return function(*args, **kwargs)
             self.fused = True
             try:
-                output = function(*args, **kwargs)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # flex_attention's, that it is not compiled
+                    output = function(*args, **kwargs)
             finally:
                 self.fused = False
             keys = any(self.is_key(part) for part in _tensors((args, kwargs)))
             self.counts.launches += 1
-            name = getattr(function, "__name__", "compiled")
-            self.counts.names[name] = self.counts.names.get(name, 0) + 1
+            self.counts.names[called] = self.counts.names.get(called, 0) + 1
             for part in _tensors(output):
                 if part.is_meta:
-                    self._track(part, keys and not any(end in name for end in ENDS))
+                    self._track(part, keys and not any(end in called for end in ENDS))
             return output
 
         return call

@@ -9,6 +9,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import budgets
 from on_paper import on_paper
+from torch.nn.attention.flex_attention import flex_attention
 
 from mesa.methods import make, standard_methods
 
@@ -74,5 +75,8 @@ def test_launches_bytes_copies_and_transfers_are_counted():
         with device.counting((key,)) as counts:
             turned(query)
         assert (counts.launches, counts.extra) == (1, 256)
+        with device.counting((key,)) as counts:
+            attended = torch.compile(flex_attention)(query, key, key, scale=1.0, enable_gqa=True)
+        assert (counts.launches, counts.extra, attended.shape) == (1, 256 + 2 * 128, query.shape)
         with pytest.raises(RuntimeError, match=r"numbers of a \(8, 4\) tensor"):
             query[0, 0].tolist()
