@@ -45,8 +45,8 @@ def docstring(name: str) -> str:
 
 def section(text: str, heading: str) -> str:
     """What stands below a heading of a docstring, such as Args."""
-    found = re.search(rf"^{heading}:\n((?:    .*\n|\n)*)", text + "\n", re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^{heading}:\n((?:    .*\n|\n)*)", text + "\n", re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def run_examples(name: str) -> doctest.TestResults:

@@ -25,9 +25,9 @@ def test_the_pythons_tried_are_those_named():
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_what_build_machines_make_is_a_target(file):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    made = re.findall(r"\bmake ([\w-]+)", file.read_text(encoding="utf-8"))
-    assert made
-    assert [target for target in made if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+    targets = re.findall(r"\bmake ([\w-]+)", file.read_text(encoding="utf-8"))
+    assert targets
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 
 def test_every_package_is_typed():
