@@ -24,7 +24,7 @@ from streamlit.testing.v1 import AppTest
 
 from mesa_lens.app import FEW_ARENAS
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
-from probe.report import write_report
+from probe.commands.probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
 RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("warm_up", 1024), ("minimum_score", 8.0))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.report import Maps, whole_summary, write_figures, write_report
+from probe.commands.probe.report import Maps, whole_summary, write_figures, write_report
 from probe.store import store
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse

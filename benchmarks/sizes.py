@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mesa.models import tokenizer_of
 from probe.capture.spec import CaptureSpec
+from probe.commands.probe.plan import ProbeRequest, plan
+from probe.commands.probe.run import work
 from probe.experiment.estimate import passes_of
-from probe.plan import ProbeRequest, plan
-from probe.run import work
 from probe.store.regions import layout
 
 SHAPES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.arguments import AddedOptions, Results, run_experiment
-from probe.request import AnatomyRequest
+from probe.commands.anatomy.request import AnatomyRequest
 
 HELP = "measure what every head attends to under each method"
 EXAMPLE = "mesa-lens anatomy --out runs/demo"
@@ -15,18 +15,18 @@ OUT = "runs/anatomy"
 
 def run(request: AnatomyRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
-    from probe.attention.request import plan
-    from probe.attention.run import AnatomyExperiment
+    from probe.commands.anatomy.plan import plan
+    from probe.commands.anatomy.run import AnatomyExperiment
 
     return run_experiment(request, options, plan, AnatomyExperiment, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
-    from probe.attention.results import write
-    from probe.attention.run import AnatomyExperiment
-    from probe.attention.sentences import anatomy_findings, head_table
+    from probe.commands.anatomy.report import write_anatomy_report
+    from probe.commands.anatomy.results import write
+    from probe.commands.anatomy.run import AnatomyExperiment
+    from probe.commands.anatomy.sentences import anatomy_findings, head_table
     from probe.experiment.run import run as run_plan
-    from probe.mechanism_report import write_anatomy_report
 
     journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
     summary = write(plan, journal, out)

@@ -15,10 +15,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field
 
 from mesa.errors import Failed, Refused
+from probe.commands.eval.request import EvalRequest
+from probe.commands.probe.request import ProbeRequest
 from probe.experiment.lock import how_to_resume
 from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
-from probe.request import EvalRequest, MethodsRequest, ProbeRequest
+from probe.request import MethodsRequest
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -270,7 +272,7 @@ def run_experiment(
     with owned(options.out), resumable(options):
         results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
         if reported and results.text:
-            from probe.report import write_report
+            from probe.commands.probe.report import write_report
             from probe.store.reader import store_of
 
             if store_of(options.out).exists():

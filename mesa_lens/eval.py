@@ -9,8 +9,8 @@ from typing import Any
 
 from mesa.errors import Refused
 from mesa_lens.arguments import Results, RunOptions, print_continues, resumable, run_experiment, runner_of
+from probe.commands.eval.request import EvalRequest, HarnessOptions
 from probe.options import options as options_of
-from probe.request import EvalRequest, HarnessOptions
 
 HELP = "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method"
 EXAMPLE = "mesa-lens eval --task passkey,nll --samples 10 --out runs/eval"
@@ -19,8 +19,8 @@ OUT = "runs/eval"
 
 def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:
     """Runs the tasks, or those of lm-eval."""
-    from probe.evaluation.plan import TASKS, plan
-    from probe.evaluation.run import Evaluation
+    from probe.commands.eval.plan import TASKS, plan
+    from probe.commands.eval.run import Evaluation
 
     if harness.list_tasks:
         about = {task.name: task.about for task in TASKS.values()}
@@ -36,11 +36,11 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
-    from probe.eval_report import write_eval_report
-    from probe.evaluation.run import run as run_cells
-    from probe.evaluation.summary import tables
-    from probe.evaluation.text import notes
-    from probe.figures.curves import write_curves
+    from probe.commands.eval.figures import write_curves
+    from probe.commands.eval.report import write_eval_report
+    from probe.commands.eval.run import run as run_cells
+    from probe.commands.eval.summary import tables
+    from probe.commands.eval.text import notes
 
     summary = run_cells(plan, out, **how)
     written = write_curves(summary, out)
@@ -57,11 +57,11 @@ def _measured(plan: Any, out: Path, **how: Any) -> Results:
 
 def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:
     """lm-eval's results, written and printed."""
-    from probe.evaluation.harness import RESULTS, run_harness
-    from probe.evaluation.plan import plan
-    from probe.evaluation.summary import plain_table
-    from probe.evaluation.text import harness_table
+    from probe.commands.eval.harness import RESULTS, run_harness
+    from probe.commands.eval.plan import plan
+    from probe.commands.eval.text import harness_table
     from probe.store.result_file import result_text
+    from probe.tables import plain_table
 
     runner = runner_of(options, request.load)
     default = {item.key: item.default for item in options_of(EvalRequest)}

@@ -36,7 +36,7 @@ from probe.options import (
 
 if TYPE_CHECKING:
     from probe.figures.export import Export
-    from probe.opened import Run
+    from probe.run import Run
 
 
 def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
@@ -101,7 +101,7 @@ class StoreOptions(ExportOptions):
     @cached_property
     def run(self) -> Run:
         """The captured run."""
-        from probe.opened import open_run
+        from probe.run import open_run
 
         return open_run(self.store)
 
@@ -233,8 +233,8 @@ class LocateOptions(FolderOptions):
 
     def export(self) -> Export:
         """What `mesa-lens locate` measured."""
-        from probe.figures.mechanism_export import located_export
-        from probe.interventions.result import LOCATED
+        from probe.commands.locate.export import located_export
+        from probe.commands.locate.result import LOCATED
 
         return located_export(LOCATED.read(self.store), self.chosen, self.lengths, self.measures)
 
@@ -245,8 +245,8 @@ class AnatomyOptions(FolderOptions):
 
     def export(self) -> Export:
         """What `mesa-lens anatomy` measured."""
-        from probe.attention.result import ANATOMY
-        from probe.figures.mechanism_export import anatomy_export
+        from probe.commands.anatomy.export import anatomy_export
+        from probe.commands.anatomy.result import ANATOMY
 
         return anatomy_export(ANATOMY.read(self.store), self.chosen, self.lengths)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.arguments import AddedOptions, Results, run_experiment
-from probe.request import LocateRequest
+from probe.commands.locate.request import LocateRequest
 
 HELP = "apply a method in one layer or head alone: what share of the loss comes back?"
 EXAMPLE = "mesa-lens locate --out runs/demo"
@@ -15,17 +15,17 @@ OUT = "runs/locate"
 
 def run(request: LocateRequest, options: AddedOptions) -> int:
     """Measures what is missing and writes its report."""
-    from probe.interventions.request import plan
-    from probe.interventions.run import Locate
+    from probe.commands.locate.plan import plan
+    from probe.commands.locate.run import Locate
 
     return run_experiment(request, options, plan, Locate, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
-    from probe.interventions.results import write
-    from probe.interventions.run import locate
-    from probe.interventions.sentences import located_findings
-    from probe.mechanism_report import write_locate_report
+    from probe.commands.locate.report import write_locate_report
+    from probe.commands.locate.results import write
+    from probe.commands.locate.run import locate
+    from probe.commands.locate.sentences import located_findings
 
     journal, failed = locate(plan, out, **how)
     summary = write(plan, journal, out)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.arguments import AddedOptions, Results, run_experiment
-from probe.request import PredictRequest
+from probe.commands.predict.request import PredictRequest
 
 HELP = "predict at which length each method fails, from the unmodified model's loss"
 EXAMPLE = "mesa-lens predict --config leaky-rerope:k=2,log_n=false --check --out runs/predict"
@@ -15,18 +15,18 @@ OUT = "runs/predict"
 
 def run(request: PredictRequest, options: AddedOptions) -> int:
     """Measures what is missing, then predicts."""
-    from probe.law.plan import plan
-    from probe.law.run import Predict
+    from probe.commands.predict.plan import plan
+    from probe.commands.predict.run import Predict
 
     return run_experiment(request, options, plan, Predict, _measured)
 
 
 def _measured(plan: Any, out: Path, **how: Any) -> Results:
+    from probe.commands.predict.prediction import started
+    from probe.commands.predict.report import write
+    from probe.commands.predict.run import FOLDER, Predict
+    from probe.commands.predict.sentences import sentences
     from probe.experiment.run import run as run_plan
-    from probe.law.prediction import started
-    from probe.law.run import FOLDER, Predict
-    from probe.law.sentences import sentences
-    from probe.law_report import write
 
     journal, failed = run_plan(experiment := Predict(plan), out, **how)
     if left := len(experiment.tasks(journal.rows)):

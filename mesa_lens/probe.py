@@ -10,7 +10,7 @@ from mesa_lens.arguments import (
     resumable,
     runner_of,
 )
-from probe.request import ProbeRequest, RuleOptions
+from probe.commands.probe.request import ProbeRequest, RuleOptions
 
 HELP = "measure at which length each method fails, and store hidden states"
 EXAMPLE = "mesa-lens probe --length 2048 --out runs/demo"
@@ -21,9 +21,9 @@ def run(
     request: ProbeRequest, rule: RuleOptions, output: OutputOptions, printing: JsonOptions, workers: WorkerOptions
 ) -> int:
     """Checks everything that can be checked, then runs."""
+    from probe.commands.probe.plan import estimate, plan
+    from probe.commands.probe.run import run_probe, work
     from probe.experiment.estimate import passes_of, work_text
-    from probe.plan import estimate, plan
-    from probe.run import run_probe, work
     from probe.store.result_file import result_text
 
     runner = runner_of(workers, request.load)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesa_lens.arguments import JsonOptions
+from probe.commands.probe.request import RuleOptions
 from probe.options import REQUIRED, InputPath, option
-from probe.request import RuleOptions
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ EXAMPLE = "mesa-lens report runs/demo"
 
 def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
+    from probe.commands.probe.report import write_report
+    from probe.commands.probe.verdict import terminal_text
     from probe.experiment.lock import owned
-    from probe.report import write_report
     from probe.store.reader import open_run
     from probe.store.result_file import result_text
-    from probe.verdict.verdict import terminal_text
 
     folder = open_run(captured.store).folder
     with owned(folder, option="RUN"):

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from mesa.engine.bridge import bridge as bridge_to
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
-    from probe.evaluation.plan import plan as plan_evaluation
-    from probe.evaluation.run import run as run_evaluation
+    from probe.commands.eval.plan import plan as plan_evaluation
+    from probe.commands.eval.request import EvalRequest
+    from probe.commands.eval.run import run as run_evaluation
+    from probe.commands.predict.report import predict_failure
+    from probe.commands.predict.request import PredictRequest
+    from probe.commands.probe.report import write_report
+    from probe.commands.probe.request import ProbeRequest
+    from probe.commands.probe.run import run_probe
     from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
-    from probe.law_report import predict_failure
-    from probe.opened import Run, open_run
-    from probe.report import write_report
-    from probe.request import EvalRequest, PredictRequest, ProbeRequest
-    from probe.run import run_probe
+    from probe.run import Run, open_run
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
@@ -35,11 +37,11 @@ _MODULES = {
     "probe.capture.spec": "CaptureSpec",
     "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
     "probe.figures.heatmap": "default_regions regions",
-    "probe.law_report": "predict_failure",
-    "probe.opened": "Run open_run",
-    "probe.report": "write_report",
+    "probe.commands.predict.report": "predict_failure",
+    "probe.run": "Run open_run",
+    "probe.commands.probe.report": "write_report",
     "probe.request": "EvalRequest PredictRequest ProbeRequest",
-    "probe.run": "run_probe",
+    "probe.commands.probe.run": "run_probe",
     "probe.store.select": "hook_values",
     "probe.thresholds.analysis": "analyse summarize",
     "probe.thresholds.drift_onset": "drift_onsets",
@@ -52,8 +54,8 @@ _MODULES = {
 _LAZY = {
     **{name: module for module, names in _MODULES.items() for name in names.split()},
     "bridge_to": "mesa.engine.bridge:bridge",
-    "plan_evaluation": "probe.evaluation.plan:plan",
-    "run_evaluation": "probe.evaluation.run:run",
+    "plan_evaluation": "probe.commands.eval.plan:plan",
+    "run_evaluation": "probe.commands.eval.run:run",
 }
 
 # fmt: off

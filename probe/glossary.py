@@ -75,6 +75,16 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
+def about(model: str | None, trained_length: int, reference: str) -> str:
+    """What M and origin are."""
+    model = f"Model {model} was trained on windows of M = {trained_length} tokens."
+    if reference != "origin":
+        return model
+    return (
+        f"{model} origin is the unmodified model; every other method changes what its attention sees, not its weights."
+    )
+
+
 def page() -> str:
     """docs/glossary.md: every term with its explanation."""
     rows = (f"| {term} | {explanation} |\n" for term, explanation in TERMS.items())

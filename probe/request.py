@@ -6,30 +6,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from mesa.checkpoints.place import placed
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
 from mesa.support import check_config, length_choice
 from mesa.support import trained_length as stated_length
-from probe.capture.spec import CaptureSpec
 from probe.options import (
-    Count,
-    CountOrZero,
-    InputPath,
     JoinedNames,
-    Lengths,
-    Names,
-    Number,
-    RangeText,
     Repeated,
     Seed,
-    Split,
     Text,
-    Tokens,
     Window,
     check,
     option,
@@ -38,35 +26,33 @@ from probe.options import (
 
 METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
-_MODEL, _METHODS, _DATA = "model", "methods", "data"
-_HARNESS = "lm-evaluation-harness, in place of --task"
-_LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
-_STORED = ("methods", "settings", "lengths")
+MODEL_GROUP, METHODS_GROUP, DATA_GROUP = "model", "methods", "data"
+LENGTHS_HELP = "tokens, e.g. 256,512 or 1k:16k:1k"
+STORED = ("methods", "settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
-_TEXT = "text for NLL, and for tasks that hide a needle in essays: a file, folder or hub dataset"
-
-Kind = Literal["weave", "clamp", "smallest"]
-Measure = Literal["nll", "passkey"]
-Way = Literal["only", "without"]
-Part = Literal["heads", "retrieval", "tokens"]
+TEXT_HELP = "text for NLL, and for tasks that hide a needle in essays: a file, folder or hub dataset"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """The options of `mesa.load`."""
 
-    revision: Text | None = option(None, "branch, tag or commit on the hub", group=_MODEL)
+    revision: Text | None = option(None, "branch, tag or commit on the hub", group=MODEL_GROUP)
     dtype: Text | None = option(
         None,
         "precision of the weights: float32, float16, bfloat16 or float64",
-        group=_MODEL,
+        group=MODEL_GROUP,
         unset="float32 on a CPU, else the checkpoint's",
     )
-    device: Text = option("cpu", "where the model runs, e.g. cpu or cuda:0", group=_MODEL)
+    device: Text = option("cpu", "where the model runs, e.g. cpu or cuda:0", group=MODEL_GROUP)
     device_map: Text | None = option(
-        None, "spread the model over several devices, as in transformers, e.g. auto; instead of --device", group=_MODEL
+        None,
+        "spread the model over several devices, as in transformers, e.g. auto; instead of --device",
+        group=MODEL_GROUP,
     )
-    trust_remote_code: bool = option(False, "allow Python code that comes with the checkpoint to run", group=_MODEL)
+    trust_remote_code: bool = option(
+        False, "allow Python code that comes with the checkpoint to run", group=MODEL_GROUP
+    )
 
 
 @dataclass(frozen=True)
@@ -77,11 +63,14 @@ class ModelOptions:
         "default",
         "default, nope, alibi (all shipped), smollm2 (after `mesa-lens fetch smollm2`), a local folder, a .gguf file, "
         "or a hub id",
-        group=_MODEL,
+        group=MODEL_GROUP,
     )
     load: Mapping[str, Any] = options_in(LoadOptions, build=dict, default=dict)
     trained_length: Window | None = option(
-        None, "M, the length in tokens that the model was trained on", group=_MODEL, unset="from the model's config"
+        None,
+        "M, the length in tokens that the model was trained on",
+        group=MODEL_GROUP,
+        unset="from the model's config",
     )
 
     @property
@@ -124,7 +113,7 @@ class ModelRequest(ModelOptions):
     methods: JoinedNames | None = option(
         None,
         "names separated by commas, or all; `mesa-lens methods` lists them",
-        group=_METHODS,
+        group=METHODS_GROUP,
         unset="{default_methods}, without those that do not work on this model",
     )
     default_methods: ClassVar[str] = "all"
@@ -161,11 +150,11 @@ class MethodsRequest(ModelRequest):
         key="set",
         metavar="METHOD.PARAMETER=VALUE",
         repeated=True,
-        group=_METHODS,
+        group=METHODS_GROUP,
     )
     seed: Seed = option(0, "random seed; passages of text are spaced evenly whatever the seed")
     executor: Text = option(
-        "fused", "how attention is computed: fused, or dense (plain; O(T^2) memory)", group=_METHODS
+        "fused", "how attention is computed: fused, or dense (plain; O(T^2) memory)", group=METHODS_GROUP
     )
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
@@ -176,179 +165,6 @@ class MethodsRequest(ModelRequest):
         methods, left_out = self.fitting_methods(config, trained_length, self.settings)
         tell_left_out(left_out)
         return methods
-
-
-@dataclass(frozen=True)
-class ProbeRequest(MethodsRequest):
-    """What a probe runs; `probe.plan.plan` fills in what depends on the model. Lengths in tokens.
-
-    refine: further lengths measured of a method that fails, by bisection.
-    """
-
-    default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts")
-    length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4 times M")
-    word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
-    text: InputPath | None = option(
-        None,
-        "a text or .jsonl file to take text prompts from",
-        unset="the shipped text",
-        only=lambda request: request.texts or request.samples,
-        only_text="with --texts or --samples above 0",
-    )
-    texts: CountOrZero = option(2, "text prompts to store as well as the repeated word")
-    spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
-    samples: CountOrZero = option(
-        20, "texts, and passkey prompts, at each length; 0 skips this measurement", group="measured failure"
-    )
-    lengths: Lengths | None = option(
-        None,
-        _LENGTHS,
-        group="measured failure",
-        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 times M, up to --length, where a prompt fits",
-        only=lambda request: request.samples,
-        only_text="with --samples above 0",
-    )
-    refine: CountOrZero | None = option(
-        None,
-        "narrow the failure length of each method that fails by N further lengths, halving the interval each time",
-        group="measured failure",
-        metavar="N",
-        unset="1 where a forward pass takes at most 100 GFLOP, as on the shipped model, else 0",
-    )
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """What onsets are read by."""
-
-    rule: Literal["drift", "paper"] = option(
-        "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
-    )
-
-
-@dataclass(frozen=True)
-class EvalRequest(MethodsRequest):
-    """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
-
-    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "tasks", "batch")
-    tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
-    lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 times M, where a prompt fits")
-    samples: Count = option(100, "prompts at each length")
-    text: Text | None = option(None, _TEXT, group=_DATA, unset="the shipped one")
-    data: Text | None = option(
-        None, "documents with summaries: a .jsonl file, dataset folder or hub dataset", group=_DATA
-    )
-    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
-        None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=_DATA, unset="drawn uniformly"
-    )
-    new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=_DATA)
-    batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
-
-
-@dataclass(frozen=True)
-class HarnessOptions:
-    """Tasks of lm-eval."""
-
-    list_tasks: bool = option(False, "print the tasks and stop")
-    harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
-    include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
-    limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
-
-
-def _tried(*kinds: Kind) -> dict[str, Any]:
-    """What an option says that only these kinds of trial read."""
-    return {"only": lambda request: {*kinds} & {*request.kinds}, "only_text": f"with --try {' or '.join(kinds)}"}
-
-
-@dataclass(frozen=True)
-class LocateRequest(MethodsRequest):
-    """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
-
-    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
-    64. ways: of weaves. dims: clamped in a layer. candidates: heads that the smallest set is chosen from. word: the
-    repeated word whose threshold dims are clamped.
-    """
-
-    default_methods: ClassVar[str] = "rerope"
-    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
-    kinds: Annotated[tuple[Kind, ...], Split] = option(
-        ("weave", "clamp"),
-        "weave: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
-        "that restore 90%",
-        key="try",
-    )
-    measures: Annotated[tuple[Measure, ...], Split] = option(
-        ("nll",), "the loss of text, or of a passkey's answer", key="measure"
-    )
-    lengths: Lengths | None = option(None, _LENGTHS, unset="4 times M")
-    samples: Count = option(8, "prompts at each length")
-    layers: RangeText = option("all", "layers to try, e.g. 0-10, both ends included")
-    heads: RangeText | None = option(
-        None,
-        "try every head of these layers, e.g. 15-19, all or none",
-        unset="all, if the model has at most 64 heads",
-        **_tried("weave", "smallest"),
-    )
-    ways: Annotated[tuple[Way, ...], Split] = option(
-        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("weave")
-    )
-    dims: Count = option(10, "threshold dims to clamp in each layer", **_tried("clamp"))
-    candidates: Count = option(
-        64, "choose the smallest set among this many heads, those that restore most alone", **_tried("smallest")
-    )
-    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
-    text: Text | None = option(
-        None,
-        _TEXT,
-        unset="the shipped one",
-        only=lambda request: "nll" in request.measures,
-        only_text="with --measure nll",
-    )
-
-
-@dataclass(frozen=True)
-class AnatomyRequest(MethodsRequest):
-    """What is measured of attention; lengths in tokens, M and 4 M if None.
-
-    samples: prompts a length. layers: kept in every part.
-    """
-
-    default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts")
-    parts: Annotated[tuple[Part, ...], Split] = option(
-        ("heads", "retrieval"),
-        "heads: what each attends to; retrieval: which copy a passkey; tokens: the loss and attention of every token",
-    )
-    lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 times M")
-    samples: Count = option(4, "prompts at each length")
-    layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
-    text: Text | None = option(
-        None,
-        _TEXT,
-        unset="the shipped one",
-        only=lambda request: {"heads", "tokens"} & {*request.parts},
-        only_text="with --parts heads or tokens",
-    )
-
-
-@dataclass(frozen=True)
-class PredictRequest(MethodsRequest):
-    """What is predicted, and from how many texts; lengths in tokens, 1.25, 1.5, 2, 3, 4, 6, 8 M if None."""
-
-    configs: Repeated = option(
-        (),
-        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
-        key="config",
-        metavar="METHOD:PARAMETER=VALUE,...",
-        repeated=True,
-        group=_METHODS,
-    )
-    lengths: Lengths | None = option(None, _LENGTHS, unset="1.25, 1.5, 2, 3, 4, 6, 8 times M")
-    samples: Count = option(16, "texts; every measurement uses the same ones")
-    text: Text | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
-    check: bool = option(False, "measure every method as well, and compare with the prediction")
-    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "configs", "check")
 
 
 @cache

@@ -1,262 +1,339 @@
-"""The whole path of a probe run: check, measure, capture, store, analyse, report."""
+"""A run opened for a notebook: verdict, drift, thresholds, heatmaps, curves, located effects, anatomy."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from functools import cache, partial
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+import plotly.graph_objects as go
 import xarray as xr
 
-from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
-from mesa.models import chosen_dtype, tokenizer_of
-from probe.capture.capture import check_distinct
-from probe.capture.memory import check_memory
-from probe.evaluation import by_length
-from probe.evaluation.plan import EvalPlan
-from probe.evaluation.worker import eval_tasks
-from probe.experiment.estimate import Work, work_of
-from probe.experiment.journal import Journal, known_rows
-from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
-from probe.experiment.pool import Pool
-from probe.experiment.resume import REQUEST, recorded
-from probe.experiment.run import run_tasks
-from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Task, TasksLost
-from probe.identity import check_of_run
-from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
-from probe.plan import plan as make_plan
-from probe.report import check_report, remove_report, write_report
-from probe.request import RuleOptions
-from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
-from probe.store import store
-from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
-from probe.store.regions import whole_passes
-from probe.tasks import score, sources
-from probe.tasks.likelihood import TAIL
-from probe.tasks.retrieval import first_ids, repeated_word
-from probe.tasks.retrieval_tasks import PASSKEY
-from probe.verdict.result import Summary, run_summary
-from probe.verdict.verdict import terminal_text
+from mesa.errors import NotFound, Refused
+from probe.commands.anatomy.export import anatomy_export
+from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.anatomy.sentences import anatomy_findings
+from probe.commands.anatomy.token_views import attention_view, loss_view
+from probe.commands.locate.export import located_export, located_tables
+from probe.commands.locate.result import LOCATED
+from probe.commands.locate.sentences import located_findings
+from probe.commands.predict.figures import prediction_export
+from probe.commands.predict.result import PREDICTION
+from probe.commands.predict.sentences import sentences
+from probe.commands.probe.report import whole_summary
+from probe.commands.probe.result import Summary, Verdict, run_summary
+from probe.commands.probe.rows import predicted_failure
+from probe.commands.probe.tables import drift_table, onset_title
+from probe.commands.probe.verdict import verdict
+from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
+from probe.figures.figure_data import Drawable
+from probe.figures.heatmap import (
+    default_regions,
+    describe,
+    layer_limits,
+    lazy_difference,
+    pooling,
+    side_by_side,
+    survey,
+)
+from probe.figures.heatmap import pool as pooled_panel
+from probe.figures.interactive import draw
+from probe.figures.static import picture
+from probe.store import reader
+from probe.store.cache import cached
+from probe.store.labelled import labelled
+from probe.store.select import check_labels, hook_values, one_prompt, reference_method
+from probe.tables import Table, plain_table
+from probe.thresholds.analysis import Analysis, analyse
+from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.threshold_onset import best, crossing_texts
+
+PLOTLY = "application/vnd.plotly.v1+json"
+"""The MIME type of interactive figures in JupyterLab, VS Code and Colab."""
+_DPI = 110  # of the picture where a figure cannot be interactive
+_CELLS = 100_000  # values of a heatmap in a notebook
+_WHOLE = 25_000_000  # values of hidden states in memory at once
 
 
-def run_probe(
-    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
-) -> tuple[Summary, str]:
-    """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
+class HTML(str):
+    """A part of a page, which a notebook displays."""
 
-    by: the rule that onsets are read by (of `probe.thresholds.analysis.RULES`).
+    def _repr_html_(self) -> str:
+        return str(self)
 
-    Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
-    it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
-    summary is returned as it is. Raises FileExistsError for a folder that holds another run, unless `overwrite`, which
-    removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """Labelled `data` (by name where there are several), a summary as text, and its `export`.
+
+    In a notebook it is drawn as its main figure, in a terminal it prints its text. `main`: the main figure's name,
+    default the first.
     """
-    plan = make_plan(request)
-    runner.check(request.load)
-    with owned(out):
-        check_apart(out, ("journal.jsonl",))
-        if not overwrite:
-            known = {**provenance(plan), **identity(request.model, plan.config)}
-            check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
-        summary = _finished_summary(plan, out, overwrite, by, runner)
-    heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
-    return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"
+
+    data: xr.Dataset | xr.DataArray | Mapping[str, xr.Dataset]
+    text: str
+    export: Export
+    main: str | None = None
+
+    def __post_init__(self) -> None:
+        """Lets `sel(method=...)` choose from the data."""
+        data = self.data
+        tables = {key: labelled(value) for key, value in data.items()} if type(data) is dict else labelled(data)
+        object.__setattr__(self, "data", tables)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its figures, the main one first."""
+        return sorted(self.export.figures, key=lambda name: name != self.main)
+
+    def figure(self, name: str | None = None) -> go.Figure:
+        """The plotly figure of that name (default: the main one); Refused for an unknown name."""
+        return draw(self._drawable(name))
+
+    def save(self, folder: str | os.PathLike[str], formats: str | Iterable[str] = "png") -> list[Path]:
+        """Writes figures (html, png, svg, pdf) and numbers (npz, csv) into the folder; returns the files' paths."""
+        forms = formats.split(",") if isinstance(formats, str) else formats
+        return self.export.save(Path(folder), [form.strip() for form in forms])
+
+    def __repr__(self) -> str:
+        """The text, and the names of the figures."""
+        figures = f"\n\nfigures: {', '.join(self.names)}" if self.names else ""
+        return self.text + figures
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """The main figure, interactive and as a picture; the text alone where there is no figure."""
+        if not self.names:
+            return {"text/plain": repr(self)}
+        figure = self._drawable(None)
+        interactive = json.loads(cast(str, draw(figure).to_json()))
+        return {"text/plain": repr(self), "image/png": picture(figure, "png", _DPI), PLOTLY: interactive}
+
+    def _drawable(self, name: str | None) -> Drawable:
+        if not self.names:
+            raise Refused("there is no figure: nothing could be drawn")
+        name = self.names[0] if name is None else name
+        if name not in self.export.figures:
+            raise Refused(f"unknown figure {name!r}; choose from {', '.join(self.names)}")
+        return cast(Drawable, self.export.figures[name])
 
 
-def is_whole(plan: ProbePlan, out: Path) -> bool:
-    """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
+class Run(reader.Run):
+    """An opened run: `hidden` and `evaluation` as stored, and a method for each part of its report.
 
+    Each returns a `Result`: labelled data, drawn in a notebook, a text in a terminal.
+    """
 
-def work(plan: ProbePlan, out: Path | None = None) -> Work:
-    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
-    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
-    if out is not None:
-        with suppress(Refused):  # another's
-            path = store.find_store(store_of(out), **template(plan))
-        if path is not None:
-            rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
-    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
-    measured = failure.tasks(rows) if plan.request.samples else ()
-    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]
+    @property
+    def summary(self) -> Summary:
+        """summary.json where it is of this store, else computed."""
+        return run_summary(self.folder, self) or whole_summary(self.analysis())
 
+    def analysis(self, hook: str | None = None) -> Analysis:
+        """`analyse` of the run, computed once a hook (default: the run's first)."""
+        if hook not in self._analyses:
+            self._analyses[hook] = analyse(self, hook, work=partial(cached, self))
+        return self._analyses[hook]
 
-def remove_run(out: Path) -> None:
-    """Removes what a probe run writes into the folder `out`, and nothing else."""
-    remove_report(out)
-    (out / by_length.JOURNAL).unlink(missing_ok=True)
-    store.remove(store_of(out))
+    def verdict(self) -> Verdict:
+        """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
+        return verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder))
 
+    def drift(
+        self,
+        prompt: str | None = None,
+        layers: Sequence[int] | None = None,
+        hook: str | None = None,
+        methods: Sequence[str] | None = None,
+    ) -> Result:
+        """`find_drift` of a prompt (default: the first); drawn are `layers`, by default where drift begins.
 
-def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> Summary:
-    whole = not overwrite and _store_of_run(plan, out) == store_of(out)
-    summary = run_summary(out) if whole else None
-    if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
-        tell_finished(out)
-        return summary
-    if not overwrite:
-        check_report(out)
-    if not whole:
-        with ExitStack() as stack:
-            _measure_and_capture(plan, out, overwrite, by, runner, stack)
-    with _resumable(out, overwrite):
-        return write_report(out, by)
+        methods: those in figures and files; default: all.
 
-
-def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
-    """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
-    path = store_of(out)
-    if store.find_store(path, **template(plan)) is None:
-        return None
-    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))))
-
-
-def _measure_and_capture(
-    plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner, stack: ExitStack
-) -> None:
-    """Completes the store; workers last as long as the stack."""
-    if runner.is_local:
-        check_fits(plan)
-    documents, tokens = prepare(plan)
-    evaluation, path = evaluation_plan(plan, documents), store_of(out)
-
-    @cache
-    def pool() -> Pool:
-        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan)]
-        worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
-        return stack.enter_context(runner.pool(worker, tasks))
-
-    attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
-    layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
-    if plan.first_token:
-        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
-    journal = None
-    if overwrite:  # nothing is removed for a run that cannot be
-        pool()
-    elif plan.request.samples:  # another's is refused
-        journal = FailureByLength(evaluation, plan.refine).open_journal(out)
-    with _resumable(out, overwrite):
-        store.create(path, **layout, overwrite=overwrite)
-        if overwrite:
-            (out / by_length.JOURNAL).unlink(missing_ok=True)
-            journal = FailureByLength(evaluation, plan.refine).open_journal(out) if plan.request.samples else None
-        store.write_group(path, TOKENS, token_texts(plan, tokens))
-        _run_stages(plan, evaluation, journal, out, pool)
-        remove_report(out)
-        store.finish(path)
-
-
-@contextmanager
-def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
-    """An error says how to go on; a run without results leaves nothing."""
-    try:
-        yield
-    except BaseException as error:
-        whole, partial = store_of(out), partial_path(store_of(out))
-        is_measured = bool(known_rows(out / by_length.JOURNAL))
-        if not is_measured and not (partial.exists() and whole_passes(partial)):
-            store.discard(whole)
-        if is_measured or partial.exists() or whole.exists():
-            error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
-        raise
-
-
-def check_fits(plan: ProbePlan) -> None:
-    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
-    options = plan.request.load
-    device = options.get("device") or "cpu"
-    if options.get("device_map") or not str(device).startswith("cpu"):
-        check_memory(plan.host_bytes, plan.length)
-        if not options.get("device_map"):
-            check_memory(plan.pass_bytes, plan.length, device)
-    else:
-        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
-
-
-def _run_stages(
-    plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]
-) -> None:
-    """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""
-    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, store_of(out))
-    unmeasured, uncaptured, passes = list[Task](), list[Task](), states.tasks({})
-    if journal is not None:  # before the capture: the bridge wraps the model
-        unmeasured = run_tasks(failure, journal, pool)
-    if passes:
-        uncaptured = run_tasks(states, None, pool)
-    messages = []
-    if unmeasured:
-        task, name, length = unmeasured[0].key
-        messages.append(f"no worker could finish {task} under {name} at {length} tokens; the same command tries again")
-    if uncaptured:
-        messages.append(f"no worker could capture {uncaptured[0]} ({len(uncaptured)} of {len(passes)} passes failed)")
-    if messages:
-        raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
-    if journal is not None:
-        further = further_lengths(evaluation, journal.rows, plan.refine)
-        store.write_group(store_of(out), EVALUATION, by_length.scores(evaluation, journal.rows, further))
-
-
-def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
-    """Texts, and prompts by name, as token ids. Raises Refused for what cannot be built."""
-    request = plan.request
-    tokenizer = tokenizer_of(request.model, **request.source)
-    texts = None if request.text is None else sources.texts(str(request.text))
-    documents = score.heldout_ids(tokenizer, texts)
-    tokens = _prompt_tokens(tokenizer, plan, documents)
-    if request.samples:
-        setting = evaluation_plan(plan, documents).setting
-        for task in (PASSKEY, TAIL):
-            task.check(tokenizer, min(plan.lengths), setting)
-    return documents, tokens
-
-
-def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
-    """Ids and texts (prompt, position) of the tokens at the captured positions."""
-    tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
-    ids = np.array([[prompt[position] for position in plan.kept.positions] for prompt in tokens.values()], np.int64)
-    texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
-    dims = ("prompt", "position")
-    return xr.Dataset(
-        {"id": (dims, ids), "text": (dims, np.vectorize(texts.__getitem__, otypes=[object])(ids))},
-        {"prompt": list(tokens), "position": plan.kept.positions},
-    )
-
-
-def fingerprints(
-    plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
-) -> dict[str, str]:
-    """The fingerprints of texts, prompts and weights that a store records."""
-    known = identity(plan.request.model, plan.config)
-    return {
-        "inputs": ids_fingerprint([*documents, *tokens.values()]),
-        **{name: known[name] for name in FINGERPRINTS if name in known},
-    }
-
-
-def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
-    """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
-    first = list(first_ids(tokenizer))
-    available = plan.length - len(first)
-    if 2 * plan.period > available:
-        raise Refused(
-            f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
-            "repeat; give a shorter word or a longer pass"
+        Raises Refused for a prompt that is not judged, and where too few positions were captured.
+        """
+        drifts = self.analysis(hook).drifts
+        if isinstance(drifts, str):
+            raise Refused(f"drift of {self.folder} is not judged: {drifts}")
+        name = next(iter(drifts)) if prompt is None else prompt
+        if name not in drifts:
+            raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
+        onsets = drift_onsets(drifts[name])
+        return Result(
+            drifts[name], plain_table(drift_table(onsets, name)), drift_export(drifts[name], name, layers, methods)
         )
-    repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
-    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
-    if len(windows) < plan.request.texts:
-        raise Refused(
-            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
-        )
-    tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
-    for name, ids in tokens.items():
-        check_distinct(ids, f"prompt {name}")
-    return tokens
+
+    def thresholds(
+        self,
+        pairs: Sequence[tuple[int, int]] | None = None,
+        top: int = 4,
+        prompt: str | None = None,
+        hook: str | None = None,
+        methods: Sequence[str] | None = None,
+    ) -> Result:
+        """`search` of a prompt (default: the first); drawn are the (layer, dim) `pairs`, by default the `top` best.
+
+        methods: those in figures and files; default: all.
+        """
+        analysis = self.analysis(hook)
+        hidden = one_prompt(analysis.hidden, prompt)
+        name = str(hidden["prompt"].item())
+        search = analysis.crossings.sel(prompt=name)
+        pairs = best(search, top) if pairs is None else list(pairs)
+        if not pairs:
+            text = f"no threshold dim among {search.attrs['searched']} on prompt {name}"
+            return Result(search, text, Export({}, {}))
+        names = search["method"].values.tolist() if methods is None else list(methods)
+        check_labels(hidden, "method", names)
+        export = threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
+        onsets = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
+        return Result(search, f"{_pair_table(search, pairs)}\nthreshold onset: {onsets}", export)
+
+    def heatmap(
+        self,
+        minus: str | None = None,
+        methods: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        dims: Sequence[int] | None = None,
+        positions: Sequence[tuple[int, int]] | None = None,
+        prompt: str | None = None,
+        hook: str | None = None,
+        cells: int | None = _CELLS,
+        pool: int | None = None,
+    ) -> Result:
+        """Hidden states (method, layer, dim, position), less those under `minus`; default: all there is.
+
+        positions: half-open (start, stop), side by side; default: around M, and the last M. Only these values are read;
+        more than 25 million when they are used. pool: data and files have no more values, each the farthest from 0 of
+        a block of dims and positions; default: all. cells: values of a figure, at most; None: a picture a method, one
+        pixel a value.
+        """
+        hidden = one_prompt(hook_values(self, hook), prompt)
+        for name, labels in {"layer": layers, "dim": dims}.items():
+            if labels is not None:
+                check_labels(hidden, name, labels)
+                hidden = hidden.sel({name: list(dict.fromkeys(labels))})
+        bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
+        names = list(dict.fromkeys(hidden["method"].values.tolist() if methods is None else methods))
+        read = side_by_side(hidden, bounds, names, minus)
+        panel, drawn, limits = lazy_difference(read, minus), None, None
+        if cells is not None and panel.size > _WHOLE:
+            group = [name for name in names if name != minus]
+            drawn, limits = survey(read, [group], cells if pool is None else pool, minus=minus)
+            panel = panel if pool is None else drawn
+        else:
+            panel = lazy_difference(read.load(), minus).load()
+            limits = layer_limits(panel)
+            panel = panel if pool is None else pooled_panel(panel, pool)
+        if pool is not None and panel.size > pool:
+            raise Refused(f"pool {pool} is below {panel.size}, a value for each method, layer and region of positions")
+        text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
+        text += f"; each value is {pooling(panel)}" if pooling(panel) else ""
+        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn))
+
+    def curves(self, methods: Sequence[str] | None = None) -> Result:
+        """Scores by length, measured and predicted failures, drift onsets; Refused for a run that measured none.
+
+        methods: those in the figure and files; default: all.
+        """
+        if self.evaluation is None:
+            raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
+        attrs, reference = self.hidden.attrs, reference_method(self.hidden["method"].values.tolist())
+        measured = measured_failure(self.evaluation, self.trained_length, reference)
+        try:
+            summary = self.summary
+            onsets, rule = [summary.onset_of(result) for result in summary.methods], summary.onset_by
+        except Refused:  # positions that onsets need were not captured
+            onsets, rule = [], "drift"
+        by_method = {onset.method: str(onset) for onset in onsets}
+        rows = tuple((row.method, str(row), by_method.get(row.method, "not judged")) for row in measured.failures)
+        scores = self.evaluation
+        if methods is not None:
+            check_labels(scores, "method", methods)
+            scores = scores.sel({"method": list(methods)})
+        prediction, configs = PREDICTION.find(self.folder), json.loads(attrs.get("method_configs", "{}"))
+        of_run = (attrs.get("model"), self.trained_length)
+        predicted = {
+            failure.method: expected
+            for failure in measured.failures
+            if failure.method != reference
+            and (expected := predicted_failure(of_run, configs.get(failure.method), failure.method, prediction))
+        }
+        export = curves_export(scores, measured, self.trained_length, onsets, predicted)
+        table = Table("", ("method", "measured failure", onset_title(rule)), rows)
+        return Result(self.evaluation, plain_table(table), export)
+
+    def prediction(self) -> Result:
+        """What `mesa-lens predict` computed in the folder: excess loss and failure length by method (docs/law.md).
+
+        NotFound where it was not run. Where nothing is predicted, the text says why, and data is empty.
+        """
+        prediction = PREDICTION.read(self.folder)
+        export = prediction_export(prediction)
+        return Result(export.numbers.get("prediction", xr.Dataset()), "\n\n".join(sentences(prediction)), export)
+
+    def located(self) -> Result:
+        """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
+        summary = LOCATED.read(self.folder)
+        text = "\n\n".join(f"{heading}: {' '.join(sentences)}" for heading, sentences in located_findings(summary))
+        clearest = summary.clearest
+        if clearest is None:
+            tables = located_tables(summary, {})
+            return Result(tables, text, Export({}, tables))
+        export = located_export(summary)
+        main = f"locate-map-{safe_name(clearest.method)}-{clearest.length}-{clearest.measure}"
+        return Result(export.numbers, text, export, main)
+
+    def anatomy(self) -> Result:
+        """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
+        summary = ANATOMY.read(self.folder)
+        export = anatomy_export(summary)
+        return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
+
+    def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
+        """A text token by token, as `mesa-lens anatomy --parts tokens` captured it, under the reference and `method`.
+
+        Two views: each token's loss, and what one head attends to (default: the one that the method changes most).
+        FileNotFoundError where nothing was captured, Refused for a method, layer or head that was not.
+        """
+        tokens = TOKENS.find(self.folder)
+        if tokens is None:
+            command = f"mesa-lens anatomy --parts tokens --out {self.folder}"
+            raise NotFound(f"{self.folder / TOKENS.path} is not there; capture it: `{command}`")
+        return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))
+
+    def __repr__(self) -> str:
+        """Folder, model, sizes, and the methods for each part of the report."""
+        states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
+        model = self.hidden.attrs.get("model")
+        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()"
+        return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{parts}"
+
+    @cached_property
+    def _analyses(self) -> dict[str | None, Analysis]:
+        return {}
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises.
+
+    Select as in xarray: `run.hidden.sel(method="origin", layer=3)`.
+    """
+    run = reader.open_run(path)
+    return Run(run.path, labelled(run.hidden), labelled(run.evaluation))
+
+
+def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
+    """Score, threshold and where each method crosses it, by layer:dim."""
+    rows = []
+    for layer, dim in pairs:
+        at = search.sel(layer=layer, dim=dim)
+        scores = f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}"
+        rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
+    head = ("layer:dim", "score", "threshold", *search["method"].values)
+    where = f"{search.attrs['hook']} on prompt {search['prompt'].item()}"
+    return plain_table(Table(f"thresholds of {where}, and where each method crosses them", head, tuple(rows)))

@@ -14,10 +14,11 @@ import numpy as np
 import zarr
 
 from mesa.errors import NotFound, Refused
+from probe.commands.table import resume_command
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
-from probe.experiment.resume import REQUEST, resume_command
+from probe.experiment.resume import REQUEST
 from probe.files import read_result
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes

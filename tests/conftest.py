@@ -47,8 +47,8 @@ def model(tmp_path_factory):
 def undrawn():
     """Reports of runs are written without their folder of figures and their charts, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.report.html_embed", lambda _: "")
-        patch.setattr("probe.report.write_figures", lambda *_: None)
+        patch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+        patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
         yield
 
 
@@ -56,5 +56,5 @@ def undrawn():
 def unpainted():
     """Reports of runs are written with empty files for pictures, which matplotlib takes seconds for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.report.rendered", lambda *_: b"")
+        patch.setattr("probe.commands.probe.report.rendered", lambda *_: b"")
         yield

@@ -38,7 +38,7 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "--runner ray": "needs Ray: tests/probe/experiment/test_ray_commands.py",
     "--device cuda": "needs a GPU",
     "/runs/llama2": "a folder of the cluster",
-    "--harness": "needs data sets of the hub: tests/probe/evaluation/test_harness.py",
+    "--harness": "needs data sets of the hub: tests/probe/commands/eval/test_harness.py",
     "fetch smollm2": "needs the network: tests/cli/test_fetch.py",
     "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
     "runs/plain-64": "tests/theory builds that model",

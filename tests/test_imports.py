@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = """
     mesa probe theory mesa.support mesa.checkpoints.gguf_file mesa_lens.dashboard.main mesa_lens.export
-    mesa_lens.report mesa_lens.status probe.opened
-    probe.report mesa_lens.verify
+    mesa_lens.report mesa_lens.status probe.run
+    probe.commands.probe.report mesa_lens.verify
 """.split()
 """With all that they import as they are loaded."""
 

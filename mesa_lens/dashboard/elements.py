@@ -16,13 +16,13 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from mesa_lens.dashboard.runs import Context, find_status
-from probe.evaluation.summary import Table
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Drawable, Panel
 from probe.figures.render import least_width, untitled
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of
 from probe.status import Status
+from probe.tables import Table
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     BLACK: "#808080",

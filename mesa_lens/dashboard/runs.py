@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.errors import Refused
-from probe.evaluation.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
+from probe.commands.eval.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
 from probe.status import Status, status_of
 from probe.store.reader import partial_path
 

@@ -10,14 +10,14 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa_lens.dashboard.runs import Entry, check_inside, find_status
-from probe.opened import Run, open_run
+from probe.commands.probe.result import Summary
+from probe.run import Run, open_run
 from probe.store.cache import cached, load
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, judged_drifts
 from probe.thresholds.search import CrossingRule, search
-from probe.verdict.result import Summary
 
 BY_STORE: dict[Any, Any] = {Entry: lambda entry: (str(entry.path), entry.stamp)}
 """Streamlit's `hash_funcs`: a run is another one as soon as its store is written anew."""

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
-from probe.evaluation.result import Cell, Evaluated
-from probe.evaluation.summary import of_methods
 from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
-from probe.figures.render import rendered
 from probe.figures.styles import DASHES, RED, nth, style
-from probe.files import write
 from probe.statistics import Ends, student, wilson
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured, PredictedFailure
 
-_MEAN = "mean, 95% interval"
+MEAN = "mean, 95% interval"
 _REPEATS = {"window": "texts", "sample": "prompts"}
 _NAMED = 4  # methods in a sentence, at most
 
@@ -55,12 +49,12 @@ def curves_chart(
         )
     failing = grouped((failure.method, str(failure)) for failure in measured.failures)
     panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
-    return Chart(f"Measured by prompt length; {_MEAN}", tuple(panels))
+    return Chart(f"Measured by prompt length; {MEAN}", tuple(panels))
 
 
 def parted(chart: Chart) -> list[Chart]:
     """A chart a panel, for pages."""
-    title = f"{{}}, by prompt length; {_MEAN}"
+    title = f"{{}}, by prompt length; {MEAN}"
     return [Chart(title.format(panel.title), (replace(panel, title=""),)) for panel in chart.panels]
 
 
@@ -80,41 +74,6 @@ def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
     return Chart("Measured by prompt length; red: each run's limit", panels)
 
 
-def evaluation_charts(result: Evaluated) -> dict[str, Chart]:
-    """One chart a task of an evaluation, a panel a metric, by the task's name."""
-    cells = of_methods(result.cells)
-    charts: dict[str, Chart] = {}
-    for task in dict.fromkeys(cell.task for cell in cells):
-        rows = [cell for cell in cells if cell.task == task]
-        metrics = dict.fromkeys(row.metric for row in rows)
-        panels = [_metric_panel(rows, metric, result.trained_length) for metric in metrics]
-        about = rows[0].about or task
-        charts[task] = Chart(f"{about[0].upper()}{about[1:]}: {result.model}; {_MEAN}", tuple(panels))
-    return charts
-
-
-def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
-    """The numbers of the charts, a dataset (method, length) a task and metric; NaN for missing ones."""
-    frame = pd.DataFrame(result.cells)
-    numbers = {}
-    for task, metric in dict.fromkeys(zip(frame["task"], frame["metric"], strict=True)):
-        rows = frame[(frame["task"] == task) & (frame["metric"] == metric)]
-        values = rows.set_index(["method", "length"])[["mean", "low", "high", "n"]].astype(float).to_xarray()
-        labels = {name: list(dict.fromkeys(rows[name])) for name in ("method", "length")}
-        numbers[f"{task}-{metric}"] = values.reindex(labels).assign_attrs(task=task)
-    return numbers
-
-
-def write_curves(result: Evaluated, folder: Path) -> list[Path]:
-    """Writes each chart as TASK.png and TASK.html (opens offline); returns the paths."""
-    written = []
-    for task, chart in evaluation_charts(result).items():
-        for form in ("html", "png"):  # a picture is known by its page
-            written.append(folder / f"{task}.{form}")
-            write(written[-1], rendered(chart, form))
-    return written
-
-
 def _score_panel(
     scores: xr.DataArray, title: str, rule: Rule, failures: tuple[Measured, int, Mapping[str, PredictedFailure]]
 ) -> Panel:
@@ -125,7 +84,7 @@ def _score_panel(
     lines = []
     for method in scores["method"].values.tolist():
         row = scores.sel({"method": method}).dropna("length")  # refined lengths are one method's
-        ends = [wilson(sum(one), len(one)) if shares else _student(one) for one in row.values.tolist()]
+        ends = [wilson(sum(one), len(one)) if shares else _ends(one) for one in row.values.tolist()]
         x, interval = row.length.values.astype(float), np.array(ends, float).reshape(-1, 2).T
         lines.append(Line(method, x, row.values.mean(-1), *style(method), interval=(interval[0], interval[1])))
     by_method = {line.label: line for line in lines if len(line.x)}
@@ -146,16 +105,16 @@ def _score_panel(
         x_title=f"prompt length (tokens); {scores.sizes[repeats]} {_REPEATS[repeats]} each",
         y_title=value_title(scores),
         lines=tuple(lines),
-        y_range=_y_range(lines, [rule.at]),
+        y_range=y_range(lines, [rule.at]),
         points=tuple(points),
         rules=(trained_rule(trained), rule),
         x_ticks=log_ticks(lengths),
         log_x=True,
-        seen=_seen(lines, "the share of passkeys found is" if shares else "the mean NLL is"),
+        seen=seen_lines(lines, "the share of passkeys found is" if shares else "the mean NLL is"),
     )
 
 
-def _student(values: Sequence[float]) -> Ends:
+def _ends(values: Sequence[float]) -> Ends:
     return student(values) if np.isfinite(values).all() else (None, None)
 
 
@@ -165,7 +124,7 @@ def _mark(line: Line, text: str, length: int, ends: tuple[float, float], hover: 
     return Point(text, length, y, line.colour, symbol, hover, ends)
 
 
-def _seen(lines: Sequence[Line], name: str) -> str:
+def seen_lines(lines: Sequence[Line], name: str) -> str:
     """The means at the longest length; of many methods the lowest and the highest."""
     longest = max((line.x[-1] for line in lines if len(line.x)), default=0)
     ends = sorted((float(line.y[-1]), line.label) for line in lines if len(line.x) and line.x[-1] == longest)
@@ -205,27 +164,7 @@ def _symbol(number: int, line: Line) -> str:
     return line.symbol if number < len(DASHES) else nth(number)[2]
 
 
-def _metric_panel(cells: Sequence[Cell], metric: str, trained: int) -> Panel:
-    rows = [cell for cell in cells if cell.metric == metric]
-    lines = []
-    for label in dict.fromkeys(row.method for row in rows):
-        points = sorted((row.length, row.mean, row.low, row.high) for row in rows if row.method == label)
-        x, y, low, high = np.array(points, float).T
-        lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
-    return Panel(
-        title="",  # the y axis names it
-        x_title=f"length (tokens); {max(row.n for row in rows)} samples",
-        y_title=f"{metric} ({rows[0].unit}){'; lower is better' * rows[0].unit.startswith('nats')}",
-        lines=tuple(lines),
-        y_range=_y_range(lines),
-        rules=(trained_rule(trained),),
-        x_ticks=log_ticks(sorted({row.length for row in rows})),
-        log_x=True,
-        seen=_seen(lines, f"the mean {metric} is"),
-    )
-
-
-def _y_range(lines: Sequence[Line], levels: Sequence[float] = ()) -> tuple[float, float]:
+def y_range(lines: Sequence[Line], levels: Sequence[float] = ()) -> tuple[float, float]:
     """Ends of an axis for means, levels and interval ends.
 
     These up to twice the means' span away, so that those of two samples hide no curve.

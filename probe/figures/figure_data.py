@@ -348,3 +348,8 @@ def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Sc
         note=NOTE,
         seen=farthest_tile(blocks),
     )
+
+
+def at_length(model: str, trained_length: int, length: int) -> str:
+    """Model and length in tokens, as in titles."""
+    return f"{model}, {length} tokens ({length / trained_length:.3g} x the trained length)"

@@ -14,10 +14,10 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import follows_length
-from probe.evaluation.summary import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
+from probe.tasks.intervals import differences, intervals
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Measured, measured_failure

@@ -12,10 +12,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
-from probe.law.calibration import SCALE_POWERS
-from probe.law.formula import POWERS, FarKeys, far_keys
-from probe.law.plan import configs, plan
-from probe.request import PredictRequest
+from probe.commands.predict.calibration import SCALE_POWERS
+from probe.commands.predict.formula import POWERS, FarKeys, far_keys
+from probe.commands.predict.plan import configs, plan
+from probe.commands.predict.request import PredictRequest
 from research.script import run
 
 LEAKY = tuple(f"leaky-rerope:k={k},log_n=false" for k in (1.2, 1.5, 2, 3, 4))
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> None:
     """Measures the leak of every head, fits p and q, and writes results/attention.csv."""
-    from probe.attention.heads import head_statistics
+    from probe.commands.anatomy.heads import head_statistics
 
     planned = plan(PredictRequest(methods="origin", samples=args.samples))
     trained, length = planned.trained_length, planned.longest

@@ -14,11 +14,11 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.methods import make
+from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration
+from probe.commands.predict.formula import FarKeys, far_keys, scored_queries
+from probe.commands.predict.plan import GAP_TOKENS
+from probe.commands.predict.run import FOLDER, JOURNAL
 from probe.experiment.journal import read_journal
-from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration
-from probe.law.formula import FarKeys, far_keys, scored_queries
-from probe.law.plan import GAP_TOKENS
-from probe.law.run import FOLDER, JOURNAL
 
 RESULTS = Path(__file__).parent / "results"
 TRAINED, LONGEST = 8192, 16384

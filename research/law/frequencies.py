@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
 from mesa.plan import query_scales
-from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, window_means
-from probe.law.formula import POWERS, FarKeys, excess_curve, failure_length, scored_queries
-from probe.law.plan import plan
-from probe.law.prediction import auc
-from probe.law.run import FOLDER, JOURNAL, losses_of
-from probe.request import PredictRequest
+from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, window_means
+from probe.commands.predict.formula import POWERS, FarKeys, excess_curve, failure_length, scored_queries
+from probe.commands.predict.plan import plan
+from probe.commands.predict.prediction import auc
+from probe.commands.predict.request import PredictRequest
+from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
 from probe.thresholds.stated_window import NATS_ABOVE
 from research.script import run
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mesa.plan import relative_positions
-from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
-from probe.law.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length, scored_queries
-from probe.law.plan import PredictPlan
-from probe.law.prediction import auc
+from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
+from probe.commands.predict.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length, scored_queries
+from probe.commands.predict.plan import PredictPlan
+from probe.commands.predict.prediction import auc
 from probe.statistics import student
 from probe.thresholds.stated_window import NATS_ABOVE
 

@@ -21,15 +21,23 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.plan import query_scales, relative_positions
+from probe.commands.predict.calibration import (
+    LOG_N,
+    ORIGIN,
+    QUERIES,
+    REFERENCE,
+    SCALE_POWERS,
+    Calibration,
+    window_means,
+)
+from probe.commands.predict.formula import excess_curve, failure_length
+from probe.commands.predict.kind import Moved
+from probe.commands.predict.plan import PredictPlan, plan
+from probe.commands.predict.request import PredictRequest
+from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
 from probe.experiment.journal import read_journal
 from probe.files import write_json
-from probe.law.calibration import LOG_N, ORIGIN, QUERIES, REFERENCE, SCALE_POWERS, Calibration, window_means
-from probe.law.formula import excess_curve, failure_length
-from probe.law.kind import Moved
-from probe.law.plan import PredictPlan, plan
-from probe.law.run import FOLDER, JOURNAL, losses_of
 from probe.options import parse_lengths
-from probe.request import PredictRequest
 from research.law.run import CONFIGS, FITTED
 from research.law.sparse import RESULTS as SPARSE
 from research.law.weights import Rotary, Seen, candidates

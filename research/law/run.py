@@ -15,13 +15,13 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa_lens.cli import main as mesa_lens
+from probe.commands.predict.calibration import Losses
+from probe.commands.predict.plan import PredictPlan, plan
+from probe.commands.predict.request import PredictRequest
+from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
 from probe.experiment.journal import read_journal
 from probe.files import write_json
-from probe.law.calibration import Losses
-from probe.law.plan import PredictPlan, plan
-from probe.law.run import FOLDER, JOURNAL, losses_of
 from probe.options import parse_lengths
-from probe.request import PredictRequest
 from research.law.judge import judge
 from research.script import run
 

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.methods import Method, Origin
 from mesa.models import Loaded, load
-from probe.law.kind import Moved
-from probe.law.plan import plan
+from probe.commands.predict.kind import Moved
+from probe.commands.predict.plan import plan
+from probe.commands.predict.request import PredictRequest
 from probe.options import parse_lengths
-from probe.request import PredictRequest
 from probe.statistics import student
 from probe.tasks.score import nll
 from research.script import Journal, deadline, run

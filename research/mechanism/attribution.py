@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.decoder import layers_of
 from mesa.methods import Method
-from probe.interventions.passes import Item
-from probe.interventions.request import plan
+from probe.commands.locate.passes import Item
+from probe.commands.locate.plan import plan
+from probe.commands.locate.request import LocateRequest
 from probe.options import parse_lengths
-from probe.request import LocateRequest
 from research.script import make_parser, run
 
 Hook = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
-from probe.attention.heads import recorded_attention
-from probe.law.plan import plan
-from probe.request import PredictRequest
+from probe.commands.anatomy.heads import recorded_attention
+from probe.commands.predict.plan import plan
+from probe.commands.predict.request import PredictRequest
 from probe.statistics import student
 from probe.tasks.score import nll
 from research.correlation import correlations, rank_correlation

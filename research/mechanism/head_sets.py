@@ -21,15 +21,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.methods import Origin
+from probe.commands.locate.head_search import paired, set_key
+from probe.commands.locate.interventions import Head, Heads, HeadSet, Plain, by_layer
+from probe.commands.locate.loss_gap import PairedLosses
+from probe.commands.locate.passes import BASELINE, PATCHED
+from probe.commands.locate.plan import ORIGIN, Group, plan
+from probe.commands.locate.request import LocateRequest
+from probe.commands.locate.run import Locate
 from probe.experiment.task import Task
-from probe.interventions.head_search import paired, set_key
-from probe.interventions.interventions import Head, Heads, HeadSet, Plain, by_layer
-from probe.interventions.loss_gap import PairedLosses
-from probe.interventions.passes import BASELINE, PATCHED
-from probe.interventions.request import ORIGIN, Group, plan
-from probe.interventions.run import Locate
 from probe.options import parse_lengths
-from probe.request import LocateRequest
 from research.script import make_parser, run
 
 NEAR = 0.8

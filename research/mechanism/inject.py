@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
-from probe.interventions.clamp import Clamp, threshold_dims
-from probe.interventions.loss_gap import PairedLosses
-from probe.interventions.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
-from probe.interventions.request import ORIGIN, plan
-from probe.request import LocateRequest
+from probe.commands.locate.clamp import Clamp, threshold_dims
+from probe.commands.locate.loss_gap import PairedLosses
+from probe.commands.locate.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
+from probe.commands.locate.plan import ORIGIN, plan
+from probe.commands.locate.request import LocateRequest
 from probe.tasks.retrieval import repeated_word
 from research.script import Journal, make_parser, run
 

@@ -24,9 +24,9 @@ import xarray as xr
 
 import mesa
 from mesa_lens.cli import main
-from probe.attention.heads import by_span
-from probe.attention.request import plan
-from probe.request import AnatomyRequest
+from probe.commands.anatomy.heads import by_span
+from probe.commands.anatomy.plan import plan
+from probe.commands.anatomy.request import AnatomyRequest
 from probe.store.results import percent
 from research.mechanism.rankings import rankings
 from research.phases import unmet_share

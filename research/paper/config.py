@@ -15,15 +15,17 @@ from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
-from probe import plan as probe_plan
-from probe import run as probe_run
-from probe.evaluation import plan as evaluation_plan
-from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import Evaluation
+from probe.commands.eval import plan as evaluation_plan
+from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.request import EvalRequest
+from probe.commands.eval.run import Evaluation
+from probe.commands.probe import plan as probe_plan
+from probe.commands.probe import run as probe_run
+from probe.commands.probe.plan import ProbePlan
+from probe.commands.probe.request import ProbeRequest
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
-from probe.plan import ProbePlan
-from probe.request import EvalRequest, LoadOptions, MethodsRequest, ProbeRequest, tell_left_out
+from probe.request import LoadOptions, MethodsRequest, tell_left_out
 from research.paper.sections import SECTIONS
 
 _TOP = ("model", "trained_length", "methods", "set", "seed")

@@ -12,9 +12,11 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from probe.evaluation.summary import score_tables
-from probe.evaluation.text import harness_table, sentences
-from probe.figures.curves import curves_chart, evaluation_charts
+from probe.commands.eval.figures import evaluation_charts
+from probe.commands.eval.summary import score_tables
+from probe.commands.eval.text import harness_table, sentences
+from probe.commands.probe.result import Summary
+from probe.figures.curves import curves_chart
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import default_regions, heatmap_grid, layer_limits, pool, regions
 from probe.figures.render import html_embed
@@ -23,7 +25,6 @@ from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
-from probe.verdict.result import Summary
 from research.paper.config import PaperConfig
 from research.paper.sections import SECTIONS
 

@@ -21,7 +21,7 @@ from mesa_lens.arguments import (
     read_options,
     runner_of,
 )
-from probe.evaluation.harness import checked_tasks
+from probe.commands.eval.harness import checked_tasks
 from probe.experiment.lock import how_to_resume, owned
 from probe.experiment.progress import deadline
 from research.paper.config import check, estimate, read

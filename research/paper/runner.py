@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probe.evaluation.harness import Harness, run_harness
-from probe.evaluation.run import Evaluation
-from probe.evaluation.run import run as run_cells
-from probe.evaluation.worker import EvalWorker
+from probe.commands.eval.harness import Harness, run_harness
+from probe.commands.eval.run import Evaluation
+from probe.commands.eval.run import run as run_cells
+from probe.commands.eval.worker import EvalWorker
+from probe.commands.probe.plan import ProbePlan
+from probe.commands.probe.result import run_summary
+from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import is_over
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
-from probe.plan import ProbePlan
-from probe.run import check_fits, is_whole, remove_run, run_probe
-from probe.verdict.result import run_summary
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED, Outcome
 from research.paper.sections import SECTIONS

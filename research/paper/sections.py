@@ -7,8 +7,9 @@ from pathlib import Path
 
 import yaml
 
+from probe.commands.eval.request import EvalRequest
+from probe.commands.probe.request import ProbeRequest
 from probe.options import InputPath, JoinedNames, Names, Text, Tokens, option
-from probe.request import EvalRequest, ProbeRequest
 
 
 @dataclass(frozen=True)

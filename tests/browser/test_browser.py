@@ -16,8 +16,8 @@ import pytest
 import results
 from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
+from probe.commands.probe.report import write_report
 from probe.files import write_result
-from probe.report import write_report
 
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
@@ -41,8 +41,8 @@ def address(tmp_path_factory):
             located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
         with pytest.MonkeyPatch.context() as patch:  # the dashboard shows neither, and they take a minute
-            patch.setattr("probe.report.html_embed", lambda _: "")
-            patch.setattr("probe.report.write_figures", lambda *_: None)
+            patch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+            patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
             write_report(root / name)
         if name == "second":
             shutil.copytree(root / name, root / "third")

@@ -9,11 +9,12 @@ import pytest
 import results
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.attention.result import ANATOMY
-from probe.figures.curves import write_curves
-from probe.interventions.result import LOCATED
-from probe.mechanism_report import write_anatomy_report, write_locate_report
-from probe.report import write_report
+from probe.commands.anatomy.report import write_anatomy_report
+from probe.commands.anatomy.result import ANATOMY
+from probe.commands.eval.figures import write_curves
+from probe.commands.locate.report import write_locate_report
+from probe.commands.locate.result import LOCATED
+from probe.commands.probe.report import write_report
 from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
 from theory.report import render

@@ -18,10 +18,10 @@ from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.views.theory import closed_forms
-from probe.attention.result import ANATOMY
-from probe.attention.sentences import anatomy_findings
+from probe.commands.anatomy.result import ANATOMY
+from probe.commands.anatomy.sentences import anatomy_findings
+from probe.commands.probe.report import write_report
 from probe.files import write_result
-from probe.report import write_report
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import pytest
 from pages import drawn, shown_texts
 from results import evaluation, write_evaluation
 
-from probe.evaluation.plan import TASKS
-from probe.evaluation.result import EVALUATED, Sample
-from probe.evaluation.summary import summarize
+from probe.commands.eval.plan import TASKS
+from probe.commands.eval.result import EVALUATED, Sample
+from probe.commands.eval.summary import summarize
 from probe.experiment.journal import Journal
 from probe.files import write_result
 

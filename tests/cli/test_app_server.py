@@ -19,8 +19,8 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
 from mesa_lens.dashboard.guard import Guard, host_name, refusal
+from probe.commands.probe.report import write_report
 from probe.files import write_result
-from probe.report import write_report
 
 SOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 SOCKET["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="

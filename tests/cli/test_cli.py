@@ -13,7 +13,7 @@ from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli
-from probe.evaluation.summary import Table, plain_table
+from probe.tables import Table, plain_table
 
 PARSERS = parsers(cli.parser())
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from commands import main
 
-from probe.evaluation import run as running
+from probe.commands.eval import run as running
 from probe.files import read_result
 from probe.tasks.retrieval_tasks import RetrievalTask
 

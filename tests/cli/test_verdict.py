@@ -10,7 +10,7 @@ from pages import drawn
 from synthetic import METHODS, evaluation, hidden_states, many, write_run
 
 from mesa_lens.cli import main
-from probe import report
+from probe.commands.probe import report
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from probe.attention.result import ANATOMY, TOKENS
+from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.files import write_result
 
 METHODS = ("origin", "rerope", "mesa")

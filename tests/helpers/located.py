@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from probe.commands.locate.result import LOCATED
 from probe.files import write_result
-from probe.interventions.result import LOCATED
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
 LENGTHS = (512, 1024)

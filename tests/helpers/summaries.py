@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from probe.commands.probe import rows
+from probe.commands.probe import verdict as of_typed
+from probe.commands.probe.result import SUMMARY
 from probe.store.result_file import as_json
-from probe.verdict import rows
-from probe.verdict import verdict as of_typed
-from probe.verdict.result import SUMMARY
 
 
 def typed(content):

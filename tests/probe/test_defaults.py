@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from mesa.settings import fitting_methods
-from probe.attention import request as anatomy
-from probe.evaluation import plan as evaluation
-from probe.interventions import request as locating
-from probe.plan import ProbeRequest, plan, provenance
-from probe.run import prepare
+from probe.commands.anatomy import request as anatomy
+from probe.commands.eval import plan as evaluation
+from probe.commands.locate import request as locating
+from probe.commands.probe.plan import ProbeRequest, plan, provenance
+from probe.commands.probe.run import prepare
 
 PLANS = {
     "probe": (plan, ProbeRequest),

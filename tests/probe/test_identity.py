@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from probe.attention.request import plan as plan_anatomy
-from probe.evaluation.plan import plan as plan_evaluation
-from probe.interventions.request import plan as plan_locate
-from probe.plan import evaluation_plan, plan, provenance
-from probe.request import AnatomyRequest, EvalRequest, LocateRequest, MethodsRequest, ProbeRequest
+from probe.commands.anatomy.plan import plan as plan_anatomy
+from probe.commands.anatomy.request import AnatomyRequest
+from probe.commands.eval.plan import plan as plan_evaluation
+from probe.commands.eval.request import EvalRequest
+from probe.commands.locate.plan import plan as plan_locate
+from probe.commands.locate.request import LocateRequest
+from probe.commands.probe.plan import evaluation_plan, plan, provenance
+from probe.commands.probe.request import ProbeRequest
+from probe.request import MethodsRequest
 
 REQUESTS = ProbeRequest, EvalRequest, LocateRequest, AnatomyRequest
 _OTHER: Any = {"load": {"device": "cuda"}}

@@ -8,10 +8,11 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.attention.result import ANATOMY
-from probe.interventions.result import LOCATED
-from probe.mechanism_report import write_anatomy_report, write_locate_report
-from probe.report import write_report
+from probe.commands.anatomy.report import write_anatomy_report
+from probe.commands.anatomy.result import ANATOMY
+from probe.commands.locate.report import write_locate_report
+from probe.commands.locate.result import LOCATED
+from probe.commands.probe.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
 SENTENCES = {"locate": "in one layer alone restores: layer 2 82% [54, 110]", "anatomy": "lost 1: 2.3 (0.75 to 0.10)."}

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from probe.commands.predict.result import PREDICTION
 from probe.files import read_result, write_result
-from probe.law.result import PREDICTION
 from probe.status import status_of
 
 SUMMARY = {

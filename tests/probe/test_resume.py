@@ -13,16 +13,16 @@ import xarray as xr
 from commands import main
 from elsewhere import Elsewhere
 
-from probe import plan as planning
-from probe import run, stages
 from probe.capture import capture as capturing
 from probe.capture.spec import CaptureSpec
+from probe.commands.probe import plan as planning
+from probe.commands.probe import run, stages
+from probe.commands.probe.plan import ProbeRequest
+from probe.commands.probe.run import run_probe
 from probe.experiment import model_spec as source
 from probe.experiment.journal import Journal
 from probe.experiment.task import TasksLost
 from probe.files import read_result
-from probe.plan import ProbeRequest
-from probe.run import run_probe
 from probe.store import store
 from probe.store.regions import whole_passes
 from probe.tasks import likelihood
@@ -171,7 +171,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
 
 
 def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.stages._between", lambda *_: {"rerope": 120})
+    monkeypatch.setattr("probe.commands.probe.stages._between", lambda *_: {"rerope": 120})
     options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}
     request = ProbeRequest(model=model, spec=CaptureSpec(layers=((0, 2),)), **options)
     lost = [("nll", "rerope", 120), ("rerope", "repeated")]

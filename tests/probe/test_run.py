@@ -1,123 +1,111 @@
-"""The whole path on a tiny local model: command in, store, report and summary out."""
+"""A run in a notebook says what its report says, in labelled data that shows itself; nothing needs torch."""
 
 import json
-import re
-import shutil
 
 import numpy as np
 import pytest
-import tiny
-import xarray as xr
-from commands import main
+from synthetic import evaluation, hidden_states, write_run
 
-from mesa.models import tokenizer_of
-from probe.experiment import model_spec as source
-from probe.files import read_result
-from probe.statistics import wilson
+import probe
+from mesa_lens.cli import main
+from probe.commands.predict.result import PREDICTION, Failure, MethodPrediction, Prediction
+from probe.commands.probe.report import write_report
+from probe.commands.probe.result import run_summary
+from probe.run import PLOTLY
+from probe.store.result_file import as_json
+from probe.thresholds.drift_onset import drift_onsets
 
 
 @pytest.fixture(scope="module")
-def finished(model, tmp_path_factory, unpainted):
-    out = tmp_path_factory.mktemp("run") / "here"
-    text = tmp_path_factory.mktemp("text") / "held.txt"
-    text.write_text(" ".join(f"Sentence {number} says nothing at all." for number in range(400)))
-    options = f"--length 400 --texts 1 --samples 2 --layers 0-1 --dims 0-9,20 --text {text} --out {out}"
-    assert main(["probe", "--model", model, *options.split()]) == 0
-    return out
+def folder(tmp_path_factory, undrawn):
+    folder = write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation())
+    write_report(folder)
+    return folder
 
 
-def test_the_store_is_labelled_and_opens_with_xarray(finished):
-    store = xr.open_zarr(finished / "store.zarr")
-    hidden = store["resid_post"]
-    assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
-    assert hidden["method"].values.tolist() == ["origin", "rerope", "dynamic-ntk", "mesa"]
-    assert hidden["prompt"].values.tolist() == ["repeated", "text-0"]
-    assert hidden["dim"].values.tolist() == [*range(10), 20]
-    assert hidden["position"].values.tolist() == list(range(400))
-    assert np.isfinite(hidden.values).all()
-    assert store.attrs["trained_length"] == 160
-    assert json.loads(store.attrs["method_configs"])["mesa"]["window"] == 20
-    origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
-    np.testing.assert_allclose(origin[:, :, :50], mesa[:, :, :50], atol=1e-5)  # the first chunks are plain
-    assert np.abs(origin[:, :, 200:] - mesa[:, :, 200:]).max() > 0.01
+@pytest.fixture(scope="module")
+def run(folder):
+    return probe.open_run(folder)
 
 
-def test_everything_promised_is_written(finished):
-    names = {path.name for path in finished.iterdir()}
-    assert {"store.zarr", "report.html", "summary.json"} <= names
-    assert not any("partial" in name for name in names)
-    summary = read_result(finished / "summary.json")
-    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
-    scores = summary["methods"][0]["scores"][str(summary["trained_length"])]
-    low, high = scores["tail_nll_interval"]
-    assert low < scores["tail_nll"] < high
-    assert scores["passkey_interval"] == pytest.approx(wilson(round(2 * scores["passkey"]), 2))
-    report = (finished / "report.html").read_text()
-    assert "Plotly.newPlot" in report
-    assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
+@pytest.fixture(scope="module")
+def still(tmp_path_factory):
+    """A run in which nothing breaks: every method has the last one's states, and no scores."""
+    hidden = hidden_states(layers=2, dims=16)
+    hidden[:] = hidden.sel({"method": "mesa"}).values[None]
+    return probe.open_run(write_run(tmp_path_factory.mktemp("still"), hidden))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "code"),
-    [
-        (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
-        (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
-        (["--length", "1000000000"], "GiB are free; take a shorter length", 1),
-        (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
-        (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
-        (["--estimate", "--set", "rerope.heads=2:0,4"], "head 4 of layer 2 is out of range; the model has", 2),
-        (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, arguments, message, code):
-    out = tmp_path / "out"
-    assert main(["probe", "--model", model, "--out", str(out), "--samples", "1", *arguments]) == code
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert not (out / "store.zarr").exists()
-    assert not list(tmp_path.glob("**/*partial*"))
+def test_the_verdict_is_that_of_the_summary(run, folder):
+    written = json.loads((folder / "summary.json").read_text())["verdict"]
+    assert as_json(run.verdict()) == written
+    assert repr(run.verdict()) == repr(run_summary(folder).verdict)
+    shown = run.verdict()._repr_html_()
+    assert "origin</abbr> is the unmodified model" in shown
 
 
-def test_what_cannot_be_read_or_built_is_refused_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(source, "load", None)
-    short, empty = tmp_path / "short.txt", tmp_path / "empty.txt"
-    short.write_text("Too short. " * 30)
-    empty.write_text(" \n\t")
-    for options, message in (
-        (("--text", str(short)), r"the text has \d+ tokens, 399 are needed; give a longer text"),
-        (("--text", str(short), "--texts", "0", "--lengths", "160,399"), "tokens, 399 are needed"),
-        (("--text", str(empty)), r"empty\.txt holds no text; give a file or dataset that does"),
-        (("--prompt", "a b c d e " * 50), r"--prompt .* has \d+ tokens, which --length 400 does not"),
-    ):
-        assert main(["probe", "--model", model, "--out", str(tmp_path / "out"), "--length", "400", *options]) == 2
-        assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
+def test_drift_is_that_of_the_analysis(run):
+    view = run.drift()
+    assert view.data.identical(run.analysis().drifts["repeated"])
+    call = drift_onsets(view.data)[0]
+    lines = {line.split()[0]: line for line in repr(view).splitlines() if line}
+    assert lines["origin"].split()[1] == str(call.length)
+    assert lines["mesa"].split()[1:5] == ["none", "up", "to", "320"]
+    assert view.names == ["drift-resid_post-repeated", "drift-resid_post-repeated-map"]
+    assert run.drift("text-0", layers=[2]).names[0] == "drift-resid_post-text-0"
 
 
-@pytest.mark.usefixtures("unpainted")
-def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "run"
-    shutil.copytree(finished / "store.zarr", out / "store.zarr")
-    assert main(["report", str(out)]) == 0
-    assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
-    former, anew = (read_result(folder / "summary.json") for folder in (finished, out))
-    assert former == anew
-    assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
-    monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
-    monkeypatch.setattr("probe.report.html_embed", lambda _: "")
-    assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["onset_by"] == "paper"
+def test_a_heatmap_less_the_reference(run):
+    view = run.heatmap(minus="origin", layers=[1], positions=[(60, 80)], dims=range(4))
+    hidden = run.hidden["resid_post"].sel(prompt="repeated", layer=[1], position=slice(60, 79), dim=slice(0, 3))
+    expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "origin"})
+    assert dict(view.data.sizes) == {"method": 3, "layer": 1, "position": 20, "dim": 4}
+    np.testing.assert_array_equal(view.data.sel({"method": "mesa"}), expected)
+    assert abs(expected).max() > 1  # else any panel would do
+    assert repr(view).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
+    assert run.heatmap().data.sizes["method"] == 4
 
 
-def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
-    folder = tiny.folder(tmp_path / "model")
-    large = tiny.model(vocabulary=900, trained=160)
-    large.model.layers[1].mlp.down_proj.weight.data *= 1e8
-    large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
-    large.save_pretrained(folder)
-    monkeypatch.setattr("probe.experiment.run.ordered_results", lambda *_, **__: pytest.fail("measured"))
-    command = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
-    assert main([*command, "--store-dtype", "float16"]) == 2
-    error = capsys.readouterr().err
-    assert re.search(r"layer 1 under origin has the value .*, beyond float16's range; store it", error)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])
+def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
+    view = getattr(run, part)()
+    bundle = view._repr_mimebundle_()
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    assert bundle["text/plain"] == repr(view)
+    assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
+    assert len(view.figure().data) == len(bundle[PLOTLY]["data"])
+
+
+@pytest.mark.parametrize("part", ["located", "anatomy"])
+def test_what_was_not_run_names_its_command(run, part, folder):
+    command = {"located": "locate", "anatomy": "anatomy"}[part]
+    with pytest.raises(FileNotFoundError, match=f"`mesa-lens {command} --out {folder}`"):
+        getattr(run, part)()
+
+
+def test_where_nothing_breaks_no_break_is_reported(still):
+    assert "no threshold dim among 32 on prompt repeated" in repr(still.thresholds())
+    assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
+    with pytest.raises(ValueError, match="there is no figure"):
+        still.thresholds().figure()
+    assert {call.length for call in drift_onsets(still.drift().data)} == {None}
+    with pytest.raises(ValueError, match="holds no scores by length; probe with --samples above 0"):
+        still.curves()
+
+
+def test_scores_are_exported_where_the_states_tell_no_onset(folder, tmp_path):
+    away = hidden_states(prompts=("repeated",)).sel(position=slice(80, 200))  # neither M nor what lies before it
+    write_run(tmp_path / "away", away, evaluation())
+    mesa = MethodPrediction({"window": 8}, "", failure=Failure(300, (290, 310)))
+    (tmp_path / "away" / "predict").mkdir()
+    PREDICTION.write(tmp_path / "away", Prediction("tiny", 64, [320], 8, "", None, {"mesa": mesa}))
+    run, whole = probe.open_run(tmp_path / "away"), probe.open_run(folder)
+    curves, expected = run.curves(), whole.curves()
+    assert curves.data.identical(expected.data)
+    there, then = (view.export.numbers["failures"] for view in (curves, expected))
+    assert there["measured"].identical(then["measured"])
+    assert set(there["drift_onset_text"].values) == {"not judged"}
+    assert there["predicted_failure"].sel({"method": "mesa"}) == 300
+    assert main(["export", "curves", str(run.folder), "--format", "svg,csv"]) == 0
+    with pytest.raises(ValueError, match=r"position 64 .* was not captured, only 80-200"):
+        run.thresholds()

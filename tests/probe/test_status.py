@@ -13,9 +13,10 @@ from holding import held
 
 from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
+from probe.commands.table import _CLASSES, resume_command
 from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
-from probe.experiment.resume import _CLASSES, recorded, resume_command
+from probe.experiment.resume import recorded
 from probe.files import write_result
 from probe.status import status_of
 from probe.store import store

@@ -8,12 +8,12 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.attention.result import ANATOMY, Anatomy
-from probe.attention.sentences import anatomy_findings
-from probe.figures.anatomy import head_map
+from probe.commands.anatomy.export import anatomy_labels, anatomy_tables
+from probe.commands.anatomy.figures import head_map
+from probe.commands.anatomy.report import head_texts
+from probe.commands.anatomy.result import ANATOMY, Anatomy
+from probe.commands.anatomy.sentences import anatomy_findings
 from probe.figures.export import Export
-from probe.figures.mechanism_export import anatomy_labels, anatomy_tables
-from probe.mechanism_report import head_texts
 from probe.store.result_file import having
 
 _STATISTICS = {

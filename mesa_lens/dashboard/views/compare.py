@@ -12,12 +12,12 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
+from probe.commands.probe.result import Summary
+from probe.commands.probe.tables import failure_text, onset_title
 from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
-from probe.opened import Run
-from probe.verdict.result import Summary
-from probe.verdict.tables import failure_text, onset_title
+from probe.run import Run
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 _UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()

@@ -17,7 +17,7 @@ from probe.figures import heatmap
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.glossary import DIM
-from probe.opened import Run
+from probe.run import Run
 from probe.store.select import captured_ranges, listed
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"

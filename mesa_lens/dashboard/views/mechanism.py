@@ -10,10 +10,10 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.figures.locate import MEASURES
-from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
-from probe.interventions.result import LOCATED, Located
-from probe.interventions.sentences import located_findings
+from probe.commands.locate.export import common_figures, judged_labels, located_export, method_figures
+from probe.commands.locate.figures import MEASURES
+from probe.commands.locate.result import LOCATED, Located
+from probe.commands.locate.sentences import located_findings
 from probe.store.result_file import having
 
 _KINDS = {  # of figures, and how their names begin

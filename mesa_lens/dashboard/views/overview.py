@@ -12,17 +12,16 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
+from probe.commands.probe.report import provenance
+from probe.commands.probe.result import Summary
+from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
 from probe.figures.curves import parted
 from probe.figures.drift import drift_map
 from probe.figures.export import Export, drift_export
 from probe.figures.figure_data import Chart
-from probe.glossary import explained
-from probe.opened import Run
-from probe.report import provenance
+from probe.glossary import about, explained
+from probe.run import Run
 from probe.store.result_file import result_text
-from probe.verdict.result import Summary
-from probe.verdict.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
-from probe.verdict.verdict import about
 
 
 def page(context: Context) -> None:

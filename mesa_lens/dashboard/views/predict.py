@@ -11,12 +11,12 @@ from mesa.errors import Refused
 from mesa.methods import Method, make, standard_methods
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
+from probe.commands.predict.calibration import ORIGIN
+from probe.commands.predict.figures import method_chart, prediction_export
+from probe.commands.predict.formula import failure_length, far_keys_by_length, length_grid, stored_law
+from probe.commands.predict.result import PREDICTION, FittedLaw, Prediction
+from probe.commands.predict.sentences import law_sentences, left_out
 from probe.figures.figure_data import Chart
-from probe.figures.prediction import method_chart, prediction_export
-from probe.law.calibration import ORIGIN
-from probe.law.formula import failure_length, far_keys_by_length, length_grid, stored_law
-from probe.law.result import PREDICTION, FittedLaw, Prediction
-from probe.law.sentences import law_sentences, left_out
 
 _QUERIES = 8
 _HIDDEN = ("trained_length", "layers", "heads")

@@ -9,10 +9,10 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, results, unfinished
-from probe.evaluation.result import Evaluated, HarnessScores
-from probe.evaluation.summary import difference_tables, mean_tables
-from probe.evaluation.text import harness_table, sentences
-from probe.figures.curves import evaluation_charts, evaluation_numbers
+from probe.commands.eval.figures import evaluation_charts, evaluation_numbers
+from probe.commands.eval.result import Evaluated, HarnessScores
+from probe.commands.eval.summary import difference_tables, mean_tables
+from probe.commands.eval.text import harness_table, sentences
 from probe.figures.export import Export
 
 _HOW = "mesa-lens eval --out {0}/eval"

@@ -14,7 +14,7 @@ from mesa_lens.dashboard.state import choose_states, opened, searched, states
 from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
-from probe.opened import Run
+from probe.run import Run
 from probe.store.select import reference_method
 from probe.thresholds.search import CrossingRule
 from probe.thresholds.threshold_onset import best, crossing_texts

@@ -254,7 +254,7 @@ class Unreachable:
 def test_names_are_looked_up_before_torch_is_loaded(command, monkeypatch, capsys, tmp_path):
     words = command.split()
     out = [] if command == "check" else ["--out", str(tmp_path / "run")]
-    for module in ("mesa.models", "probe.plan", "probe.evaluation.plan", "mesa.engine.plug"):
+    for module in ("mesa.models", "probe.commands.probe.plan", "probe.commands.eval.plan", "mesa.engine.plug"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it would be an error
     assert main([*words, "--model", str(tmp_path / "none"), *out]) == 2
     assert "no model at" in capsys.readouterr().err

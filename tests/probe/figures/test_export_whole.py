@@ -83,7 +83,7 @@ def test_python_and_the_command_write_the_same_numbers(minus, folder, run, tmp_p
     flags = ["--minus", minus] if minus else []
     assert main(["export", "heatmap", str(folder), "--format", "npz,csv", "--out", str(tmp_path / "a"), *flags]) == 0
     run.heatmap(minus).save(tmp_path / "b", "npz,csv")
-    monkeypatch.setattr("probe.opened._WHOLE", 10)  # as of a panel that does not fit into memory
+    monkeypatch.setattr("probe.run._WHOLE", 10)  # as of a panel that does not fit into memory
     large = run.heatmap(minus)
     large.save(tmp_path / "c", "npz,csv")
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "abc"]
@@ -94,7 +94,7 @@ def test_python_and_the_command_write_the_same_numbers(minus, folder, run, tmp_p
 @pytest.mark.parametrize("large", [False, True])
 def test_pooling_is_an_option_and_named(large, folder, run, tmp_path, capsys, monkeypatch):
     if large:
-        monkeypatch.setattr("probe.opened._WHOLE", 10)
+        monkeypatch.setattr("probe.run._WHOLE", 10)
     given = ["--pool", "500", "--format", "npz,csv", "--out", str(tmp_path)]
     assert main(["export", "heatmap", str(folder), *given]) == 0
     block = "4x40"

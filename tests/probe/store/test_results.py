@@ -3,11 +3,11 @@
 import pytest
 from synthetic import edit, hidden_states, write_run
 
-from probe.report import whole_summary
+from probe.commands.probe.report import whole_summary
+from probe.commands.probe.result import SUMMARY, run_summary
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
-from probe.verdict.result import SUMMARY, run_summary
 
 
 @pytest.fixture

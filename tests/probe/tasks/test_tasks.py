@@ -9,7 +9,7 @@ import torch
 
 import mesa
 from mesa.models import load
-from probe.evaluation.plan import TASKS
+from probe.commands.eval.plan import TASKS
 from probe.tasks import retrieval, sources, summaries
 from probe.tasks import score as scoring
 from probe.tasks.base import Setting

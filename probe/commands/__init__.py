@@ -1,0 +1,1 @@
+"""The commands, one a folder: request, plan, run, result, sentences, figures, report."""

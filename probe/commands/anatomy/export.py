@@ -1,0 +1,67 @@
+"""Figures and tables of what `mesa-lens anatomy` measured, for files, reports and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import xarray as xr
+
+from mesa.errors import Refused
+from probe.commands.anatomy.figures import STATISTICS, head_map
+from probe.commands.anatomy.result import Anatomy, Mean
+from probe.figures.chosen import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
+from probe.figures.export import Export, safe_name
+from probe.figures.figure_data import Figure
+
+
+def head_figures(summary: Anatomy, method: str, length: int) -> Figures:
+    """The maps of one method at one length, by name; without those not run."""
+    return present({name: head_map(summary, name, method, length) for name in STATISTICS})
+
+
+def anatomy_labels(summary: Anatomy) -> dict[str, list[Any]]:
+    """The methods and lengths of the summary."""
+    return {"method": list(summary.methods), "length": summary.lengths}
+
+
+def anatomy_export(
+    summary: Anatomy, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Export:
+    """Figures as `anatomy-NAME-METHOD-LENGTH`, and their tables; default: all.
+
+    Raises Refused for a method or length that is not there.
+    """
+    known = anatomy_labels(summary)
+    chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
+    figures: dict[str, Figure] = {
+        f"anatomy-{name}-{safe_name(method)}-{length}": figure
+        for length, method in product(chosen["length"], chosen["method"])
+        for name, figure in head_figures(summary, method, length).items()
+    }
+    if not figures:
+        raise Refused(f"nothing is there for {labels_text(chosen)}; run those --parts of `mesa-lens anatomy`")
+    return Export(figures, anatomy_tables(summary, chosen))
+
+
+def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
+    """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
+    tables = {name: [_flat(row) for row in getattr(summary, name)] for name in ("heads", "all_heads", "retrieval")}
+    tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
+        {"method": method, **_flat(head), **_flat({"beyond": beyond, "restored": method in head.restored})}
+        for head in summary.retrieval_heads
+        for method, beyond in head.beyond.items()
+    ]
+    return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
+
+
+def _flat(row: Any) -> Row:
+    """The row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
+    flat: dict[str, Any] = {}
+    for name, value in (row if isinstance(row, dict) else vars(row)).items():
+        if isinstance(value, Mean):
+            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
+        elif isinstance(value, str | float | int):
+            flat[name] = value
+    return flat

@@ -1,0 +1,135 @@
+"""What `mesa-lens anatomy` is asked for, checked against the model's config before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mesa.errors import Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.methods import Method
+from mesa.models import bytes_a_number, tokenizer_of
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
+from probe.capture.spec import CaptureSpec
+from probe.commands.anatomy.request import AnatomyRequest
+from probe.commands.eval.plan import PROMPTS
+from probe.options import parse_ranges
+from probe.request import tell_left_out
+from probe.tasks import sources
+from probe.tasks.base import Setting
+from probe.tasks.likelihood import TAIL
+from probe.tasks.retrieval import Prompt
+from probe.tasks.retrieval_tasks import PASSKEY
+from probe.tasks.score import heldout_ids
+
+PARTS = ("heads", "retrieval", "tokens")
+"""What is measured, in this order."""
+Key = tuple[str, str, int, int]
+"""Part, method, length and the number of the prompt."""
+_PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
+
+
+@dataclass(frozen=True)
+class AnatomyPlan:
+    """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read.
+
+    words: the tokens of the first text of the longest length, as texts.
+    """
+
+    request: AnatomyRequest
+    config: Any
+    methods: dict[str, Method]
+    lengths: list[int]
+    layers: list[int]
+    texts: dict[int, Sequence[Any]]
+    passkeys: dict[int, Sequence[Prompt]]
+    documents: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are compared with: Origin, or the first."""
+        return "origin" if "origin" in self.methods else next(iter(self.methods))
+
+    @property
+    def keys(self) -> Iterator[Key]:
+        """The rows of the journal, in the order in which they are measured."""
+        longest = self.lengths[-1]
+        tokens = {longest: self.texts[longest][:1]} if "tokens" in self.request.parts else {}
+        texts = self.texts if "heads" in self.request.parts else {}
+        for part, by_length in zip(PARTS, (texts, self.passkeys, tokens), strict=True):
+            for length, prompts in by_length.items():
+                for name in self.methods:
+                    yield from ((part, name, length, number) for number in range(len(prompts)))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that a row depends on beside its key and its method, ready for JSON."""
+        return {
+            **self.request.identity,
+            "trained_length": self.trained_length,
+            "longest": self.lengths[-1],
+            "prompts": PROMPTS,
+            "passkeys": _PASSKEYS,
+            **identity(self.request.model, self.config),
+            "documents": self.documents,
+        }
+
+
+def plan(request: AnatomyRequest) -> AnatomyPlan:
+    """Checks the request and builds every prompt. Raises Refused or FileNotFoundError, naming the value.
+
+    Where no length is given and passkeys do not fit into the default ones, retrieval is left out, with a note on
+    stderr.
+    """
+    config, trained = request.checked_model()
+    methods = request.checked_methods(config, trained)
+    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    lengths = sorted(set(request.lengths or (trained, 4 * trained)))
+    check_prompts(lengths[-1], request.samples)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    texts: dict[int, Sequence[Any]] = {}
+    passkeys: dict[int, Sequence[Prompt]] = {}
+    if {"heads", "tokens"} & {*request.parts}:
+        texts = {length: TAIL.prepare(tokenizer, length, setting, request.samples) for length in lengths}
+    if "retrieval" in request.parts:
+        try:
+            passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
+        except Refused as error:
+            if request.lengths is not None or not texts:
+                raise
+            tell_left_out({"retrieval": f"retrieval: {error}"})
+    words: tuple[str, ...] = ()
+    if "tokens" in request.parts:
+        words = tuple(tokenizer.decode([token]) for token in texts[lengths[-1]][0].tolist())
+    return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), words)
+
+
+def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
+    """Prompts that end early enough for the answer's tokens to be predicted within `length`: at M, all inside M."""
+    room = 0
+    while True:
+        prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
+        needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
+        if needed <= room:
+            return prompts
+        room = needed
+
+
+def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
+    """Estimate of the memory of one pass beside the weights.
+
+    Retrieval decodes with a cache, tokens have logits at every position.
+    """
+    number_bytes = bytes_a_number(plan.config, plan.request.load)
+    beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
+    logits: int = length * plan.config.vocab_size * number_bytes
+    return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))

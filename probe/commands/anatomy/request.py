@@ -1,0 +1,43 @@
+"""What is measured of attention. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from probe.options import (
+    Count,
+    Lengths,
+    RangeText,
+    Split,
+    Text,
+    option,
+)
+from probe.request import LENGTHS_HELP, METHODS, STORED, TEXT_HELP, MethodsRequest
+
+Part = Literal["heads", "retrieval", "tokens"]
+
+
+@dataclass(frozen=True)
+class AnatomyRequest(MethodsRequest):
+    """What is measured of attention; lengths in tokens, M and 4 M if None.
+
+    samples: prompts a length. layers: kept in every part.
+    """
+
+    default_methods: ClassVar[str] = METHODS
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "parts")
+    parts: Annotated[tuple[Part, ...], Split] = option(
+        ("heads", "retrieval"),
+        "heads: what each attends to; retrieval: which copy a passkey; tokens: the loss and attention of every token",
+    )
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="M and 4 times M")
+    samples: Count = option(4, "prompts at each length")
+    layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
+    text: Text | None = option(
+        None,
+        TEXT_HELP,
+        unset="the shipped one",
+        only=lambda request: {"heads", "tokens"} & {*request.parts},
+        only_text="with --parts heads or tokens",
+    )

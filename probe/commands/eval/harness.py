@@ -1,0 +1,189 @@
+"""lm-evaluation-harness on a model with a method attached: its tasks, one by one into a journal."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mesa
+from mesa.errors import NotFound, Refused, install_command
+from mesa.fingerprints import IDENTITY
+from mesa.finite import states_checked
+from mesa.models import Loaded, bytes_a_number, tokenizer_of
+from probe.capture.memory import prompt_bytes
+from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.request import HarnessOptions
+from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.worker import eval_key
+from probe.experiment.journal import Rows
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.resume import recorded
+from probe.experiment.run import Experiment, run
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Measure, Task
+
+JOURNAL, RESULTS = "harness.jsonl", HARNESS_SCORES.path.name
+
+
+def run_harness(
+    plan: EvalPlan,
+    names: Sequence[str],
+    out: Path,
+    *,
+    include_path: Path | None = None,
+    limit: int | None = None,
+    overwrite: bool = False,
+    runner: Runner = LOCAL,
+) -> HarnessScores:
+    """Runs what is missing of the tasks `names` in the folder `out`; writes and returns harness.json.
+
+    lm-eval cuts prompts to the plan's longest length, on the left; tasks that build their prompts take all its lengths.
+    A batch is one prompt, because methods whose structure follows the length would take padding for prompt. What no
+    worker could finish is in `failed`. Raises what `checked_tasks` and `probe.commands.eval.run.run` raise.
+    """
+    experiment = Harness(plan, names, include_path, limit)
+    journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)
+    results: dict[str, dict[str, Any]] = {name: {} for name in plan.methods}
+    for key in experiment.keys:
+        if key in journal.rows:
+            results[key[1]].update(journal.rows[key]["results"])
+    failed = [eval_key(task) for task in lost]
+    scores = HarnessScores(plan.request.model, max(plan.setting.lengths), results, limit, failed)
+    HARNESS_SCORES.write(out, scores)
+    return scores
+
+
+class Harness(Experiment):
+    """Every (lm-eval task, method, longest length). include_path: folder of further tasks; limit: documents a task."""
+
+    title, journal, written, needed = "running lm-eval", JOURNAL, (RESULTS,), ("results",)
+
+    def __init__(self, plan: EvalPlan, names: Sequence[str], include_path: Path | None, limit: int | None) -> None:
+        self.plan, self.names, self.include_path, self.limit = plan, names, include_path, limit
+        longest = max(plan.setting.lengths)
+        self.keys = [(name, method, longest) for method in plan.methods for name in names]
+
+    @property
+    def worker(self) -> HarnessWorker:
+        """What measures the tasks, which are checked first."""
+        checked_tasks(self.plan, self.names, self.include_path)
+        return HarnessWorker.of(self.plan, include_path=self.include_path, limit=self.limit)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As for Experiment."""
+        plan = self.plan
+        settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
+        settings["lengths"] = plan.setting.lengths
+        settings |= {key: value for key, value in plan.request.load.items() if value is not None}
+        return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
+
+    @property
+    def request(self) -> dict[str, list[str]]:
+        """As for Experiment."""
+        return recorded(self.plan.request, HarnessOptions(False, tuple(self.names), self.include_path, self.limit))
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """Those without a row, with the memory of one prompt and the logits of all its tokens."""
+        config, tokens = self.plan.config, max(self.plan.setting.lengths)
+        number = bytes_a_number(config, self.plan.request.load)
+        size = prompt_bytes(config, tokens, number) + tokens * config.vocab_size * (number + 4)  # and in float32
+        return [Task("harness", key, size, size) for key in self.keys if key not in rows]
+
+
+@dataclass(frozen=True)
+class HarnessWorker(PlanWorker):
+    """A plan, the model, the folder of further tasks, and documents a task."""
+
+    include_path: Path | None
+    limit: int | None
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model; a task gives its journal row."""
+        loaded = self.source.loaded()
+
+        def row(task: Task) -> dict[str, Any]:
+            name, method = str(task.key[0]), str(task.key[1])
+            return {"results": self._scores(loaded, name, method)}
+
+        return row
+
+    def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, dict[str, Any]]:
+        """lm-eval's numbers, by part of the task."""
+        model, executor = loaded.model, self.plan.request.executor
+        models = importlib.import_module("lm_eval.models.huggingface")
+        with mesa.applied(model, self.plan.methods[method], executor=executor), states_checked(model):
+            wrapped = models.HFLM(
+                pretrained=model,
+                tokenizer=loaded.tokenizer,
+                batch_size=1,
+                max_length=max(self.plan.setting.lengths),
+                backend="causal",
+            )
+            evaluated = harness().simple_evaluate(
+                model=wrapped,
+                tasks=[name],
+                task_manager=_manager_of(self.plan, self.include_path),
+                limit=self.limit,
+                log_samples=False,
+                verbosity="ERROR",
+            )
+        return {
+            part: {key: value for key, value in scores.items() if isinstance(value, int | float)}
+            for part, scores in evaluated["results"].items()
+        }
+
+
+def harness() -> Any:
+    """The module lm_eval; Refused says how to get it where it is missing."""
+    try:
+        return importlib.import_module("lm_eval")
+    except ImportError as error:
+        raise Refused(f"--harness needs lm-evaluation-harness ({error}); {install_command('eval')}") from error
+
+
+def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:
+    """lm-eval's task manager, with which all `tasks` can be built; they fetch or make their data here.
+
+    Raises Refused for a task that lm-eval does not know or that lacks a package, FileNotFoundError without the
+    folder.
+    """
+    harness()
+    if include_path is not None and not include_path.is_dir():
+        raise NotFound(f"--include-path {include_path} is not a folder")
+    manager = _manager_of(plan, include_path)
+    for task in tasks:
+        if not manager.match_tasks([task]):
+            raise Refused(f"lm-eval knows no task {task!r}; `lm-eval ls tasks` lists them, --include-path adds yours")
+        try:
+            manager.load([task])
+        except ImportError as error:
+            reason = str(error).partition("\n")[0]
+            raise Refused(f"lm-eval's {task} lacks a package: {reason}; {install_command('eval')}") from error
+    return manager
+
+
+def _manager_of(plan: EvalPlan, include_path: Path | None) -> Any:
+    request = plan.request
+    return _manager(include_path, request.model, tuple(request.source.items()), plan.setting.lengths)
+
+
+@functools.cache  # it takes seconds
+def _manager(include_path: Path | None, model: str, source: tuple[tuple[str, Any], ...], lengths: Sequence[int]) -> Any:
+    """lm-eval's task manager. lengths: of tasks that make their own prompts, as RULER's.
+
+    The tokenizer is a copy: lm-eval would load one by name, with remote code.
+    """
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    tokenizer_of(model, **dict(source)).save_pretrained(folder.name)
+    return importlib.import_module("lm_eval.tasks").TaskManager(
+        include_path=include_path and str(include_path),
+        metadata={"tokenizer": folder.name, "max_seq_lengths": list(lengths)},
+    )

@@ -1,0 +1,171 @@
+"""What an evaluation is asked for, and the check of all of it before any weights are loaded into a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mesa.errors import Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.methods import Method, meant
+from mesa.models import tokenizer_of
+from probe.capture.memory import check_prompts, prompt_bytes
+from probe.commands.eval.request import EvalRequest
+from probe.request import tell_left_out
+from probe.tasks import sources
+from probe.tasks.base import Setting, Task
+from probe.tasks.latency import Latency
+from probe.tasks.likelihood import LIKELIHOOD
+from probe.tasks.retrieval_tasks import RETRIEVAL
+from probe.tasks.ruler import RULER, RulerTask
+from probe.tasks.score import SLICE, heldout_ids
+from probe.tasks.summaries import Summaries
+
+TASKS: dict[str, Task] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Summaries(), Latency())}
+"""Every task by its name."""
+PROMPTS = 2
+"""Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
+SCORED_PROMPTS = 3
+"""Version of prompts and how answers are scored."""
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """A request, checked: methods, shared setting, and the cells (task, method, length).
+
+    sizes: by task, how large it is, where that depends on the trained window.
+    """
+
+    request: EvalRequest
+    methods: dict[str, Method]
+    setting: Setting
+    config: Any
+    sizes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return self.setting.trained_length
+
+    @property
+    def cells(self) -> list[tuple[str, str, int]]:
+        """Every cell, short lengths first: an hour of a long run gives all methods at the first lengths."""
+        cells = [
+            (task, method, length)
+            for task in self.request.tasks
+            for method in self.methods
+            for length in TASKS[task].passes(self.setting)
+        ]
+        return sorted(cells, key=lambda cell: cell[2])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
+        pairs = [[*"\0".join(pair).encode()] for pair in self.setting.pairs]
+        return {
+            **self.request.identity,
+            "trained_length": self.setting.trained_length,
+            "longest": max(self.setting.lengths),
+            "prompts": SCORED_PROMPTS,
+            "documents": ids_fingerprint([*self.setting.documents, *pairs]),
+            **identity(self.request.model, self.config),
+        }
+
+
+def check_read(request: EvalRequest) -> None:
+    """Raises Refused for data, a depth or new tokens that no task reads; a text that none reads yet is told."""
+    read_by = {"data": "reads_pairs", "new_tokens": "reads_pairs", "depth": "reads_depth", "text": "reads_documents"}
+    for name, reads in read_by.items():
+        value, readers = getattr(request, name), [key for key, task in TASKS.items() if getattr(task, reads)]
+        if value == getattr(EvalRequest, name) or not request.tasks or {*readers} & {*request.tasks}:
+            continue
+        reason = f"--{name.replace('_', '-')} {value} is read by {', '.join(readers)} alone, which --task does not name"
+        if name != "text":
+            raise Refused(reason)
+        sys.stderr.write(f"{reason}; it is kept for tasks that are added to this run\n")
+
+
+def plan(request: EvalRequest) -> EvalPlan:
+    """Checks the request with the model's config and tokenizer; builds one sample a task and length.
+
+    Raises Refused or FileNotFoundError, naming the value. With methods 'all', those that the model cannot have are
+    left out and named on stderr.
+    """
+    unknown = [task for task in request.tasks if task not in TASKS]
+    if unknown:
+        raise Refused(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}{meant(unknown[0], TASKS)}")
+    check_read(request)
+    config, trained = request.checked_model()
+    methods = request.checked_methods(config, trained)
+    lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
+    if request.tasks and request.lengths is not None:
+        check_prompts(max(lengths), request.samples)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    setting = Setting(
+        trained,
+        lengths,
+        request.samples,
+        request.seed,
+        # also where no task reads texts yet: tasks may be added to a run, and its texts are to stay
+        tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else (),
+        tuple(sources.pairs(request.data)) if request.tasks and request.data is not None else (),
+        request.depth,
+        request.new_tokens,
+        request.batch,
+    )
+    tasks = [TASKS[name] for name in request.tasks]
+    if request.lengths is None and tasks:
+        setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
+    sizes = {task.name: task.describe(tokenizer, setting) for task in tasks if isinstance(task, RulerTask)}
+    plan = EvalPlan(request, methods, setting, config, sizes)
+    for task in tasks:
+        for length in task.passes(setting):
+            task.check(tokenizer, length, setting)
+    return plan
+
+
+def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Setting) -> str:
+    """Why the tasks cannot all be measured at `length`; empty where they can."""
+    try:
+        check_prompts(length, setting.samples)
+        for task in sorted(tasks, key=lambda task: task.batched):  # text is cut at once, other prompts are built
+            if length in task.passes(setting):
+                task.check(tokenizer, length, setting)
+    except MemoryError as error:
+        return str(error)
+    except Refused as error:
+        return f"--lengths {length}: {error}"
+    return ""
+
+
+def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> tuple[int, ...]:
+    """Of the default `setting.lengths`, those at which all tasks can be measured; stderr names the others.
+
+    Raises Refused, naming --lengths, where there is none.
+    """
+    fitting: tuple[int, ...] = ()
+    left_out = {}
+    for length in setting.lengths:
+        trial = replace(setting, lengths=(*fitting, length))
+        if reason := unfit_length(tasks, tokenizer, length, trial):
+            left_out[str(length)] = reason
+        else:
+            fitting = trial.lengths
+    if not fitting:
+        raise Refused(f"no default length can be measured; {next(iter(left_out.values()))}")
+    tell_left_out(left_out)
+    return fitting
+
+
+def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:
+    """Rough memory, at the longest prompts, beside weights of so many bytes a number.
+
+    Key-value cache and one layer's states of a batch, the logits that a task holds, and float32 copies of a slice.
+    """
+    longest = max(setting.lengths)
+    batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
+    states = batch * prompt_bytes(config, longest, number_bytes)
+    logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
+    return states + config.vocab_size * (logits * number_bytes + min(logits, SLICE) * 2 * 4)

@@ -1,0 +1,51 @@
+"""What an evaluation is asked for. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from probe.options import (
+    Count,
+    InputPath,
+    Lengths,
+    Names,
+    Number,
+    Text,
+    Tokens,
+    option,
+)
+from probe.request import DATA_GROUP, LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
+
+_HARNESS = "lm-evaluation-harness, in place of --task"
+
+
+@dataclass(frozen=True)
+class EvalRequest(MethodsRequest):
+    """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
+
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "tasks", "batch")
+    tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8 times M, where a prompt fits")
+    samples: Count = option(100, "prompts at each length")
+    text: Text | None = option(None, TEXT_HELP, group=DATA_GROUP, unset="the shipped one")
+    data: Text | None = option(
+        None, "documents with summaries: a .jsonl file, dataset folder or hub dataset", group=DATA_GROUP
+    )
+    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
+        None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=DATA_GROUP, unset="drawn uniformly"
+    )
+    new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=DATA_GROUP)
+    batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
+
+
+@dataclass(frozen=True)
+class HarnessOptions:
+    """Tasks of lm-eval."""
+
+    list_tasks: bool = option(False, "print the tasks and stop")
+    harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
+    include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
+    limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")

@@ -1,0 +1,168 @@
+"""Runs an evaluation, and stores every score in a folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from mesa.errors import Failed
+from probe.commands.eval.plan import TASKS, EvalPlan
+from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample
+from probe.commands.eval.summary import summarize
+from probe.commands.eval.worker import EvalWorker, eval_key, eval_tasks
+from probe.experiment.journal import Journal, Rows, bad_row
+from probe.experiment.progress import is_over
+from probe.experiment.run import Experiment, opened, run_tasks, summary_of
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task
+from probe.tasks.retrieval_tasks import RetrievalTask
+from probe.tasks.ruler import RulerTask
+
+TABLES = ("samples.csv", "summary.json")
+COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
+
+
+class Evaluation(Experiment):
+    """Every (task, method, length) of a plan. too_large: those that do not fit in memory, and longer ones like them."""
+
+    title, unit = "evaluating", "token"
+    worker_class = EvalWorker
+    written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
+    apart_from = ("store.zarr", "store.zarr.partial", "measured.jsonl")
+    needed = ("scores",)
+
+    def __init__(self, plan: EvalPlan) -> None:
+        self.plan, self.too_large = plan, list[EvalKey]()
+
+    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
+        """As for Experiment, and Refused for scores that are not those of their task."""
+        journal = super().open_journal(out, overwrite=overwrite)
+        check_scores(journal, self.plan)
+        return journal
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """Those without a row, or with scores of other lengths than the plan's."""
+        return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
+
+    def remaining(self, rows: Rows) -> int | None:
+        """Rows that the journal lacks."""
+        return sum(key not in rows for key in self.plan.cells)
+
+    def wanted(self, task: Task) -> bool:
+        """Whether no shorter prompt of its task and method was too large for the memory."""
+        name, method, length = eval_key(task)
+        return not any(name == large[0] and method == large[1] and length >= large[2] for large in self.too_large)
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Adds a row; None: the task does not fit in memory."""
+        if value is None:
+            self.skipped(task)
+        else:
+            journal.add(task.key, value)
+
+    def skipped(self, task: Task) -> None:
+        """Leaves out a task that does not fit in memory."""
+        name, method, length = eval_key(task)
+        self.too_large.append((name, method, length))
+        tqdm.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
+
+    def _is_done(self, rows: Rows, key: EvalKey) -> bool:
+        if key not in rows:
+            return False
+        lengths = TASKS[key[0]].scored(key[2], self.plan.setting)
+        return {score["length"] for score in rows[key]["scores"]} == {*lengths}
+
+
+def check_scores(journal: Journal, plan: EvalPlan) -> None:
+    """Raises Refused for rows whose scores are not those of their task."""
+    path, counts = journal.path, dict[Any, int]()
+    for key, row in journal.rows.items():
+        task = TASKS.get(str(key[0]))
+        if task is None or len(key) != 3:
+            raise bad_row(path, key, "is of no task, method and length")
+        if "peak_mib" not in row:
+            raise bad_row(path, key, "holds no 'peak_mib'")
+        known = [metric.name for metric in task.metrics]
+        scores = row["scores"] if isinstance(row["scores"], list) else [row["scores"]]
+        if wrong := [score for score in scores if not _is_score(score, known)]:
+            raise bad_row(path, key, f"holds {wrong[0]!r}, no score of {task.name}")
+        counts[key] = len({score["sample"] for score in row["scores"]})
+    for key, count in counts.items():
+        same = [other for (task, _, length), other in counts.items() if (task, length) == (key[0], key[2])]
+        is_drawn = isinstance(TASKS[key[0]], RetrievalTask | RulerTask)  # else texts or documents may be fewer
+        if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
+            raise bad_row(path, key, f"holds {count} of {most} samples")
+
+
+def _is_score(score: Any, metrics: Collection[str]) -> bool:
+    if not isinstance(score, dict) or not {"length", "sample", "metric", "value", "seconds"} <= {*score}:
+        return False
+    return (
+        score["metric"] in metrics
+        and all(isinstance(score[key], int) for key in ("length", "sample"))
+        and (isinstance(score["value"], int | float) and isinstance(score["seconds"], int | float | None))
+    )
+
+
+def run(
+    plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+) -> Evaluated:
+    """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
+
+    A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues there. None begins
+    after the `deadline` `until`; the summary's `tasks_left` counts those not run. Those that do not fit in memory are
+    left out, named on stderr and in `out_of_memory`; those that no worker of the `runner` could finish are in `failed`.
+    Raises FileExistsError for a folder that holds another evaluation, RuntimeError where nothing fits or a layer's
+    states are not finite, and what `opened` and `Runner.check` raise.
+    """
+    runner.check(plan.request.load)
+    experiment, lost = Evaluation(plan), list[Task]()
+    with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
+        try:
+            if not is_over(until):
+                lost = run_tasks(experiment, journal, pool, until=until)
+        finally:  # what is done is readable, also after an interrupt
+            if journal.rows:
+                samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
+                samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False)
+        return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
+
+
+def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
+    plan, too_large = experiment.plan, experiment.too_large
+    samples = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
+    if not samples and too_large:
+        raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
+    summary = Evaluated(
+        **summary_of(plan),
+        sizes=dict(plan.sizes),
+        out_of_memory=too_large,
+        failed=failed,
+        tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
+        cells=summarize(samples, TASKS),
+    )
+    if journal.rows:  # else it would make the folder look like another program's
+        EVALUATED.write(out, summary)
+    return summary
+
+
+def _samples(rows: Rows) -> list[Sample]:
+    return [
+        Sample(
+            str(task),
+            str(method),
+            score["length"],
+            score["sample"],
+            score["metric"],
+            score["value"],
+            score["seconds"],
+            row["peak_mib"],
+        )
+        for (task, method, length), row in rows.items()
+        for score in row["scores"]
+    ]

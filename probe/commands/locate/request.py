@@ -1,0 +1,75 @@
+"""What is tried inside a model. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from probe.options import (
+    Count,
+    Lengths,
+    RangeText,
+    Split,
+    Text,
+    option,
+)
+from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
+
+Kind = Literal["weave", "clamp", "smallest"]
+
+
+Measure = Literal["nll", "passkey"]
+
+
+Way = Literal["only", "without"]
+
+
+def _tried(*kinds: Kind) -> dict[str, Any]:
+    """What an option says that only these kinds of trial read."""
+    return {"only": lambda request: {*kinds} & {*request.kinds}, "only_text": f"with --try {' or '.join(kinds)}"}
+
+
+@dataclass(frozen=True)
+class LocateRequest(MethodsRequest):
+    """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
+
+    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
+    64. ways: of weaves. dims: clamped in a layer. candidates: heads that the smallest set is chosen from. word: the
+    repeated word whose threshold dims are clamped.
+    """
+
+    default_methods: ClassVar[str] = "rerope"
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
+    kinds: Annotated[tuple[Kind, ...], Split] = option(
+        ("weave", "clamp"),
+        "weave: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
+        "that restore 90%",
+        key="try",
+    )
+    measures: Annotated[tuple[Measure, ...], Split] = option(
+        ("nll",), "the loss of text, or of a passkey's answer", key="measure"
+    )
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="4 times M")
+    samples: Count = option(8, "prompts at each length")
+    layers: RangeText = option("all", "layers to try, e.g. 0-10, both ends included")
+    heads: RangeText | None = option(
+        None,
+        "try every head of these layers, e.g. 15-19, all or none",
+        unset="all, if the model has at most 64 heads",
+        **_tried("weave", "smallest"),
+    )
+    ways: Annotated[tuple[Way, ...], Split] = option(
+        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("weave")
+    )
+    dims: Count = option(10, "threshold dims to clamp in each layer", **_tried("clamp"))
+    candidates: Count = option(
+        64, "choose the smallest set among this many heads, those that restore most alone", **_tried("smallest")
+    )
+    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
+    text: Text | None = option(
+        None,
+        TEXT_HELP,
+        unset="the shipped one",
+        only=lambda request: "nll" in request.measures,
+        only_text="with --measure nll",
+    )

@@ -1,0 +1,161 @@
+"""The summary of a locate run: loss gaps, effects and smallest sets with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probe.commands.locate.head_search import (
+    ENOUGH,
+    MOST,
+    halves,
+    has_runs,
+    is_searchable,
+    paired,
+    random_sets,
+    set_key,
+    target_loss,
+)
+from probe.commands.locate.interventions import Heads, by_layer
+from probe.commands.locate.loss_gap import PairedLosses
+from probe.commands.locate.plan import ORIGIN, Group, LocatePlan
+from probe.commands.locate.result import LOCATED, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.tasks import no_gap, remaining
+from probe.experiment.journal import Journal, Rows
+from probe.experiment.run import summary_of
+
+_WEAVE = ("kind", "way", "layer", "head")
+_CLAMP = ("kind", "way", "rule", "which", "span", "layer")
+_SET = ("share", "low", "high", "random_low", "random", "random_high")
+
+
+def summarize(plan: LocatePlan, journal: Journal) -> Located:
+    """The summary of a plan; shares only where the gap is judged.
+
+    What is there for some items alone is scored on these; `items` says on how many. refusal: why a finished run has
+    nothing to restore; else empty.
+    """
+    rows, gaps, effects, smallest, inside = journal.rows, list[Loss](), list[Effect](), list[SmallestSet](), []
+    for group in sorted(plan.items, key=lambda group: group[1]):
+        inside += _inside(plan, rows, group)
+        for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
+            gap = paired(plan, rows, group, name).gap
+            loss = Loss(
+                name,
+                group[1],
+                group[0],
+                gap.baseline,
+                gap.patched,
+                gap.low,
+                gap.high,
+                gap.judged,
+                len(plan.items[group]),
+            )
+            gaps.append(loss)
+            if gap.judged:
+                effects += _effects(plan, rows, group, loss)
+                smallest += _smallest(plan, rows, group, loss)
+    return Located(
+        **summary_of(plan),
+        layers=list(plan.layers),
+        heads=plan.config.num_attention_heads,
+        tasks_left=remaining(plan, rows),
+        refusal=no_gap(plan, rows),
+        loss_gaps=gaps,
+        effects=effects,
+        smallest=smallest,
+        inside=inside,
+    )
+
+
+def write(plan: LocatePlan, journal: Journal, out: Path) -> Located:
+    """The summary, which is written to the run's folder if there is a row to tell of."""
+    summary = summarize(plan, journal)
+    if journal.rows:
+        LOCATED.write(out, summary)
+    return summary
+
+
+def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Effect]:
+    """What each weave of a method, and each clamp of Origin, restores or loses again."""
+    name = loss.method
+    numbers_of: dict[tuple[Any, ...], list[int]] = {}
+    for key in rows:
+        is_effect = key[:2] == group and key[2] in (name, ORIGIN) and key[4] in ("weave", "clamp")
+        if is_effect and "inside" not in key and int(key[3]) < len(plan.items[group]):
+            numbers_of.setdefault((key[2], *key[4:]), []).append(int(key[3]))
+    effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
+    for (method, *parts), unordered in numbers_of.items():
+        numbers = tuple(sorted(unordered))
+        if numbers not in losses_of:
+            losses_of[numbers] = paired(plan, rows, group, name, numbers)
+        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _WEAVE, parts, strict=True))
+        entry.pop("span", None)
+        losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
+        share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
+        place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
+        measures = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
+        effects.append(Effect(**loss.labels, **entry | place, **measures))
+    return effects
+
+
+def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
+    """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
+    plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
+    clamps = {key[4:] for key in rows if key[:3] == (*group, ORIGIN) and key[4] == "clamp" and key[8] == "inside"}
+    costs = []
+    for parts in sorted(clamps):
+        numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
+        without = [rows[(*group, ORIGIN, number, "run-inside")]["nll"] for number in numbers]
+        cost = PairedLosses([rows[(*group, ORIGIN, number, *parts)]["nll"] for number in numbers], without).gap
+        way, rule, which = map(str, parts[1:4])
+        costs.append(InsideCost(group[1], group[0], way, rule, which, cost.size, cost.low, cost.high))
+    return costs
+
+
+def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[SmallestSet]:
+    """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
+
+    finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they restore
+    `ENOUGH` of the other half too. Without heads: no search, since one half shows no loss.
+    """
+    name, sizes = loss.method, dict[str, int]()
+    for key in rows:
+        if key[:5] == (*group, name, -1, "chosen"):
+            sizes[str(key[5])] = max(int(key[6]), sizes.get(str(key[5]), 0))
+    if not sizes and "smallest" not in plan.request.kinds:
+        return []
+    if not is_searchable(plan, rows, group, name):
+        return [SmallestSet(**loss.labels)]
+    choosing, scoring = halves(len(plan.items[group]))
+    scored = paired(plan, rows, group, name, scoring)
+    target = target_loss(paired(plan, rows, group, name, choosing).gap)
+
+    def losses(heads: Heads, numbers: Sequence[int]) -> list[list[float]]:
+        return [rows[set_key(group, name, number, heads)]["nll"] for number in numbers]
+
+    searches = []
+    for candidates_key, last in sizes.items():
+        row = rows[(*group, name, -1, "chosen", candidates_key, last)]
+        heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))
+        steps = range(1, last + 1)
+        shares = [scored.share(losses(by_layer(heads[:size]), scoring)) for size in steps]
+        random = [
+            [scored.share(losses(drawn, scoring)).share for drawn in random_sets(candidates, size)] for size in steps
+        ]
+        ends = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
+        reached = float(np.mean(losses(by_layer(heads), choosing))) <= target
+        searches.append(
+            SmallestSet(
+                **loss.labels,
+                heads=heads,
+                candidates=len(candidates),
+                **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
+                finished=reached or last == min(len(candidates), MOST),
+                enough=last if reached and shares[-1].share >= ENOUGH else None,
+            )
+        )
+    return sorted(searches, key=lambda search: -search.candidates)

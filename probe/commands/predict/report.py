@@ -1,0 +1,68 @@
+"""A prediction as JSON, table and figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from probe.commands.predict.figures import prediction_chart
+from probe.commands.predict.plan import PredictPlan, plan
+from probe.commands.predict.prediction import predict, started
+from probe.commands.predict.request import PredictRequest
+from probe.commands.predict.result import PREDICTION, Prediction
+from probe.commands.predict.run import Predict, losses_of
+from probe.experiment.journal import Rows
+from probe.experiment.lock import owned
+from probe.experiment.run import run
+from probe.experiment.runner import LOCAL, Runner
+from probe.figures.render import rendered
+from probe.files import write as write_file
+
+
+def predict_failure(
+    request: PredictRequest,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
+) -> Prediction:
+    """Predicts at which length each method fails, by the law of docs/law.md; returns what prediction.json holds.
+
+    Measures what is missing in the folder `out`, and writes `predict/` in it. What `until` or lost workers left undone
+    is counted in `tasks_left`; then nothing is predicted or written, and the same call continues. Raises what `plan`,
+    `run` and `owned` raise.
+    """
+    planned = plan(request)
+    with owned(out):
+        journal, _ = run(experiment := Predict(planned), out, overwrite=overwrite, until=until, runner=runner)
+        if left := len(experiment.tasks(journal.rows)):
+            return started(planned, left)
+        return write(planned, journal.rows, out)[0]
+
+
+def write(planned: PredictPlan, rows: Rows, out: Path) -> tuple[Prediction, list[Path]]:
+    """Writes prediction.json, .csv (excess by length), .png and .html; returns the prediction and the paths."""
+    prediction, path = predict(planned, losses_of(planned, rows)), out / PREDICTION.path
+    PREDICTION.write(out, prediction)
+    if prediction.refusal:
+        return prediction, [path]
+    paths = [path, *(path.with_suffix(f".{form}") for form in ("csv", "png", "html"))]
+    write_file(paths[1], pd.DataFrame(_csv_rows(prediction)).to_csv(index=False).encode())
+    for picture in paths[2:]:
+        write_file(picture, rendered(prediction_chart(prediction), picture.suffix[1:]))
+    return prediction, paths
+
+
+def _csv_rows(prediction: Prediction) -> Iterator[dict[str, str | int]]:
+    for name, row in prediction.methods.items():
+        for number, length in enumerate(prediction.lengths):
+            cells: dict[str, str | int] = {"method": name, "length": length}
+            for side, entries in (("predicted", row.predicted), ("measured", row.measured)):
+                values = entries[number].with_ends if entries else (math.nan,) * 3
+                texts = ["" if math.isnan(value) else f"{value:z.4f}" for value in values]
+                cells |= dict(zip((side, f"{side}_low", f"{side}_high"), texts, strict=True))
+            yield cells

@@ -1,0 +1,34 @@
+"""What is predicted. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from probe.options import (
+    Count,
+    Lengths,
+    Repeated,
+    Text,
+    option,
+)
+from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, MethodsRequest
+
+
+@dataclass(frozen=True)
+class PredictRequest(MethodsRequest):
+    """What is predicted, and from how many texts; lengths in tokens, 1.25, 1.5, 2, 3, 4, 6, 8 M if None."""
+
+    configs: Repeated = option(
+        (),
+        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
+        key="config",
+        metavar="METHOD:PARAMETER=VALUE,...",
+        repeated=True,
+        group=METHODS_GROUP,
+    )
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8 times M")
+    samples: Count = option(16, "texts; every measurement uses the same ones")
+    text: Text | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
+    check: bool = option(False, "measure every method as well, and compare with the prediction")
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "configs", "check")

@@ -1,0 +1,77 @@
+"""The experiment of a `PredictPlan`: NLL of every pass over every text, in a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import mesa
+from mesa.finite import states_checked
+from mesa.methods import Method
+from probe.commands.predict.calibration import Losses
+from probe.commands.predict.plan import PredictPlan, needed_bytes
+from probe.commands.predict.result import PREDICTION
+from probe.experiment.journal import Rows
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.run import Experiment
+from probe.experiment.task import Key, Measure, Task
+from probe.tasks.score import nll
+
+FOLDER, SUMMARY = PREDICTION.path.parts
+JOURNAL = "journal.jsonl"
+"""The folder of the results below --out, and what is in it beside tables and figures."""
+_DIGITS = 4
+
+
+class PredictWorker(PlanWorker):
+    """A plan and its model, as plain data."""
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model; a task gives its journal row."""
+        loaded, passes, texts = self.source.loaded(), self.plan.passes, self.plan.texts
+
+        def row(task: Task) -> dict[str, Any]:
+            name, length, text = task.key
+            part = passes[name, length]
+            with (
+                mesa.applied(loaded.model, part.method, executor=self.plan.request.executor),
+                states_checked(loaded.model),
+            ):
+                losses = nll(loaded.model, texts[text][:length], part.scored).double().numpy()
+            return {"nll": losses.round(_DIGITS).tolist()}
+
+        return row
+
+
+@dataclass(frozen=True)
+class Predict(Experiment):
+    """Every pass over every text, texts in order: after some time the first ones have all passes."""
+
+    plan: PredictPlan
+    title, unit, remedy = "measuring", "token", "shorten --lengths"
+    worker_class = PredictWorker
+    folder, written, needed = FOLDER, (SUMMARY, "prediction.csv", "prediction.png", "prediction.html"), ("nll",)
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """Those without a row."""
+        memory = needed_bytes(self.plan)
+        keys = [(name, length, text) for text in range(len(self.plan.texts)) for name, length in self.plan.passes]
+        return [Task("nll", key, memory, memory, weight=key[1], length=key[1]) for key in keys if key not in rows]
+
+    def method(self, key: Key) -> Method | None:
+        """As for Experiment: of the pass."""
+        part = self.plan.passes.get((str(key[0]), int(key[1])))
+        return part and part.method
+
+
+def losses_of(plan: PredictPlan, rows: Rows) -> Losses:
+    """NLL (text, token) of each pass that was run over every text."""
+    texts = range(len(plan.texts))
+    return {
+        key: np.array([rows[(*key, text)]["nll"] for text in texts])
+        for key in plan.passes
+        if all((*key, text) in rows for text in texts)
+    }

@@ -1,0 +1,109 @@
+"""A prediction in words: the law, a table of failure lengths, what is left out. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from probe.commands.predict.calibration import ORIGIN, REFERENCE
+from probe.commands.predict.kind import kind_sentence
+from probe.commands.predict.result import MethodPrediction, Prediction
+from probe.tables import Table, filled, plain_table
+from probe.thresholds.stated_window import FAR, NATS_ABOVE
+
+
+def sentences(prediction: Prediction) -> Iterator[str]:
+    """The calibration, a table of failure lengths, and how it agrees with what was measured."""
+    if prediction.refusal:
+        yield f"Nothing is predicted: {prediction.refusal}."
+        return
+    yield "\n".join(map(filled, law_sentences(prediction)))
+    longest = prediction.longest
+    is_checked = any(row.measured for name, row in prediction.methods.items() if name != ORIGIN)
+    measured = ("measured", "excess") if is_checked else ()
+    head = ("method", "predicted failure", "interval", f"excess at {longest}", *measured)
+    rows = [_table_row(name, row, longest, is_checked) for name, row in prediction.methods.items()]
+    yield plain_table(Table("", head, tuple(rows)))
+    for text, agreement in prediction.agreement.items():
+        if agreement.points:
+            rank = "" if math.isnan(agreement.auc) else f", AUC of fails or holds {agreement.auc:z.2f}"
+            yield (
+                f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, "
+                f"bias {agreement.bias:+z.2f}{rank};\n"
+                f"failure length exact for {agreement.exact} of {agreement.methods}, within one step for "
+                f"{agreement.within_one_step} ({agreement.fails} fail)."
+            )
+    if left := left_out(prediction):
+        yield "\n".join(map(filled, left))
+
+
+def left_out(prediction: Prediction) -> list[str]:
+    """The methods that nothing is predicted of, a sentence a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, row in prediction.methods.items():
+        if row.refusal:
+            by_reason.setdefault(row.refusal, []).append(name)
+    return [f"Not predicted: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+
+
+def law_sentences(prediction: Prediction) -> list[str]:
+    """What Origin loses, what is taken for the cause and how it was fitted, and how well it fits."""
+    law, trained, longest = prediction.law, prediction.trained_length, prediction.longest
+    if law is None:
+        return []
+    fails, (low, high) = law.origin_fails, law.needed_factors
+    text = [
+        f"origin loses {law.excess.value[-1]:z.2f} nats/token more than {REFERENCE} at {longest} tokens, and "
+        f"{'does not fail up to there' if fails is None else f'fails at {fails}'} (M = {trained}, {prediction.texts} "
+        f"texts). A method fails from where it loses {NATS_ABOVE} nats/token or more.",
+        "Far keys are those at a distance of M or more. Z is their weighted number: each counts (distance - M + 1)^p. "
+        "A method is predicted to lose what origin loses at the length where its Z is the same, and what the method "
+        "costs inside M.",
+        f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to gaps, which move "
+        f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
+        f"{law.power_over_masked:z.1f} over the same keys masked).",
+    ]
+    if kind := kind_sentence(law.kind, fails):
+        text.insert(1, kind)
+    if law.scale_power:
+        text.append(
+            f"Where a method multiplies queries by a scale (log n), Z is divided by scale^q; q = {law.scale_power}."
+        )
+    text.append(
+        f"{prediction.misfit} Single gaps would need {low:.2g} to {high:.2g} times their Z; intervals allow it."
+    )
+    if (longest if fails is None else fails) >= FAR * trained:
+        text.append(
+            f"origin holds up to {FAR} M or more: M may be stated too small, and then nothing here holds; `mesa-lens "
+            "estimate-window` estimates M."
+        )
+    return text
+
+
+def _meaning(power: float) -> str:
+    """What a power says of far keys."""
+    if power < 0.3:
+        return "it is their number that counts"
+    if power < 2:
+        return "both their number and their distance count"
+    return "the farthest of them count most"
+
+
+def _table_row(name: str, row: MethodPrediction, longest: int, is_checked: bool) -> tuple[str, ...]:
+    predicted = ("-", "-", "-")
+    if name in (ORIGIN, REFERENCE):
+        predicted = ("(measured)" if name == ORIGIN else "(reference)", "", "")
+    elif row.failure:
+        ends = [_length(end, longest) for end in row.failure.ends]
+        interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+        predicted = (_length(row.failure.length, longest), interval, f"{row.predicted[-1].excess:z.2f}")
+    if not is_checked:
+        return (name, *predicted)
+    measured = ("-", "-")
+    if row.measured:
+        measured = (_length(row.measured_failure, longest), f"{row.measured[-1].excess:z.2f}")
+    return (name, *predicted, *measured)
+
+
+def _length(length: int | None, longest: int) -> str:
+    return f"none up to {longest}" if length is None else str(length)

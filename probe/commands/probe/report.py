@@ -1,0 +1,225 @@
+"""The report of a run: one HTML file that opens offline, its numbers as summary.json, its figures as files."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import xarray as xr
+from plotly.offline import get_plotlyjs
+from tqdm import tqdm
+
+from mesa.errors import Occupied
+from probe import glossary
+from probe.commands.anatomy.report import anatomy_section
+from probe.commands.anatomy.result import TOKENS
+from probe.commands.anatomy.token_views import token_views
+from probe.commands.locate.report import located_section
+from probe.commands.locate.result import LOCATED
+from probe.commands.predict.result import PREDICTION
+from probe.commands.probe.result import SUMMARY, Summary
+from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_text, threshold_doubt
+from probe.commands.probe.verdict import verdict
+from probe.figures.curves import curves_chart, parted
+from probe.figures.drift import drift_chart, drift_layers, drift_map
+from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_name, safe_name
+from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
+from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
+from probe.figures.render import html_embed, page, rendered
+from probe.figures.tables import npz_bytes
+from probe.figures.thresholds import threshold_chart
+from probe.files import check_ours, is_ours, write
+from probe.store.cache import DERIVED, save
+from probe.store.reader import Run, open_run, store_mark
+from probe.store.results import REPORTED
+from probe.thresholds.analysis import Analysis, analyse, summarize
+from probe.thresholds.threshold_onset import LEAST, TOP
+
+_THRESHOLDS = 4  # charts, of the best dims
+_PROVENANCE = (
+    "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
+)
+_PLOTLY = "plotly.min.js"
+_FIGURES = """
+    heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
+    drift-map.png drift-map.svg
+""".split()
+_OF_PAGE = (".png", ".npz", "-pooled-*.npz", ".html")
+"""Ends of the files that a heatmap has under the name of its page."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The headline prompt's heatmaps at the default regions. panel: (method, layer, dim, position), not in memory.
+
+    pooled: by the methods that are drawn together: each alone, as many as stand side by side, and all.
+    """
+
+    panel: xr.DataArray
+    limits: xr.DataArray
+    pooled: dict[tuple[str, ...], xr.DataArray]
+    groups: list[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> Maps:
+        """The heatmaps of a run, read once."""
+        bounds = default_regions(analysis.hidden["position"].values, analysis.trained_length)
+        panel = regions(analysis.hidden.sel(prompt=analysis.prompt), bounds)
+        methods = tuple(panel["method"].values.tolist())
+        groups = [methods[start : start + SIDE_BY_SIDE] for start in range(0, len(methods), SIDE_BY_SIDE)]
+        wanted = list(dict.fromkeys([methods, *groups, *((method,) for method in methods)]))
+        *pooled, limits = survey(panel, wanted)
+        return cls(panel, limits, dict(zip(wanted, pooled, strict=True)), groups)
+
+
+def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
+    """Analyses the run in the folder `run_dir` and writes report.html, summary.json, figures/ and derived/ there.
+
+    by: the rule that onsets are read by, as for `analyse`. Returns the summary. Raises what `open_run` and
+    `analyse` raise.
+    """
+    run, derived = open_run(run_dir), {}
+    with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
+        analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
+        bar.update()
+    folder = run.folder
+    summary = whole_summary(analysis)
+    remove_report(folder)
+    for name, datasets in derived.items():
+        save(run, name, datasets)
+    maps = Maps.of(analysis)
+    write_figures(analysis, summary, folder / "figures", maps)
+    write(folder / "report.html", render(analysis, summary, maps).encode())
+    SUMMARY.write(folder, summary)
+    return summary
+
+
+def whole_summary(analysis: Analysis) -> Summary:
+    """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
+    findings, run = summarize(analysis), analysis.run
+    answer = verdict(findings, LOCATED.find(run.folder), PREDICTION.find(run.folder))
+    return Summary(**vars(findings), verdict=answer, store=store_mark(run.hidden.attrs))
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """Where a store's numbers come from: model, prompt, seed."""
+    attrs = run.hidden.attrs
+    return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
+
+
+def check_report(folder: Path) -> None:
+    """Raises FileExistsError, naming it, for a file that `write_report` would replace and did not write."""
+    check_ours(folder, REPORTED)
+    names = (*_FIGURES, *(f"heatmap-*{end}" for end in _OF_PAGE))
+    figures = [path for name in names for path in folder.glob(f"figures/{name}")]
+    if figures and not (folder / "figures" / _PLOTLY).exists():  # which is written first, and stays
+        raise Occupied(
+            f"{figures[0]} is not a file that a run wrote, and this one would remove it; name another --out, or use "
+            "--overwrite"
+        )
+
+
+def remove_report(folder: Path) -> None:
+    """Removes what `write_report` wrote for a former run, and nothing else."""
+    pages = [page for page in folder.glob("figures/heatmap-*.html") if is_ours(page)]
+    figures = (*_FIGURES, *(f"{page.stem}{end}" for page in pages for end in _OF_PAGE))
+    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift"))
+    for pattern in (*REPORTED, *(f"figures/{name}" for name in figures), *derived):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. maps: default those of the run."""
+    maps, charts = maps or Maps.of(analysis), _charts(analysis, summary)
+    curves = parted(cast(Chart, charts["curves"])) if "curves" in charts else []
+    beside = "".join(html_embed(part) for part in curves)
+    opening = f"<p>{glossary.explained(summary.verdict.about)}</p><div class='beside'>{beside}</div>"
+    raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
+    folder, drifts = analysis.run.folder, {} if isinstance(analysis.drifts, str) else analysis.drifts
+    return glossary.template("commands/probe/report.html").render(
+        summary=summary,
+        verdict=summary.verdict.html(opening),
+        terms=glossary.TERMS,
+        drift_table=drift_table,
+        threshold_doubt=threshold_doubt(summary),
+        onset_title=onset_title(summary.onset_by),
+        differences=difference_table(summary),
+        score_text=score_text,
+        median=median,
+        top=TOP,
+        least=LEAST,
+        drift_map=[html_embed(charts["drift-map"])] if drifts else [],
+        located=located_section(folder),
+        anatomy=anatomy_section(folder),
+        token_views=token_views(TOKENS.find(folder)),
+        drift=[html_embed(drift_chart(drift, prompt=name)) for name, drift in drifts.items()],
+        thresholds=[html_embed(chart) for name, chart in charts.items() if name.startswith("threshold")],
+        differences_drawn=[html_embed(grid) for grid in _differences(analysis, maps)],
+        heatmaps=[html_embed(grid) for grid in raw],
+        provenance=provenance(analysis.run),
+        plotly_js=get_plotlyjs(),
+    )
+
+
+def write_figures(analysis: Analysis, summary: Summary, folder: Path, maps: Maps) -> None:
+    """Writes into `folder`, for the headline prompt and on one colour scale a layer:
+
+    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
+    heatmap-METHOD[-pooled-DIMSxPOSITIONS].npz; heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves
+    as .png and .svg.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    methods: list[str] = maps.panel["method"].values.tolist()
+    stems = {method: folder / f"heatmap-{safe_name(method)}" for method in methods}
+
+    def write_raster(method: str) -> None:
+        raster = Raster(maps.panel.sel({"method": method}), maps.limits)
+        write(stems[method].with_name(f"{stems[method].name}.png"), rendered(raster, "png"))
+
+    def grid(values: xr.DataArray) -> Heatmaps:
+        return heatmap_grid(values, analysis.trained_length, maps.limits)
+
+    write(folder / _PLOTLY, get_plotlyjs().encode())
+    with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
+        rasters = beside.map(write_raster, methods)
+        for method, stem in stems.items():
+            pooled = maps.pooled[method,].isel({"method": 0})
+            numbers = npz_bytes(labelled_numbers(pooled, analysis.trained_length))
+            write(stem.with_name(f"{stem.name}{pooled_name(pooled)}.npz"), numbers)
+            write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
+        write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
+        list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
+    for name, chart in tqdm(_charts(analysis, summary).items(), desc="drawing charts", unit="figure"):
+        for form in ("png", "svg"):
+            write(folder / f"{name}.{form}", rendered(chart, form))
+
+
+def _charts(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:
+    """The headline prompt's figures but its heatmaps, by file name; without what was not measured or judged."""
+    prompt, trained, run = analysis.prompt, analysis.trained_length, analysis.run
+    hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
+    charts: dict[str, Drawable] = {
+        f"threshold-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim)
+        for layer, dim in analysis.best[:_THRESHOLDS]
+    }
+    if run.evaluation is not None and analysis.measured is not None:
+        predicted = summary.verdict.predicted
+        charts["curves"] = curves_chart(run.evaluation, analysis.measured, trained, predicted)
+    if not isinstance(analysis.drifts, str):
+        drift = analysis.drifts[prompt]
+        charts |= {"drift": drift_chart(drift, prompt=prompt), "drift-map": drift_map(drift, prompt)}
+    return charts
+
+
+def _differences(analysis: Analysis, maps: Maps) -> list[Heatmaps]:
+    """Heatmaps less the reference's, at the layer where drift begins; none of a single method, or without drift."""
+    if len(maps.panel["method"]) < 2 or isinstance(analysis.drifts, str):
+        return []
+    layer = drift_layers(analysis.drifts[analysis.prompt])[-1]
+    less = difference(maps.panel.sel(layer=[layer]).load(), analysis.reference)
+    return grids(pool(less), analysis.trained_length, layer_limits(less))

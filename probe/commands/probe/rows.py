@@ -1,0 +1,150 @@
+"""The methods of a run in their order: how far each holds, its tail NLL, its drift, the heads that are enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from probe.commands.locate.result import Located
+from probe.commands.predict.result import Prediction
+from probe.commands.probe.result import HeadSet, LongestNll, PredictedFailure, Row
+from probe.store.result_file import having
+from probe.thresholds.result import Difference, Findings, LongestScores, MethodResult
+
+Rows = Sequence[Row]
+RANKED = (
+    "Ranked by the longest measured length that a method holds at, then by mean tail NLL at the longest length. A "
+    "method shares the rank of those before it unless it is worse than one of them: the 95% interval of the "
+    "difference, text by text, lies above 0. What cannot be judged comes last. In brackets: 95% intervals; (a, b]: it "
+    "fails after a and at most at b tokens."
+)
+"""The rule that `ranked` obeys."""
+
+
+def ranked(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
+    """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
+    rows = sorted((_row(findings, result, located, prediction) for result in findings.methods), key=_key)
+    sharing: list[Row] = []
+    for place, row in enumerate(rows, 1):
+        if row.held is None:
+            continue
+        if not sharing or row.held != sharing[0].held or any(_is_worse(row, other) for other in sharing):
+            sharing = []
+        row.rank = sharing[0].rank if sharing else place
+        sharing.append(row)
+    return rows
+
+
+def same_model(findings: Findings, located: Located | None) -> Located | None:
+    """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
+    if located is None or (located.model, located.trained_length) != (findings.model, findings.trained_length):
+        return None
+    configs, methods = findings.method_configs, located.methods
+
+    def is_same(name: str) -> bool:
+        one, other = methods.get(name, {}), configs.get(name, {})
+        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
+
+    gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
+    return replace(located, loss_gaps=gaps)
+
+
+def reference_of(rows: Sequence[Row]) -> Row:
+    """The row of the method that the others are compared with."""
+    return next(row for row in rows if row.is_reference)
+
+
+def to_crop(row: Row) -> Difference | None:
+    """A method's tail NLL at the longest length less crop's; None where it was not measured, or not beyond M."""
+    return row.nll.crop if row.nll else None
+
+
+def beats(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is below crop's on the same texts, its interval too."""
+    less = to_crop(row)
+    return less is not None and less.high < 0
+
+
+def is_worse(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is above crop's on the same texts, its interval too."""
+    less = to_crop(row)
+    return less is not None and less.low > 0
+
+
+def smallest_set(located: Located, method: str) -> HeadSet | None:
+    """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
+    gaps = having(located.loss_gaps, method=method, judged=True)
+    sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
+    if not sets:
+        return None
+    gap, search = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    last = search.size - 1
+    return HeadSet(
+        heads=search.heads[: search.size],
+        is_enough=search.enough is not None,
+        finished=search.finished,
+        share=search.share[last],
+        low=search.low[last],
+        high=search.high[last],
+        random=search.random[last],
+        length=gap.length,
+        measure=gap.measure,
+        items=gap.items // 2,
+    )
+
+
+def _row(findings: Findings, result: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
+    method, measured, drift, held = result.method, result.measured, findings.drift, None
+    is_reference, config = method == findings.reference, findings.method_configs.get(method)
+    of_run = (findings.model, findings.trained_length)
+    if measured and measured.judged_by:
+        held = measured.longest if measured.length is None else measured.before or 0
+    onsets = [] if isinstance(drift, str) else having(drift.prompts[findings.prompt].methods, method=method)
+    return Row(
+        method=method,
+        is_reference=is_reference,
+        measured=measured,
+        held=held,
+        nll=_nll(result.longest, is_reference),
+        predicted=None if is_reference else predicted_failure(of_run, config, method, prediction),
+        drift=onsets[0] if onsets else None,
+        heads=None if located is None else smallest_set(located, method),
+    )
+
+
+def predicted_failure(
+    of_run: tuple[str | None, int], config: Mapping[str, Any] | None, method: str, prediction: Prediction | None
+) -> PredictedFailure | None:
+    """What was predicted of a method; None for another model, M or parameters. of_run: its model and M.
+
+    The reference has none: its own losses are what the prediction rests on.
+    """
+    if prediction is None or (prediction.model, prediction.trained_length) != of_run:
+        return None
+    row = prediction.methods.get(method)
+    if row is None or row.failure is None or row.config != config:
+        return None
+    return PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
+
+
+def _nll(longest: LongestScores | None, is_reference: bool) -> LongestNll | None:
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and crop's."""
+    if longest is None or math.isnan(longest.tail_nll):
+        return None
+    difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
+    ends = longest.tail_nll_interval
+    return LongestNll(longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_crop)
+
+
+def _key(row: Row) -> tuple[float, float]:
+    if row.held is None:
+        return 1.0, 0.0
+    return -1.0 - row.held, math.inf if row.nll is None else row.nll.mean
+
+
+def _is_worse(row: Row, other: Row) -> bool:
+    """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
+    less = row.nll.less.get(other.method) if row.nll else None
+    return less is not None and less.low > 0

@@ -1,0 +1,262 @@
+"""The whole path of a probe run: check, measure, capture, store, analyse, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from mesa.errors import Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.models import chosen_dtype, tokenizer_of
+from probe.capture.capture import check_distinct
+from probe.capture.memory import check_memory
+from probe.commands.eval import by_length
+from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.worker import eval_tasks
+from probe.commands.probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
+from probe.commands.probe.plan import plan as make_plan
+from probe.commands.probe.report import check_report, remove_report, write_report
+from probe.commands.probe.request import RuleOptions
+from probe.commands.probe.result import Summary, run_summary
+from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
+from probe.commands.probe.verdict import terminal_text
+from probe.experiment.estimate import Work, work_of
+from probe.experiment.journal import Journal, known_rows
+from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
+from probe.experiment.pool import Pool
+from probe.experiment.resume import REQUEST, recorded
+from probe.experiment.run import run_tasks
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task, TasksLost
+from probe.identity import check_of_run
+from probe.store import store
+from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
+from probe.store.regions import whole_passes
+from probe.tasks import score, sources
+from probe.tasks.likelihood import TAIL
+from probe.tasks.retrieval import first_ids, repeated_word
+from probe.tasks.retrieval_tasks import PASSKEY
+
+
+def run_probe(
+    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
+) -> tuple[Summary, str]:
+    """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
+
+    by: the rule that onsets are read by (of `probe.thresholds.analysis.RULES`).
+
+    Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
+    it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
+    summary is returned as it is. Raises FileExistsError for a folder that holds another run, unless `overwrite`, which
+    removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
+    """
+    plan = make_plan(request)
+    runner.check(request.load)
+    with owned(out):
+        check_apart(out, ("journal.jsonl",))
+        if not overwrite:
+            known = {**provenance(plan), **identity(request.model, plan.config)}
+            check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
+        summary = _finished_summary(plan, out, overwrite, by, runner)
+    heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
+    return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"
+
+
+def is_whole(plan: ProbePlan, out: Path) -> bool:
+    """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
+    return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
+
+
+def work(plan: ProbePlan, out: Path | None = None) -> Work:
+    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
+    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
+    if out is not None:
+        with suppress(Refused):  # another's
+            path = store.find_store(store_of(out), **template(plan))
+        if path is not None:
+            rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
+    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
+    measured = failure.tasks(rows) if plan.request.samples else ()
+    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]
+
+
+def remove_run(out: Path) -> None:
+    """Removes what a probe run writes into the folder `out`, and nothing else."""
+    remove_report(out)
+    (out / by_length.JOURNAL).unlink(missing_ok=True)
+    store.remove(store_of(out))
+
+
+def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> Summary:
+    whole = not overwrite and _store_of_run(plan, out) == store_of(out)
+    summary = run_summary(out) if whole else None
+    if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
+        tell_finished(out)
+        return summary
+    if not overwrite:
+        check_report(out)
+    if not whole:
+        with ExitStack() as stack:
+            _measure_and_capture(plan, out, overwrite, by, runner, stack)
+    with _resumable(out, overwrite):
+        return write_report(out, by)
+
+
+def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
+    """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
+    path = store_of(out)
+    if store.find_store(path, **template(plan)) is None:
+        return None
+    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))))
+
+
+def _measure_and_capture(
+    plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner, stack: ExitStack
+) -> None:
+    """Completes the store; workers last as long as the stack."""
+    if runner.is_local:
+        check_fits(plan)
+    documents, tokens = prepare(plan)
+    evaluation, path = evaluation_plan(plan, documents), store_of(out)
+
+    @cache
+    def pool() -> Pool:
+        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan)]
+        worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
+        return stack.enter_context(runner.pool(worker, tasks))
+
+    attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
+    layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
+    if plan.first_token:
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    journal = None
+    if overwrite:  # nothing is removed for a run that cannot be
+        pool()
+    elif plan.request.samples:  # another's is refused
+        journal = FailureByLength(evaluation, plan.refine).open_journal(out)
+    with _resumable(out, overwrite):
+        store.create(path, **layout, overwrite=overwrite)
+        if overwrite:
+            (out / by_length.JOURNAL).unlink(missing_ok=True)
+            journal = FailureByLength(evaluation, plan.refine).open_journal(out) if plan.request.samples else None
+        store.write_group(path, TOKENS, token_texts(plan, tokens))
+        _run_stages(plan, evaluation, journal, out, pool)
+        remove_report(out)
+        store.finish(path)
+
+
+@contextmanager
+def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
+    """An error says how to go on; a run without results leaves nothing."""
+    try:
+        yield
+    except BaseException as error:
+        whole, partial = store_of(out), partial_path(store_of(out))
+        is_measured = bool(known_rows(out / by_length.JOURNAL))
+        if not is_measured and not (partial.exists() and whole_passes(partial)):
+            store.discard(whole)
+        if is_measured or partial.exists() or whole.exists():
+            error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
+        raise
+
+
+def check_fits(plan: ProbePlan) -> None:
+    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
+    options = plan.request.load
+    device = options.get("device") or "cpu"
+    if options.get("device_map") or not str(device).startswith("cpu"):
+        check_memory(plan.host_bytes, plan.length)
+        if not options.get("device_map"):
+            check_memory(plan.pass_bytes, plan.length, device)
+    else:
+        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
+
+
+def _run_stages(
+    plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]
+) -> None:
+    """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""
+    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, store_of(out))
+    unmeasured, uncaptured, passes = list[Task](), list[Task](), states.tasks({})
+    if journal is not None:  # before the capture: the bridge wraps the model
+        unmeasured = run_tasks(failure, journal, pool)
+    if passes:
+        uncaptured = run_tasks(states, None, pool)
+    messages = []
+    if unmeasured:
+        task, name, length = unmeasured[0].key
+        messages.append(f"no worker could finish {task} under {name} at {length} tokens; the same command tries again")
+    if uncaptured:
+        messages.append(f"no worker could capture {uncaptured[0]} ({len(uncaptured)} of {len(passes)} passes failed)")
+    if messages:
+        raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
+    if journal is not None:
+        further = further_lengths(evaluation, journal.rows, plan.refine)
+        store.write_group(store_of(out), EVALUATION, by_length.scores(evaluation, journal.rows, further))
+
+
+def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
+    """Texts, and prompts by name, as token ids. Raises Refused for what cannot be built."""
+    request = plan.request
+    tokenizer = tokenizer_of(request.model, **request.source)
+    texts = None if request.text is None else sources.texts(str(request.text))
+    documents = score.heldout_ids(tokenizer, texts)
+    tokens = _prompt_tokens(tokenizer, plan, documents)
+    if request.samples:
+        setting = evaluation_plan(plan, documents).setting
+        for task in (PASSKEY, TAIL):
+            task.check(tokenizer, min(plan.lengths), setting)
+    return documents, tokens
+
+
+def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
+    """Ids and texts (prompt, position) of the tokens at the captured positions."""
+    tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
+    ids = np.array([[prompt[position] for position in plan.kept.positions] for prompt in tokens.values()], np.int64)
+    texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
+    dims = ("prompt", "position")
+    return xr.Dataset(
+        {"id": (dims, ids), "text": (dims, np.vectorize(texts.__getitem__, otypes=[object])(ids))},
+        {"prompt": list(tokens), "position": plan.kept.positions},
+    )
+
+
+def fingerprints(
+    plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
+) -> dict[str, str]:
+    """The fingerprints of texts, prompts and weights that a store records."""
+    known = identity(plan.request.model, plan.config)
+    return {
+        "inputs": ids_fingerprint([*documents, *tokens.values()]),
+        **{name: known[name] for name in FINGERPRINTS if name in known},
+    }
+
+
+def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
+    """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
+    first = list(first_ids(tokenizer))
+    available = plan.length - len(first)
+    if 2 * plan.period > available:
+        raise Refused(
+            f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
+            "repeat; give a shorter word or a longer pass"
+        )
+    repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
+    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
+    if len(windows) < plan.request.texts:
+        raise Refused(
+            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
+        )
+    tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
+    for name, ids in tokens.items():
+        check_distinct(ids, f"prompt {name}")
+    return tokens

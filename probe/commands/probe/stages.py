@@ -1,0 +1,181 @@
+"""The two stages of a probe run, failure by length and hidden states, and the worker of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mesa
+from mesa.engine.bridge import bridge as bridge_to
+from mesa.errors import Failed, Refused
+from mesa.methods import Method
+from probe.capture.capture import capture
+from probe.commands.eval import by_length
+from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.run import Evaluation
+from probe.commands.eval.worker import eval_tasks, measure_with
+from probe.commands.probe.plan import ProbePlan
+from probe.experiment.journal import Journal, Rows
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.run import Experiment
+from probe.experiment.task import Key, Measure, Task
+from probe.store import store
+from probe.store.reader import partial_path
+from probe.store.regions import whole_passes
+from probe.store.select import reference_method
+from probe.thresholds.failure import measured_failure
+
+_TRIED = 64  # tokens
+_FINEST = 16
+"""No length is measured between two that are at most M / 16 apart."""
+
+
+class FailureByLength(Evaluation):
+    """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails."""
+
+    title, journal, written = "measuring failure", by_length.JOURNAL, ()
+
+    def __init__(self, plan: EvalPlan, rounds: int) -> None:
+        super().__init__(plan)
+        self.rounds = rounds
+
+    @property
+    def request(self) -> None:
+        """Nothing: the store has the probe's."""
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """The plan's, then those of the next further length."""
+        if missing := super().tasks(rows):
+            return missing
+        further = further_lengths(self.plan, rows, self.rounds)
+        keys = [
+            (task, name, length) for name, lengths in further.items() for length in lengths for task in by_length.TASKS
+        ]
+        return eval_tasks(self.plan, [key for key in keys if key not in rows])
+
+    def remaining(self, rows: Rows) -> None:
+        """The store tells which lengths there are to be."""
+        return
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Adds a row. Raises RuntimeError where the task did not fit in memory, Refused for a NaN."""
+        name, method, length = task.key
+        if value is None:
+            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+        if any(math.isnan(score["value"]) for score in value["scores"]):
+            raise Refused(
+                f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "
+                "--dtype (float32, float64)"
+            )
+        journal.add(task.key, value)
+
+
+def further_lengths(plan: EvalPlan, rows: Rows, rounds: int) -> dict[str, list[int]]:
+    """By method the lengths of up to `rounds` bisections; the last ones may have no rows yet.
+
+    Each is half-way between the length at which the method begins to fail and the measured one before it.
+    """
+    further: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        for name, length in _between(plan, rows, further).items():
+            further.setdefault(name, []).append(length)
+        if any((task, name, further[name][-1]) not in rows for name in further for task in by_length.TASKS):
+            break
+    return further
+
+
+def _between(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """By method the next length to measure."""
+    scores, trained = by_length.scores(plan, rows, further), plan.setting.trained_length
+    failures = measured_failure(scores, trained, reference_method(list(plan.methods))).failures
+    return {
+        failure.method: (failure.before + failure.length) // 2
+        for failure in failures
+        if failure.length and failure.before and failure.length - failure.before > max(1, trained // _FINEST)
+    }
+
+
+class HiddenStates(Experiment):
+    """A pass a method and prompt, whose hidden states go to the store at `path`."""
+
+    title, unit = "capturing hidden states", "token"
+
+    def __init__(self, plan: ProbePlan, path: Path) -> None:
+        self.plan, self.path = plan, path
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """The passes that the store lacks."""
+        done = whole_passes(partial_path(self.path))
+        return pass_tasks(self.plan, done)
+
+    def method(self, key: Key) -> Method | None:
+        """As for Experiment."""
+        return self.plan.methods.get(str(key[0]))
+
+    def record(self, journal: Journal | None, task: Task, value: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Writes a pass to the store."""
+        method, prompt = map(str, task.key)
+        for hook, layers in value.items():
+            for layer, states in zip(self.plan.kept.layers, layers, strict=True):
+                store.write(self.path, hook, method, prompt, layer, states)
+
+
+def pass_tasks(plan: ProbePlan, done: Collection[tuple[str, str]] = ()) -> list[Task]:
+    """Tasks that capture the passes, by method and prompt, that are not done."""
+    size = 4 * plan.kept.values * len(plan.request.spec.hooks)
+    need, tokens = plan.pass_bytes + size, plan.length
+    left = [key for key in product(plan.methods, plan.prompts) if key not in done]
+    return [Task("capture", key, need, result_bytes=size, weight=tokens, length=tokens) for key in left]
+
+
+@dataclass(frozen=True)
+class ProbeWorker(PlanWorker):
+    """The plans of a run and of its evaluation (without config), the prompts' tokens, and the model."""
+
+    evaluation: EvalPlan
+    tokens: Mapping[str, list[int]]
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
+
+        Capture wraps the model: nothing can be measured after it. Raises Refused for values that the store cannot
+        hold.
+        """
+        loaded = self.source.loaded()
+        self._try_values(loaded.model)
+        measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
+
+        def result(task: Task) -> Any:
+            nonlocal bridge
+            if task.kind != "capture":
+                return measure(task)
+            bridge = bridge or bridge_to(loaded.model, loaded.tokenizer)
+            return self._states(bridge, *map(str, task.key))
+
+        return result
+
+    @torch.no_grad()
+    def _try_values(self, model: Any) -> None:
+        """Raises Refused where a short pass under a method has values that the store cannot hold."""
+        plan, request, kept = self.plan, self.plan.request, self.plan.kept
+        dims = [dim for dim in kept.dims if dim < model.config.hidden_size]
+        for name, method in plan.methods.items():
+            ids = torch.tensor([self.tokens[plan.prompts[0]][:_TRIED]], device=model.device)
+            with mesa.applied(model, method, executor=request.executor):
+                states = model(ids, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in kept.layers if "resid_post" in request.spec.hooks else ():
+                values = states[layer + 1][0][:, dims].float().cpu().numpy()
+                store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
+
+    def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
+        request, plan = self.plan.request, self.plan
+        return capture(
+            bridge, self.tokens[prompt], plan.methods[method], request.spec.hooks, plan.kept, executor=request.executor
+        )

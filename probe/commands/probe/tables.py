@@ -1,0 +1,172 @@
+"""Tables of a summary: the ranked methods, scores and their differences to the reference, drift prompt by prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from probe.commands.probe.result import HeadSet, Row
+from probe.commands.probe.rows import to_crop
+from probe.statistics import shown
+from probe.store.results import percent
+from probe.tables import Table
+from probe.thresholds.drift_onset import DriftOnset, ranges
+from probe.thresholds.failure import Failure
+from probe.thresholds.result import Difference, Findings, Scores
+from probe.thresholds.threshold_onset import ALPHA
+
+_HEADS = 4  # of a set, that are named
+_NONE = "–"
+_SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
+
+
+def method_table(findings: Findings, rows: Sequence[Row]) -> Table:
+    """A line a row, as `ranked` orders them."""
+    reference = findings.reference
+    longest = findings.measured_lengths[-1] if findings.measured_lengths else None
+    is_predicted = any(row.predicted for row in rows)
+    columns = {
+        "rank": [str(row.rank or _NONE) for row in rows],
+        "method": [row.method for row in rows],
+        "measured failure": [failure_text(row.measured) for row in rows],
+        **({"predicted failure": [str(row.predicted or _NONE) for row in rows]} if is_predicted else {}),
+        f"NLL at {longest} (less {reference}'s); lower is better" if longest else "NLL": [_nll(row) for row in rows],
+        **({"NLL less crop's": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
+        "drift onset": [_drift_onset(row.drift) for row in rows],
+    }
+    if any(row.heads for row in rows):
+        columns["smallest set of heads"] = [_heads(row.heads) for row in rows]
+    return Table("", tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def score_table(findings: Findings) -> Table:
+    """Each method's drift onset, or threshold onset by the rule `paper`, and its scores by length."""
+    rows = [
+        (
+            row.method,
+            str(findings.onset_of(row)),
+            *(_number(getattr(row.scores[at], name)) for name, at in _places(findings)),
+        )
+        for row in findings.methods
+    ]
+    return Table("", ("method", onset_title(findings.onset_by), *_columns(findings)), tuple(rows))
+
+
+def failure_text(failure: Failure | None) -> str:
+    """The measured failure in words."""
+    return "not measured" if failure is None else str(failure)
+
+
+def onset_title(rule: str) -> str:
+    """What the onset by a rule is called."""
+    return "threshold onset" if rule == "paper" else "drift onset"
+
+
+def difference_table(findings: Findings) -> Table | None:
+    """Each method's scores less the reference's on the same prompts; None where nothing was compared."""
+    rows = []
+    for row in findings.methods:
+        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _places(findings)]
+        if any(less):
+            rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
+    title = f"difference to {findings.reference} on the same prompts [95% interval, paired]"
+    return Table(title, ("method", *_columns(findings)), tuple(rows)) if rows else None
+
+
+def drift_table(onsets: Sequence[DriftOnset], prompt: str) -> Table:
+    """The call of every method on a prompt, with the layers called and the share of false alarms."""
+    head = (
+        "method",
+        "drift onset",
+        "in layers",
+        "layers not judged",
+        "begins before M",
+        "false alarms",
+        "in any layer",
+    )
+    rows = [
+        (
+            call.method,
+            call.text if call.length is None else position(call),
+            ranges(call.layers) or _NONE,
+            ranges(call.untrusted) or _NONE,
+            _NONE if call.before is None else str(call.before),
+            _NONE if call.false_alarms is None else f"{call.false_alarms:.1%}",
+            _NONE if call.any_false_alarm is None else f"{call.any_false_alarm:.0%}",
+        )
+        for call in onsets
+    ]
+    return Table(f"drift on prompt {prompt}, in tokens, with 95% intervals over dims", head, tuple(rows))
+
+
+def threshold_doubt(findings: Findings) -> str:
+    """Whether the negative control leaves the threshold dims in doubt; empty where it does not."""
+    control = findings.control
+    if isinstance(control, str):
+        return f"Cannot tell whether threshold dims are above chance: no negative control ({control})."
+    share = control.prompts[findings.prompt].as_many
+    if share <= ALPHA:
+        return ""
+    return f"Cannot tell threshold dims from chance: {share:.0%} of the positions inside M have as many as M, or more."
+
+
+def position(call: DriftOnset) -> str:
+    """Where a method's states drift, with its interval where that is wider."""
+    if call.low == call.high == call.length:
+        return str(call.length)
+    return f"{call.length} [{call.low}, {call.high or 'none'}]"
+
+
+def difference(less: Difference) -> str:
+    """A paired difference with its interval."""
+    return shown(less.mean, less.low, less.high, "+z.2f")
+
+
+def difference_to_crop(row: Row) -> str:
+    """The tail NLL less crop's, with its interval; a dash where it was not measured."""
+    less = to_crop(row)
+    return _NONE if less is None else difference(less)
+
+
+def score_text(scores: Scores, name: str) -> str:
+    """A score with its interval, where it has one; a dash where it was not measured."""
+    value, (low, high) = getattr(scores, name), getattr(scores, f"{name}_interval")
+    return _NONE if math.isnan(value) else shown(value, low, high, "z.2f")
+
+
+def _heads(smallest: HeadSet | None) -> str:
+    """How many heads restore how much, such as '2 (1.3, 1.5): 92% [80, 104]'; a dash where none were searched."""
+    if smallest is None:
+        return _NONE
+    names = ", ".join(f"{layer}.{head}" for layer, head in smallest.heads[:_HEADS])
+    more = ", …" if len(smallest.heads) > _HEADS else ""
+    share = percent(smallest.share, smallest.low, smallest.high)
+    state = "" if smallest.is_enough else "not enough: " if smallest.finished else "search not done: "
+    return f"{state}{len(smallest.heads)} ({names}{more}): {share}"
+
+
+def _nll(row: Row) -> str:
+    nll = row.nll
+    if nll is None:
+        return "not measured"
+    less = "" if row.is_reference or nll.difference is None else f" ({difference(nll.difference)})"
+    return f"{nll.mean:z.2f}{less}"
+
+
+def _drift_onset(call: DriftOnset | None) -> str:
+    if call is None:
+        return "not judged"
+    return call.text if call.layer is None else f"{position(call)}, layer {call.layer}"
+
+
+def _places(findings: Findings) -> list[tuple[str, int]]:
+    """The scores' names and the lengths that they are of, in the columns' order."""
+    return [(name, length) for name in _SCORES.values() for length in findings.methods[0].scores]
+
+
+def _columns(findings: Findings) -> list[str]:
+    return [f"{label} {length}" for label in _SCORES for length in findings.methods[0].scores]
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:z.2f}"

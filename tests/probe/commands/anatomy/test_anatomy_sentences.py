@@ -1,0 +1,48 @@
+"""Sentences of anatomy say what the tables say, no more; also over random tables with missing parts."""
+
+import anatomized
+from located import matching
+
+from probe.commands.anatomy.sentences import anatomy_findings, head_table
+
+
+def retrieval(**changes):
+    return anatomy_findings(anatomized.typed(anatomized.summary() | changes))[0]
+
+
+def rows(**labels):
+    return matching(anatomized.summary()["retrieval"], **labels)
+
+
+def test_retrieval_heads_are_counted_with_their_offset():
+    counted = "1 of 32 heads score 0.3 or more inside M under origin (4 prompts), 1 of them on the token after the one"
+    assert counted in retrieval()
+    lost = "lost 1: 2.3 (0.75 to 0.10). Of the lost heads, restored: 1 of 1 by rerope; 0 of 1 by mesa (cannot tell: 1)."
+    assert lost in retrieval()
+
+
+def test_what_was_not_run_is_not_called_absent():
+    beyond = retrieval(retrieval=rows(length=1024), retrieval_heads=[])
+    assert beyond == "Retrieval: cannot tell which heads are lost; no length up to M was measured."
+    weak = [row | {"best": [0.2, 0.1, 0.3]} for row in rows()]
+    assert retrieval(retrieval=weak, retrieval_heads=[]) == (
+        "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: 0.0, 0.20 [0.10, 0.30]."
+    )
+    findings = anatomy_findings(anatomized.typed(anatomized.summary() | {"heads": [], "all_heads": []}))
+    assert findings[1:] == ["Not measured: heads (--parts)."]
+    assert "token before" not in findings[0]
+
+
+def test_one_prompt_cannot_tell_of_loss():
+    one = {"inside": [0.75, None, None], "beyond": {"origin": [0.0, None, None]}, "lost": False, "restored": []}
+    text = retrieval(retrieval_heads=[anatomized.summary()["retrieval_heads"][0] | one])
+    assert "At 1024 tokens (4 prompts; layer.head, score inside to beyond): cannot tell 1: 2.3 (0.75 to 0.00)." in text
+    assert "lost" not in text
+    assert "kept" not in text
+
+
+def test_the_table_holds_means_by_method_and_span():
+    head, *rows = [line.split() for line in head_table(anatomized.typed()).splitlines()[1:]]
+    assert head[:4] == ["length", "method", "queries", "prompts"]
+    assert len([row for row in rows if row[:1] == ["1024"] and "beyond" in row]) == 3
+    assert head_table(anatomized.typed(anatomized.summary() | {"all_heads": []})) == ""

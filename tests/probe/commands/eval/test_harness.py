@@ -1,0 +1,124 @@
+"""lm-eval runs local tasks under each method, without the network."""
+
+import json
+import socket
+import sys
+
+import pytest
+import tiny
+import torch
+from commands import main
+from lm_tasks import write_tasks
+
+import mesa
+from probe.commands.eval import harness
+from probe.experiment import model_spec as source
+from probe.files import read_result
+
+
+def command(folder, tasks, *options):
+    return ["eval", "--harness", tasks, "--include-path", str(folder / "tasks"), "--model", str(folder / "model"),
+            "--methods", "origin,mesa", "--lengths", "300", "--out", str(folder / "out"), *options]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    tiny.folder(folder / "model")
+    write_tasks(folder / "tasks")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The command's exit code, the model, and the ids and logits of its passes over cut prompts."""
+    passes = []
+
+    def watched(*arguments, **options):
+        loaded = original(*arguments, **options)
+        loaded.model.register_forward_hook(keep, with_kwargs=True)
+        finished["model"] = loaded.model
+        return loaded
+
+    def keep(model, arguments, options, output):
+        ids = arguments[0] if arguments else options["input_ids"]
+        if ids.shape[1] > 290:
+            passes.append((ids.clone(), output.logits.clone()))
+
+    def refused(*_):
+        raise OSError("no network in tests")
+
+    original, finished = source.load, {"passes": passes}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "load", watched)
+        patch.setattr(socket.socket, "connect", refused)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            patch.setenv(name, "1")
+        finished["code"] = main(command(folder, "choose,say"))
+    _, *finished["journal"] = map(json.loads, (folder / "out" / harness.JOURNAL).read_text().splitlines())
+    return finished
+
+
+@pytest.mark.slow
+def test_local_tasks_are_scored_for_each_method(folder, finished):
+    assert finished["code"] == 0
+    written = read_result(folder / "out" / "harness.json")
+    assert written["max_length"] == 300
+    assert list(written["results"]) == ["origin", "mesa"]
+    for results in written["results"].values():
+        assert results["choose"]["acc,none"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+        assert results["choose"]["sample_len"] == 3
+        assert results["say"]["exact_match,none"] == 0  # a random model says nothing of the kind
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_each_method_is_attached_while_its_tasks_run(finished):
+    passes = finished["passes"]
+    assert len(passes) % 2 == 0
+    assert len(passes) >= 4  # the choices and a generation, twice
+    assert [line["cell"][:2] for line in finished["journal"]] == [
+        ["choose", "origin"], ["say", "origin"], ["choose", "mesa"], ["say", "mesa"],
+    ]  # fmt: skip
+    half = len(passes) // 2
+    for name, mine in (("origin", passes[:half]), ("mesa", passes[half:])):
+        for ids, logits in mine:
+            with mesa.applied(finished["model"], mesa.make(name, 160)):
+                expected = finished["model"](ids).logits
+            other = finished["model"](ids).logits
+            torch.testing.assert_close(logits[:, -1], expected[:, -1], atol=1e-5, rtol=0)
+            assert (float((logits[:, -1] - other[:, -1]).abs().max()) > 1e-2) == (name == "mesa")
+
+
+@pytest.mark.slow
+def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch):
+    monkeypatch.setattr(harness, "harness", None)
+    assert main(command(folder, "choose", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    tasks = {name: list(results) for name, results in printed["results"].items()}
+    assert tasks == {"origin": ["choose"], "mesa": ["choose"]}
+    for options, message in {
+        ("--limit", "1"): "holds a run with another limit (None there, 1 now); use --overwrite",
+        ("--set", "mesa.width=7"): "holds mesa with other parameters",
+    }.items():
+        assert main(command(folder, "choose", *options)) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--methods", "nonsense"), "nonsense"),
+        (("--estimate",), "--estimate is for --task"),
+        (("--depth", "0.5"), "--depth is for --task"),
+        (("--include-path", "nowhere"), "--include-path nowhere is not a folder"),
+        ((), "--harness needs lm-evaluation-harness"),
+    ],
+)
+def test_misuse_and_a_missing_lm_eval_are_refused(folder, tmp_path, capsys, monkeypatch, options, message):
+    if options:
+        monkeypatch.setattr(harness, "harness", lambda: None)
+    else:
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert main([*command(folder, "choose", *options), "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Interventions on a model whose one position-dependent head is planted."""
+
+import numpy as np
+import pytest
+import torch
+from headed import HEAD, planted
+
+import mesa
+from mesa.engine.bridge import bridge as bridge_to
+from mesa.models import tokenizer_of
+from probe.commands.locate.clamp import Clamp
+from probe.commands.locate.interventions import weaves
+from probe.commands.locate.loss_gap import PairedLosses
+from probe.commands.locate.passes import BASELINE, PATCHED, Item, RunPair, Start, run
+
+M, LENGTH = 24, 96
+HEADS = [(layer, head) for layer in range(3) for head in range(4)]
+METHODS = {BASELINE: mesa.Origin(trained_length=M), PATCHED: mesa.ReRoPE(trained_length=M, window=9)}
+
+
+def bridged(model):
+    """With any tokenizer: prompts here are token ids."""
+    return bridge_to(model, tokenizer_of("default"))
+
+
+def item(seed=0, length=LENGTH, scored=24):
+    return Item(tuple(np.random.default_rng(seed).integers(2, 97, length).tolist()), scored)
+
+
+@torch.no_grad()
+def test_a_pass_begun_in_the_middle_equals_the_whole_pass():
+    bridge, one = bridged(planted()), item()
+    whole = run(bridge, one, METHODS[PATCHED], record=[("resid_pre", 2)])
+    states = whole.activations["resid_pre", 2]
+    assert torch.equal(whole.losses, run(bridge, one, METHODS[PATCHED], start=Start(2, states)).losses)
+    other = run(bridge, one, METHODS[PATCHED], start=Start(2, states.flip(0)))
+    assert (whole.losses - other.losses).abs().max() > 1e-3
+    assert len(bridge.original_model.model.layers) == 3
+
+
+@torch.no_grad()
+def test_the_planted_head_alone_restores_the_loss():
+    model = planted()
+    model.lm_head.weight *= 50
+    pairs = [RunPair(bridged(model), item(seed), METHODS) for seed in (3, 5, 6)]
+    losses = PairedLosses(*[[[pair.outcome(of).losses.mean().item()] for pair in pairs] for of in (BASELINE, PATCHED)])
+    assert losses.gap.size > 0.1
+    for intervention in weaves(range(3), HEADS, ("only", "without")):
+        share = losses.share(
+            [[intervention.run(pair).losses.mean().item()] for pair in pairs], restores=intervention.way == "only"
+        )
+        is_planted = (intervention.layer, intervention.head) in (HEAD, (HEAD[0], None))
+        assert share.share == pytest.approx(float(is_planted), abs=2e-3), intervention
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["at-M", "range"])
+def test_clamped_dims_stay_in_their_range(way, monkeypatch):
+    pair, point = RunPair(bridged(planted()), item(), METHODS), ("resid_post", 1)
+    before = pair.states_after(BASELINE, 1)
+
+    def recording(base, layer, edits):
+        start = Start(layer, pair.outcome(base).activations["resid_pre", layer])
+        return run(pair.bridge, pair.item, METHODS[BASELINE], edits, record=[point], start=start)
+
+    monkeypatch.setattr(pair, "run", recording)
+    clamped = Clamp(way, "drift", "threshold", 1, ((1, (3, 7)),)).run(pair).activations[point]
+    free = [dim for dim in range(32) if dim not in (3, 7)]
+    assert torch.equal(clamped[:M], before[:M])
+    assert torch.equal(clamped[:, free], before[:, free])
+    inside = before[M - 1 : M, [3, 7]] if way == "at-M" else before[M // 2 : M, [3, 7]]
+    assert (clamped[M:, [3, 7]] <= inside.amax(0)).all()
+    assert (clamped[M:, [3, 7]] >= inside.amin(0)).all()

@@ -1,0 +1,109 @@
+"""Sentences of locate say what the tables say, no more; also over random tables with missing parts."""
+
+import json
+
+import located
+import pytest
+
+from probe.commands.locate.result import LOCATED
+from probe.commands.locate.sentences import located_findings
+from probe.store.results import percent
+
+
+def text_of(summary, method="rerope", length=1024):
+    ((_, sentences),) = located_findings(located.typed(summary), method=method, length=length, measure="nll")
+    return " ".join(sentences)
+
+
+def changed(table, change, **labels):
+    """The summary with `change` in the rows of a table that have these labels."""
+    summary = located.summary()
+    for row in located.matching(summary[table], **labels):
+        row |= change
+    return summary
+
+
+def test_the_sentences_hold_the_numbers():
+    text = text_of(located.summary())
+    for part in (
+        "At 1024 tokens origin's loss exceeds that of rerope by 1.20 [0.86, 1.56] nats/token (12 items).",
+        "rerope in one layer alone restores: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not signif",
+        "Leaving rerope out of one layer loses again: layer 2 66% [38, 93]",
+        "The best of 31 single heads restores 41% [31, 51] (2.3).",
+        "Smallest set found: 3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] (random sets of 3: 6% [2, 16]).",
+        "Clamping the threshold dims of all layers beyond M restores ",
+        " (random dims -",
+    ):
+        assert part in text
+
+
+EVERY, NEGATIVE = {"low": -0.5, "high": 1.5}, {"share": -0.3, "low": -0.4, "high": -0.2}
+CLAMP = {"length": 1024, "measure": "nll", "way": "at-M", "rule": "drift"}
+INSIDE = [
+    CLAMP | {"which": "threshold", "cost": 0.07, "low": 0.0, "high": 0.14},
+    CLAMP | {"which": "random 0", "cost": 0.1, "low": 0.02, "high": 0.19},
+]
+LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": False}
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (changed("effects", EVERY), "4 of 4 layers not significant (the largest: layer 2 82% [-50, 150])."),
+        (changed("effects", EVERY), "restores 41% [-50, 150] (2.3), which is not significant; none is."),
+        (changed("effects", NEGATIVE, layer=3, head=None, way="only"), "a negative share in layer 3"),
+        (
+            changed("smallest", {"enough": None}),
+            "unclear whether a set restores 90%: one did (102%), the last did not:",
+        ),
+        (
+            changed("smallest", {"finished": False, "enough": None}),
+            "search for the smallest set is unfinished: 7 heads (",
+        ),
+        (changed("smallest", {"heads": []}), "No head set was searched for: half of the items have no gap."),
+        (
+            changed("loss_gaps", LOST),
+            "rerope is worse than origin (gap -0.50 [-0.70, -0.30] nats/token; 12 items): ther",
+        ),
+        (changed("loss_gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
+        (located.summary() | {"effects": [], "smallest": [], "tasks_left": 3}, "items). 3 tasks are left to run."),
+        (located.summary() | {"inside": INSIDE}, "Inside the window it costs up to 0.07 [0.00, 0.14] nats/token."),
+    ],
+)
+def test_each_outcome_has_its_sentence(summary, expected):
+    assert expected in text_of(summary)
+
+
+def test_methods_without_a_gap_or_a_set():
+    text = text_of(located.summary(), "dynamic-ntk", 512)
+    assert text.endswith("dynamic-ntk is not significant (0.04 [-0.05, 0.13] nats/token; 12 items).")
+    assert "None of 7 sets restores 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
+    unknown = changed("effects", dict.fromkeys(("share", "low", "high")))
+    assert "%" not in text_of(unknown).partition("3 heads")[0]
+
+
+def test_the_headline_is_the_clearest_loss_by_nll():
+    summary = changed("loss_gaps", {"low": 2.0}, measure="passkey")
+    for gap in located.matching(summary["loss_gaps"], measure="nll"):
+        gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
+    assert located.typed(summary).clearest.labels == {"method": "mesa", "length": 512, "measure": "nll"}
+    unjudged = [gap | {"judged": False} for gap in summary["loss_gaps"]]
+    assert located.typed(summary | {"loss_gaps": unjudged}).clearest is None
+
+
+def test_shares_with_and_without_intervals():
+    assert percent(0.824, 0.6, 1.06) == "82% [60, 106]"
+    assert percent(-0.001, float("nan"), 0.1) == "0% (no interval)"
+    assert percent(float("nan"), 0, 1) == "unknown"
+
+
+def test_a_summary_is_read_or_its_remedy_named(tmp_path):
+    assert LOCATED.find(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=f"mesa-lens locate --out {tmp_path}"):
+        LOCATED.read(tmp_path)
+    folder = located.write(tmp_path / "run")
+    assert LOCATED.read(folder).heads == 8
+    for text in ("{", "[]", '{"model": "x"}', json.dumps(located.summary() | {"version": 2})):
+        (folder / "locate" / "summary.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is damaged .*; write it anew: `mesa-lens locate --out"):
+            LOCATED.find(folder)

@@ -1,0 +1,123 @@
+"""The whole path on a tiny local model: command in, store, report and summary out."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+import xarray as xr
+from commands import main
+
+from mesa.models import tokenizer_of
+from probe.experiment import model_spec as source
+from probe.files import read_result
+from probe.statistics import wilson
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory, unpainted):
+    out = tmp_path_factory.mktemp("run") / "here"
+    text = tmp_path_factory.mktemp("text") / "held.txt"
+    text.write_text(" ".join(f"Sentence {number} says nothing at all." for number in range(400)))
+    options = f"--length 400 --texts 1 --samples 2 --layers 0-1 --dims 0-9,20 --text {text} --out {out}"
+    assert main(["probe", "--model", model, *options.split()]) == 0
+    return out
+
+
+def test_the_store_is_labelled_and_opens_with_xarray(finished):
+    store = xr.open_zarr(finished / "store.zarr")
+    hidden = store["resid_post"]
+    assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
+    assert hidden["method"].values.tolist() == ["origin", "rerope", "dynamic-ntk", "mesa"]
+    assert hidden["prompt"].values.tolist() == ["repeated", "text-0"]
+    assert hidden["dim"].values.tolist() == [*range(10), 20]
+    assert hidden["position"].values.tolist() == list(range(400))
+    assert np.isfinite(hidden.values).all()
+    assert store.attrs["trained_length"] == 160
+    assert json.loads(store.attrs["method_configs"])["mesa"]["window"] == 20
+    origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
+    np.testing.assert_allclose(origin[:, :, :50], mesa[:, :, :50], atol=1e-5)  # the first chunks are plain
+    assert np.abs(origin[:, :, 200:] - mesa[:, :, 200:]).max() > 0.01
+
+
+def test_everything_promised_is_written(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"store.zarr", "report.html", "summary.json"} <= names
+    assert not any("partial" in name for name in names)
+    summary = read_result(finished / "summary.json")
+    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+    scores = summary["methods"][0]["scores"][str(summary["trained_length"])]
+    low, high = scores["tail_nll_interval"]
+    assert low < scores["tail_nll"] < high
+    assert scores["passkey_interval"] == pytest.approx(wilson(round(2 * scores["passkey"]), 2))
+    report = (finished / "report.html").read_text()
+    assert "Plotly.newPlot" in report
+    assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
+        (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
+        (["--length", "1000000000"], "GiB are free; take a shorter length", 1),
+        (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
+        (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
+        (["--estimate", "--set", "rerope.heads=2:0,4"], "head 4 of layer 2 is out of range; the model has", 2),
+        (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, arguments, message, code):
+    out = tmp_path / "out"
+    assert main(["probe", "--model", model, "--out", str(out), "--samples", "1", *arguments]) == code
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert not (out / "store.zarr").exists()
+    assert not list(tmp_path.glob("**/*partial*"))
+
+
+def test_what_cannot_be_read_or_built_is_refused_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(source, "load", None)
+    short, empty = tmp_path / "short.txt", tmp_path / "empty.txt"
+    short.write_text("Too short. " * 30)
+    empty.write_text(" \n\t")
+    for options, message in (
+        (("--text", str(short)), r"the text has \d+ tokens, 399 are needed; give a longer text"),
+        (("--text", str(short), "--texts", "0", "--lengths", "160,399"), "tokens, 399 are needed"),
+        (("--text", str(empty)), r"empty\.txt holds no text; give a file or dataset that does"),
+        (("--prompt", "a b c d e " * 50), r"--prompt .* has \d+ tokens, which --length 400 does not"),
+    ):
+        assert main(["probe", "--model", model, "--out", str(tmp_path / "out"), "--length", "400", *options]) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    shutil.copytree(finished / "store.zarr", out / "store.zarr")
+    assert main(["report", str(out)]) == 0
+    assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
+    former, anew = (read_result(folder / "summary.json") for folder in (finished, out))
+    assert former == anew
+    assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
+    monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
+    monkeypatch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+    assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["onset_by"] == "paper"
+
+
+def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    folder = tiny.folder(tmp_path / "model")
+    large = tiny.model(vocabulary=900, trained=160)
+    large.model.layers[1].mlp.down_proj.weight.data *= 1e8
+    large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
+    large.save_pretrained(folder)
+    monkeypatch.setattr("probe.experiment.run.ordered_results", lambda *_, **__: pytest.fail("measured"))
+    command = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
+    assert main([*command, "--store-dtype", "float16"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"layer 1 under origin has the value .*, beyond float16's range; store it", error)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,188 @@
+"""Sentences of random results, read back: each number and claim in them is one of the table's."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probe.commands.probe.sentences import NAMED
+from probe.commands.probe.verdict import verdict
+from probe.thresholds.analysis import level_of, scored
+from probe.thresholds.drift_onset import DriftOnset
+from probe.thresholds.failure import NLL, PASSKEY, measured_failure
+from probe.thresholds.result import DriftResult, Findings, MethodResult, NotJudged, PromptDrift
+
+M, LENGTHS = 256, [128, 256, 512, 768, 1024]
+NAMES = ["origin", "rerope", "mesa", "yarn", "dca", "pi", "stair", "lampe"]
+
+
+def random_scores(rng):
+    """Scores of some methods, each failing from a random length on, by a random measure, with random noise."""
+    methods = NAMES[: rng.integers(2, len(NAMES) + 1)]
+    windows, samples = int(rng.choice([1, 2, 4, 20])), int(rng.choice([1, 3, 12, 20]))
+    shape = len(methods), len(LENGTHS)
+    level = 8.3 if rng.random() < 0.15 else 2.5
+    nll = level + rng.normal(0, 0.3, windows) + rng.normal(0, rng.choice([0.02, 0.3]), (*shape, windows))
+    hits = rng.random((*shape, samples)) < (0.2 if rng.random() < 0.2 else 0.97)
+    for row in range(len(methods)):
+        nll[row, 2:] += rng.choice([-0.3, 0, 0, 0.1, 0.3])
+        first, second = np.maximum(rng.integers(1, len(LENGTHS) + 2, 2), 1 if row else 2)  # M is stated rightly
+        nll[row, first:] += rng.choice([0.5, 1.5])
+        hits[row, second:] &= rng.random((len(LENGTHS[second:]), samples)) < rng.choice([0, 0.3])
+    dims = "method", "length"
+    return xr.Dataset(
+        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), hits.astype(float))},
+        {"method": methods, "length": LENGTHS},
+        {"vocabulary": 4096},
+    )
+
+
+def call_without_drift(method):
+    return DriftOnset(
+        method, None, None, None, None, {}, before=None, untrusted=(), false_alarms=None, alarms=0,
+        tried=0, any_false_alarm=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
+    )  # fmt: skip
+
+
+def random_summary(seed):
+    rng = np.random.default_rng(seed)
+    scores = random_scores(rng)
+    measured = measured_failure(scores, M)
+    methods = scores["method"].values.tolist()
+    calls = [call_without_drift(name) for name in methods]
+    entry = [
+        MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, **scored(scores, measured, name, "origin"))
+        for name in methods
+    ]
+    summary = Findings(
+        model="tiny", model_revision=None, trained_length=M, captured_length=4 * M, hook="resid_post",
+        prompt="repeated", word="hello", reference="origin", rule={}, onset_by="drift", pass_length=4 * M,
+        follows_length=[], drift=DriftResult({}, {"repeated": PromptDrift(calls, [])}), searched=0, qualified={},
+        best=[], methods=entry, control="none", failure_rule=measured.rule, judged_by=list(measured.judged_by),
+        at_chance=list(measured.chance), level=level_of(scores, measured), stated_window=measured.stated,
+        measured_lengths=LENGTHS, method_configs={}, versions={}, created=None,
+    )  # fmt: skip
+    return summary, scores
+
+
+@pytest.fixture(scope="module", params=range(3))
+def results(request):
+    """Batches of verdicts: by row, by heading, and what they are of."""
+    batch = []
+    for seed in range(12 * request.param, 12 * request.param + 12):
+        summary, scores = random_summary(seed)
+        drawn = verdict(summary, None)
+        texts = {item.heading: item.text for item in drawn.sentences}
+        batch.append(SimpleNamespace(texts=texts, verdict=drawn, summary=summary, scores=scores))
+    return batch
+
+
+def named(text, rows):
+    """Whether the text names the very rows, or counts them where they are many."""
+    if len(rows) > NAMED:
+        return text.startswith(f"{len(rows)} methods")
+    return set(re.findall(r"[a-z]+", text)) & set(NAMES) == {row.method for row in rows}
+
+
+def counts(result):
+    """The prompts that judge, as sentences have them."""
+    sizes, judged = result.scores.sizes, result.summary.judged_by
+    prompts = {"text": (NLL, "window"), "passkey": (PASSKEY, "sample")}
+    return {name: sizes[dim] for name, (rule, dim) in prompts.items() if rule in judged}
+
+
+def said_counts(text):
+    return {name: int(count) for count, name in re.findall(r"(\d+) (text|passkey)s?\b", text)}
+
+
+def ends(row):
+    return row.measured.after, row.measured.high
+
+
+def test_what_broke_has_the_references_interval_and_its_prompts(results):
+    for result in results:
+        reference = next(row for row in result.verdict.rows if row.is_reference)
+        text, measured = result.texts["What broke"], reference.measured
+        if not measured.judged_by:
+            assert text.startswith("Cannot tell")
+            assert "hold" not in " ".join(result.texts.values())
+            continue
+        assert said_counts(text) == counts(result)
+        fails, may = re.search(r"fails in \((\d+), (\d+)\]", text), re.search(r"may fail after (\d+) tokens", text)
+        if measured.length is None:
+            assert (fails, may) == (None, None)
+            assert text.startswith("Nothing")
+            assert ("not ruled out" in text) == (measured.after is not None)
+        elif measured.high is None:
+            assert int(may[1]) == measured.after
+            assert not fails
+        else:
+            assert tuple(map(int, fails.groups())) == ends(reference)
+            assert measured.after < measured.length <= measured.high
+            times = re.search(r"([\d.]+) to ([\d.]+) times M", text)
+            if result.summary.stated_window.is_doubtful:
+                assert not times
+                continue
+            low, high = map(float, times.groups())
+            assert (low, high) == pytest.approx((measured.after / M, measured.high / M), rel=0.05)
+
+
+def test_who_lasts_and_who_fails(results):
+    for result in results:
+        rows, text = result.verdict.rows, result.texts["What mended it"]
+        reference, others = (next(r for r in rows if r.is_reference), [r for r in rows if not r.is_reference])
+        if reference.measured.length is None or not reference.measured.judged_by:
+            assert text.startswith(("Nothing to mend", "Cannot tell"))
+            continue
+        lasting = [row for row in others if row.measured.length is None]
+        later = [r for r in others if r.measured.length is not None and r.held > reference.held]
+        doubt = "Cannot tell whether origin fails, so whether there is anything to mend. "
+        may = reference.measured.high is None and reference.measured.sampled
+        assert text.startswith(doubt) == bool(may and (lasting or later))
+        text = text.removeprefix(doubt)
+        first = re.match(r"(.+?) (?:holds?|does not fail|do not fail) .*?\. ?", text)
+        assert bool(first) == bool(lasting)
+        if first:
+            assert named(first[1], lasting)
+            assert said_counts(first[0]) == counts(result)
+            lowest = re.search(r"(\w+) has the lowest mean", first[0])
+            if lowest:
+                nll = result.scores["tail_nll"].isel(length=-1).mean("window")
+                assert lowest[1] == min((r.method for r in lasting), key=lambda n: float(nll.sel({"method": n})))
+            if re.match(r".+? holds? ", text) and counts(result).keys() == {"text"}:
+                assert all(row.nll.crop.high < 0 for row in lasting)
+        sentence = re.search(r"(?:^|\. )([^.]+?) lasts? longer than origin and fails? ([^.]+)\.", text)
+        assert bool(sentence) == bool(later)
+        if sentence:
+            assert named(sentence[1], later)
+            if len(later) <= NAMED:
+                intervals = [tuple(map(int, item)) for item in re.findall(r"\((\d+), (\d+)\]", sentence[2])]
+                assert intervals == [ends(row) for row in later if row.measured.high]
+        if not lasting and not later:
+            assert text.startswith("No method lasts longer than origin (")
+            assert said_counts(text) == counts(result)
+
+
+def test_crop_is_compared_as_the_table_has_it(results):
+    for result in results:
+        rows, text = result.verdict.rows, result.texts["What mended it"]
+        others = [row for row in rows if not row.is_reference]
+        better = [row for row in others if row.nll.crop.high < 0]
+        lasting = [row for row in others if row.measured.length is None]
+        worse = [row for row in lasting if row.nll.crop.low > 0]
+        if "`crop`" not in text or "One text" in text:
+            continue
+        sentence = next(item for item in text.split(". ") if "`crop`" in item)
+        beats = re.match(r"(.+?) beats? `crop`", sentence)
+        assert ("clearly beat" in text) == (not better)
+        if better:
+            assert named(beats[1], better)
+        behind = re.search(r"`crop` by tail NLL; (.+?) (?:is|are) worse than `crop`", text)
+        assert bool(behind) == bool(worse)
+        if behind:
+            assert named(behind[1], worse)
+        for name, *numbers in re.findall(r"(\w+) \(([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\] nats/token\)", text):
+            less = next(row for row in rows if row.method == name).nll.crop
+            assert [*map(float, numbers)] == pytest.approx([less.mean, less.low, less.high], abs=0.006)
