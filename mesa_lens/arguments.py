@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
 from mesa.errors import Failed, Refused
-from probe.commands.eval.request import EvalRequest
-from probe.commands.probe.request import ProbeRequest
+from probe.commands.table import COMMANDS, Command
 from probe.experiment.lock import how_to_resume
 from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
@@ -114,19 +113,6 @@ class AddedOptions(RunOptions):
     )
 
 
-class Results(NamedTuple):
-    """What an experiment gave: its summary, the same as text, tasks that no worker could finish, and tasks left.
-
-    refusal: why all of them together give no result; else empty.
-    """
-
-    summary: Any
-    text: str
-    failed: int
-    left: str
-    refusal: str = ""
-
-
 def add_command(
     commands: Any,
     name: str,
@@ -193,12 +179,10 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
     request = next((cls for cls in classes if issubclass(cls, MethodsRequest)), None)
     if request is None or "out" not in args:
         return
-    but: Sequence[str] = ()
-    if args.overwrite:  # nothing is taken from what is written anew
-        if request is ProbeRequest:
-            return
-        name = request.__name__.removesuffix("Request").lower()
-        but = ("journal.jsonl", "harness.jsonl") if request is EvalRequest else (name,)
+    command = next(command for command in COMMANDS.values() if request in command.options)
+    if args.overwrite and command.name == "probe":  # nothing is taken from what is written anew
+        return
+    but = command.layout.names if args.overwrite else ()
     for key, value in taken(args.out, vars(args), vars(args).get("given", ()), request.default_methods, but).items():
         setattr(args, key, value)
 
@@ -238,25 +222,18 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
 
 
 def run_experiment(
+    command: Command,
     request: Any,
     options: RunOptions,
-    plan: Callable[[Any], Any],
-    experiment: Callable[[Any], Any],
-    measured: Callable[..., Results],
-    *,
-    reported: bool = True,
 ) -> int:
-    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
-
-    plan: of the request. experiment: of the plan. measured: of the plan, the folder, and how it is run. reported:
-    whether a probe's report in --out tells of it.
-    """
+    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status."""
     from probe.experiment.journal import known_rows
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
     from probe.store.result_file import result_text
 
+    plan, experiment, run_and_report = command.load()
     runner, until = runner_of(options, request.load), deadline(options.minutes)
     planned = plan(request)
     if options.estimate:
@@ -270,8 +247,8 @@ def run_experiment(
         print_estimate(text, planned.config, passes_of(left), request, options.threads, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
-        results = measured(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
-        if reported and results.text:
+        results = run_and_report(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
+        if command.layout.folder and results.text:  # a probe's report there tells of it
             from probe.commands.probe.report import write_report
             from probe.store.reader import store_of
 

@@ -10,12 +10,14 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from mesa.errors import Failed, Refused
 from mesa.methods import meant
 from mesa_lens import __version__
-from mesa_lens.arguments import add_command
+from mesa_lens.arguments import AddedOptions, add_command, run_experiment
+from probe.commands.table import COMMANDS
 from probe.experiment.interrupts import interruptible
 
 
@@ -69,10 +71,10 @@ class Parser(argparse.ArgumentParser):
         raise Refused(f"{option}{colon}{text}; see `{self.prog} --help`")
 
 
-COMMANDS = """
+_ORDER = """
     check estimate_window probe predict report locate anatomy eval status app export methods verify fetch
 """.split()
-"""The modules of the subcommands: each has `run`, HELP and EXAMPLE, and OUT where --out has a default of its own."""
+"""Those of `probe.commands.table`, and the modules of the others: each has `run`, HELP and EXAMPLE."""
 
 
 def parser() -> Parser:
@@ -85,12 +87,24 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in _ORDER:
+        if command := COMMANDS.get(name):
+            own = name in ("probe", "eval")  # with options of their own
+            add_command(
+                commands,
+                name,
+                importlib.import_module(f"mesa_lens.{name}").run if own else partial(run_experiment, command),
+                option_classes=() if own else (*command.options, AddedOptions),
+                example=f"mesa-lens {name} {command.example}",
+                help=command.help,
+                description=f"`mesa-lens {name}`: {command.about}.",
+                out=command.out,
+            )
+            continue
         module = importlib.import_module(f"mesa_lens.{name}")
         if hasattr(module, "add"):  # those with subcommands
             module.add(commands)
             continue
-        defaults = {"out": module.OUT} if hasattr(module, "OUT") else {}
         add_command(
             commands,
             name.replace("_", "-"),
@@ -98,7 +112,6 @@ def parser() -> Parser:
             example=module.EXAMPLE,
             help=module.HELP,
             description=module.__doc__,
-            **defaults,
         )
     return top
 

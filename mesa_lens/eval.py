@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from mesa.errors import Refused
-from mesa_lens.arguments import Results, RunOptions, print_continues, resumable, run_experiment, runner_of
+from mesa_lens.arguments import RunOptions, print_continues, resumable, run_experiment, runner_of
 from probe.commands.eval.request import EvalRequest, HarnessOptions
+from probe.commands.table import COMMANDS
 from probe.options import options as options_of
-
-HELP = "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method"
-EXAMPLE = "mesa-lens eval --task passkey,nll --samples 10 --out runs/eval"
-OUT = "runs/eval"
 
 
 def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:
     """Runs the tasks, or those of lm-eval."""
-    from probe.commands.eval.plan import TASKS, plan
-    from probe.commands.eval.run import Evaluation
+    from probe.commands.eval.plan import TASKS
 
     if harness.list_tasks:
         about = {task.name: task.about for task in TASKS.values()}
@@ -32,27 +26,7 @@ def run(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> i
     for flag in ("limit", "include_path"):
         if (value := getattr(harness, flag)) is not None:
             raise Refused(f"--{flag.replace('_', '-')} {value} is for --harness, which is not given")
-    return run_experiment(request, options, plan, Evaluation, _measured, reported=False)
-
-
-def _measured(plan: Any, out: Path, **how: Any) -> Results:
-    from probe.commands.eval.figures import write_curves
-    from probe.commands.eval.report import write_eval_report
-    from probe.commands.eval.run import run as run_cells
-    from probe.commands.eval.summary import tables
-    from probe.commands.eval.text import notes
-
-    summary = run_cells(plan, out, **how)
-    written = write_curves(summary, out)
-    if summary.cells:
-        written.append(write_eval_report(summary, out))
-    left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
-    text = ""
-    if summary.cells:
-        files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        paragraphs = [tables(summary.cells), "\n".join(notes(summary))]
-        text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
-    return Results(summary, text, len(summary.failed), left)
+    return run_experiment(COMMANDS["eval"], request, options)
 
 
 def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOptions) -> int:

@@ -12,10 +12,6 @@ from mesa_lens.arguments import (
 )
 from probe.commands.probe.request import ProbeRequest, RuleOptions
 
-HELP = "measure at which length each method fails, and store hidden states"
-EXAMPLE = "mesa-lens probe --length 2048 --out runs/demo"
-OUT = "runs/probe"
-
 
 def run(
     request: ProbeRequest, rule: RuleOptions, output: OutputOptions, printing: JsonOptions, workers: WorkerOptions

@@ -12,6 +12,7 @@ from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
 from probe.files import SEAL, checksum, difference, seal_of
+from probe.layout import LAYOUTS, STORES
 
 MODEL = ("weights", "config", "tokenizer")
 """Fingerprints of a model, in a store's attributes and in a journal's settings."""
@@ -19,9 +20,6 @@ CHECKSUM = "crc32"
 """The key of a checksum in a line of a journal; in the first line of older ones it says only that others have one."""
 SHIPPED_TEXT = "shipped held-out text"
 """What a store's attributes name where no text was given."""
-_STORES = ("store.zarr", "store.zarr.partial")
-_JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
-_COMMANDS = ("locate", "anatomy", "predict")
 _TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
 _REMEDY = "use --overwrite or another --out, or leave the option out"
 
@@ -31,8 +29,8 @@ def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
 
     That is what its store says, else its first journal. but: files and folders that are about to be written anew.
     """
-    files = [*(folder / name / "zarr.json" for name in _STORES), *(folder / name for name in _JOURNALS)]
-    files += [folder / name / "journal.jsonl" for name in _COMMANDS]
+    files = [folder / name / "zarr.json" for name in STORES]
+    files += [path for layout in LAYOUTS.values() for path in layout.journal_paths(folder)]
     for file in files:
         if file.relative_to(folder).parts[0] not in but and (settings := recorded(file)):
             return settings
@@ -168,7 +166,7 @@ def same_model(there: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def left_out(folder: Path, command: str) -> str:
     """Why the results of a command in the folder of a probe's run are not the run's; empty where they are."""
-    run, there = recorded(folder / _STORES[0] / "zarr.json"), recorded(folder / command / "journal.jsonl")
+    run, there = recorded(folder / STORES[0] / "zarr.json"), recorded(LAYOUTS[command].journal_paths(folder)[0])
     problem = differing(there, run) if run and there else ""
     remedy = f"`mesa-lens {command} --out {folder} --overwrite` measures it anew"
     return f"{folder / command} is left out: it is of {problem}; {remedy}" if problem else ""

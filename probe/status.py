@@ -20,17 +20,13 @@ from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.experiment.resume import REQUEST
 from probe.files import read_result
+from probe.layout import LAYOUTS
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
 from probe.store.results import REPORTED
 
-_WRITTEN = {
-    "": ("summary.json", "report.html"),
-    "locate": ("summary.json", "report.html"),
-    "anatomy": ("summary.json", "report.html"),
-    "predict": ("prediction.json",),
-}
-"""What a finished command leaves beside its journal, by its folder."""
+EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
+"""Those that leave a journal and results; a probe leaves a store."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +149,17 @@ def _lacking(folder: Path) -> tuple[str, str]:
         return "the store is not finished", "probe"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it", "report"
-    for command, names in _WRITTEN.items():
-        place = folder / command
-        missing = [name for name in names if not (place / name).exists()]
-        if missing and (place / "journal.jsonl").exists():
-            text = f"{' and '.join(missing)} of {command or 'eval'} not written; the same command writes them"
-            return text, command or "eval"
+    for command, layout in EXPERIMENTS.items():
+        place = folder / layout.folder
+        missing = [name for name in layout.results if not (place / name).exists()]
+        if missing and layout.journal_paths(folder)[0].exists():
+            return f"{' and '.join(missing)} of {command} not written; the same command writes them", command
         try:
-            read_result(place / names[0])
+            read_result(place / layout.results[0])
         except FileNotFoundError:
             continue
         except (OSError, Refused) as error:
-            return f"{error}; the same command writes it anew", command or "eval"
+            return f"{error}; the same command writes it anew", command
     return "", ""
 
 
@@ -185,18 +180,18 @@ def _with_time(part: Part, folder: Path) -> Part:
 
 def _parts(folder: Path) -> Iterator[Part]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
-    if (path := folder / "harness.jsonl").exists():
+    if (path := LAYOUTS["eval"].journal_paths(folder)[1]).exists():
         journal = read_journal(path)
         yield _journal_part("eval", "lm-eval tasks", folder, path, journal, journal.expected)
     yield from _probe_parts(folder)
-    for command in ("", "locate", "anatomy", "predict"):
-        if (path := folder / command / "journal.jsonl").exists():
-            journal, summary = read_journal(path), _summary(path, path.with_name(_WRITTEN[command][0]))
-            failed = 0 if command else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
+    for command, layout in EXPERIMENTS.items():
+        if (path := layout.journal_paths(folder)[0]).exists():
+            journal, summary = read_journal(path), _summary(path, path.with_name(layout.results[0]))
+            failed = 0 if command != "eval" else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
             total = journal.expected  # but of a run that ended, what its summary says
             if "tasks_left" in summary:
                 total = len(journal.rows) + failed + summary["tasks_left"]
-            part = _journal_part(command or "eval", "cells", folder, path, journal, total, failed)
+            part = _journal_part(command, "cells", folder, path, journal, total, failed)
             yield replace(part, refusal=str(summary.get("refusal", "")))
 
 

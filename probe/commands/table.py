@@ -1,8 +1,10 @@
-"""The commands that measure: what each is asked for, where it writes, and how an interrupted run of it goes on."""
+"""The commands that measure: what each is asked for, what it runs, and how an interrupted run of it goes on."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,88 @@ from probe.commands.locate.request import LocateRequest
 from probe.commands.predict.request import PredictRequest
 from probe.commands.probe.request import ProbeRequest, RuleOptions
 from probe.experiment.resume import NEVER_RECORDED
+from probe.layout import LAYOUTS, Layout
 from probe.options import options
 
-_CLASSES: dict[str, tuple[type, ...]] = {
-    "probe": (ProbeRequest, RuleOptions),
-    "eval": (EvalRequest, HarnessOptions),
-    "locate": (LocateRequest,),
-    "anatomy": (AnatomyRequest,),
-    "predict": (PredictRequest,),
+
+@dataclass(frozen=True)
+class Command:
+    """A command. options: the dataclasses of what it is asked for, the request first. experiment: its class in run.py.
+
+    about: the first line of its help; help: its line in the list of commands; out: --out's default.
+    """
+
+    name: str
+    help: str
+    about: str
+    example: str
+    experiment: str
+    options: tuple[type, ...]
+
+    @property
+    def out(self) -> str:
+        """The default of --out."""
+        return f"runs/{self.name}"
+
+    @property
+    def layout(self) -> Layout:
+        """Where it writes."""
+        return LAYOUTS[self.name]
+
+    def load(self) -> tuple[Any, Any, Any]:
+        """`plan` of a request, the experiment of a plan, and `run_and_report`; loads torch."""
+        modules = (importlib.import_module(f"probe.commands.{self.name}.{name}") for name in ("plan", "run", "report"))
+        names = ("plan", self.experiment, "run_and_report")
+        plan, experiment, run_and_report = map(getattr, modules, names)
+        return plan, experiment, run_and_report
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "probe",
+            "measure at which length each method fails, and store hidden states",
+            "measures at which length the model fails under each method, and stores its hidden states",
+            "--length 2048 --out runs/demo",
+            "",
+            (ProbeRequest, RuleOptions),
+        ),
+        Command(
+            "predict",
+            "predict at which length each method fails, from the unmodified model's loss",
+            "predicts the length at which each method fails, from one curve and the method's distances",
+            "--config leaky-rerope:k=2,log_n=false --check --out runs/predict",
+            "Predict",
+            (PredictRequest,),
+        ),
+        Command(
+            "locate",
+            "apply a method in one layer or head alone: what share of the loss comes back?",
+            "finds the layers and heads where a method restores the loss beyond M",
+            "--out runs/demo",
+            "Locate",
+            (LocateRequest,),
+        ),
+        Command(
+            "anatomy",
+            "measure what every head attends to under each method",
+            "measures what every head attends to under each method, and which heads retrieve a passkey",
+            "--out runs/demo",
+            "AnatomyExperiment",
+            (AnatomyRequest,),
+        ),
+        Command(
+            "eval",
+            "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method",
+            "scores tasks under each method at several lengths, with 95% intervals and curves",
+            "--task passkey,nll --samples 10 --out runs/eval",
+            "Evaluation",
+            (EvalRequest, HarnessOptions),
+        ),
+    )
 }
+"""By name."""
 
 
 def resume_command(command: str, folder: Path, record: Any) -> str:
@@ -29,7 +104,7 @@ def resume_command(command: str, folder: Path, record: Any) -> str:
 
     A value stands in one word with its option, so that none is read as another option.
     """
-    known = {item.key: item for cls in _CLASSES[command] for item in options(cls) if item.key != NEVER_RECORDED}
+    known = {item.key: item for cls in COMMANDS[command].options for item in options(cls) if item.key != NEVER_RECORDED}
     words = ["mesa-lens", command]
     try:
         for key, values in record.items():

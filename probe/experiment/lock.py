@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
 from probe.identity import recorded
+from probe.layout import JOURNALS, STORES
 
 try:
     import fcntl
@@ -27,8 +28,7 @@ LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
 _BEGIN = b'{"settings": '
 """How every journal begins."""
-_JOURNALS = ("measured.jsonl", "journal.jsonl", "harness.jsonl")
-_STORES = ("store.zarr", "store.zarr.partial", "store.zarr.former")
+_STORES = (*STORES, "store.zarr.former")
 _BEGUN = "store.zarr.begun"
 _LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
@@ -116,7 +116,7 @@ def holds_run(folder: Path) -> bool:
 
 def _is_just_begun(path: Path) -> bool:
     """Whether it is a folder, or a journal that was cut short in its first line."""
-    begin = _begin(path) if path.name in _JOURNALS else None
+    begin = _begin(path) if path.name in JOURNALS else None
     return path.is_dir() or (begin is not None and _BEGIN.startswith(begin))
 
 

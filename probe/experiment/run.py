@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesa.methods import Method
 from mesa.models import chosen_dtype
@@ -22,6 +22,19 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
 from probe.files import check_ours
 from probe.identity import check_of_run
+
+
+class CommandResult(NamedTuple):
+    """What a command gave: its summary, the same as text, tasks that no worker could finish, and tasks left in words.
+
+    refusal: why all of them together give no result; else empty.
+    """
+
+    summary: Any
+    text: str
+    failed: int
+    left: str
+    refusal: str = ""
 
 
 class Experiment:

@@ -13,7 +13,7 @@ from holding import held
 
 from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
-from probe.commands.table import _CLASSES, resume_command
+from probe.commands.table import COMMANDS, resume_command
 from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
 from probe.experiment.resume import recorded
@@ -90,7 +90,7 @@ LINES = {
 def read(words):
     """The request of a command line."""
     args = parser().parse_args(words, argparse.Namespace())
-    return [read_options(args, cls) for cls in _CLASSES[words[0]]]
+    return [read_options(args, cls) for cls in COMMANDS[words[0]].options]
 
 
 @pytest.mark.parametrize("command", LINES)
