@@ -45,7 +45,7 @@ class Command:
 
     def load(self) -> tuple[Any, Any, Any]:
         """`plan` of a request, the experiment of a plan, and `run_and_report`; loads torch."""
-        modules = (importlib.import_module(f"probe.commands.{self.name}.{name}") for name in ("plan", "run", "report"))
+        modules = (importlib.import_module(f"probe.commands.{self.name}.{name}") for name in ("plan", "run", "command"))
         names = ("plan", self.experiment, "run_and_report")
         plan, experiment, run_and_report = map(getattr, modules, names)
         return plan, experiment, run_and_report

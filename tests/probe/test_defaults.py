@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from mesa.settings import fitting_methods
-from probe.commands.anatomy import request as anatomy
+from probe.commands.anatomy import plan as anatomy
 from probe.commands.eval import plan as evaluation
-from probe.commands.locate import request as locating
+from probe.commands.locate import plan as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
 from probe.commands.probe.run import prepare
 

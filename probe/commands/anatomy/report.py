@@ -10,13 +10,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from probe.commands.anatomy import export
-from probe.commands.anatomy.plan import AnatomyPlan
 from probe.commands.anatomy.result import ANATOMY, Anatomy, Measured
-from probe.commands.anatomy.results import write
-from probe.commands.anatomy.run import AnatomyExperiment
-from probe.commands.anatomy.sentences import anatomy_findings, head_table
-from probe.experiment.run import CommandResult
-from probe.experiment.run import run as run_plan
+from probe.commands.anatomy.sentences import anatomy_findings
 from probe.figures.embedded import embedded, existing, write_with_tables
 from probe.figures.figure_data import at_length
 from probe.glossary import template
@@ -73,13 +68,3 @@ def _anatomy_part(summary: Anatomy, length: int) -> dict[str, Any] | None:
     maps = {name: embedded(export.head_figures(summary, name, length).values()) for name in summary.methods}
     maps = {name: figures for name, figures in maps.items() if figures}
     return {"title": at_length(summary.model, summary.trained_length, length), "methods": maps} if maps else None
-
-
-def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
-    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
-    journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
-    summary = write(plan, journal, out)
-    paragraphs = [head_table(summary), *anatomy_findings(summary)]
-    if journal.rows:
-        paragraphs.append(f"wrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables")
-    return CommandResult(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary.tasks_left or ""))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from probe.commands.eval.figures import evaluation_charts, write_curves
-from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.figures import evaluation_charts
 from probe.commands.eval.result import Evaluated
-from probe.commands.eval.run import run as run_cells
-from probe.commands.eval.summary import difference_tables, mean_tables, tables
-from probe.commands.eval.text import notes, sentences
-from probe.experiment.run import CommandResult
+from probe.commands.eval.summary import difference_tables, mean_tables
+from probe.commands.eval.text import sentences
 from probe.figures.render import html_embed
 from probe.files import write
 from probe.glossary import about, template
@@ -45,18 +41,3 @@ def render_evaluation(result: Evaluated) -> str:
         tables=["samples"],
         plotly_js=get_plotlyjs(),
     )
-
-
-def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
-    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
-    summary = run_cells(plan, out, **how)
-    written = write_curves(summary, out)
-    if summary.cells:
-        written.append(write_eval_report(summary, out))
-    left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
-    text = ""
-    if summary.cells:
-        files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        paragraphs = [tables(summary.cells), "\n".join(notes(summary))]
-        text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
-    return CommandResult(summary, text, len(summary.failed), left)

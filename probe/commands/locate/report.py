@@ -11,12 +11,8 @@ from plotly.offline import get_plotlyjs
 
 from probe.commands.locate import export
 from probe.commands.locate.figures import MEASURES, about
-from probe.commands.locate.plan import LocatePlan
 from probe.commands.locate.result import LOCATED, Located, Loss
-from probe.commands.locate.results import write
-from probe.commands.locate.run import locate
 from probe.commands.locate.sentences import located_findings
-from probe.experiment.run import CommandResult
 from probe.figures.embedded import embedded, existing, write_with_tables
 from probe.glossary import template
 
@@ -92,13 +88,3 @@ def _gap_row(gap: Loss) -> dict[str, Any]:
         "interval": "{:z.2f} to {:z.2f}".format(*interval) if all(end == end for end in interval) else "–",
         "judged": "yes" if gap.judged else "no",
     }
-
-
-def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:
-    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
-    journal, failed = locate(plan, out, **how)
-    summary = write(plan, journal, out)
-    text = "\n\n".join("\n  ".join([heading, *lines]) for heading, lines in located_findings(summary))
-    if journal.rows:
-        text += f"\nwrote {write_locate_report(summary, out).parent}: report.html, summary.json, tables"
-    return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""), summary.refusal)

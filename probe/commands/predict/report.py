@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -14,12 +13,10 @@ from probe.commands.predict.plan import PredictPlan, plan
 from probe.commands.predict.prediction import predict, started
 from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.result import PREDICTION, Prediction
-from probe.commands.predict.run import FOLDER, Predict, losses_of
-from probe.commands.predict.sentences import sentences
+from probe.commands.predict.run import Predict, losses_of
 from probe.experiment.journal import Rows
 from probe.experiment.lock import owned
-from probe.experiment.run import CommandResult, run
-from probe.experiment.run import run as run_plan
+from probe.experiment.run import run
 from probe.experiment.runner import LOCAL, Runner
 from probe.figures.render import rendered
 from probe.files import write as write_file
@@ -69,13 +66,3 @@ def _csv_rows(prediction: Prediction) -> Iterator[dict[str, str | int]]:
                 texts = ["" if math.isnan(value) else f"{value:z.4f}" for value in values]
                 cells |= dict(zip((side, f"{side}_low", f"{side}_high"), texts, strict=True))
             yield cells
-
-
-def run_and_report(plan: PredictPlan, out: Path, **how: Any) -> CommandResult:
-    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
-    journal, failed = run_plan(experiment := Predict(plan), out, **how)
-    if left := len(experiment.tasks(journal.rows)):
-        return CommandResult(started(plan, left), "", len(failed), str(left))
-    prediction, written = write(plan, journal.rows, out)
-    files = f"wrote {out / FOLDER}: {', '.join(path.name for path in written)}"
-    return CommandResult(prediction, "\n\n".join([*sentences(prediction), files]), 0, "")

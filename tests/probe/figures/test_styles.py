@@ -12,7 +12,8 @@ from matplotlib.colors import to_hex
 
 from mesa.methods import METHODS
 from mesa_lens.dashboard.elements import on_both_themes
-from probe.figures import styles, token_views
+from probe.commands.anatomy import token_views
+from probe.figures import styles
 from probe.figures.figure_data import SHARES, Scale, tiles
 from probe.figures.styles import style
 

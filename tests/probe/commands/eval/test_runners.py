@@ -7,7 +7,7 @@ import pytest
 from commands import main
 from elsewhere import Elsewhere, same_evaluation
 
-from probe.commands.eval import run as running
+from probe.commands.eval import command
 from probe.commands.eval.plan import plan
 from probe.commands.eval.result import EVALUATED
 from probe.commands.eval.run import run
@@ -44,8 +44,8 @@ def test_what_no_worker_can_finish_is_left_out_and_run_by_the_same_command(eval_
 
 
 def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_request, tmp_path, capsys, monkeypatch):
-    real, runner = running.run, Elsewhere(lost=(("nll", "mesa", 96),))
-    monkeypatch.setattr(running, "run", lambda *args, **options: real(*args, **options | {"runner": runner}))
+    real, runner = command.run_cells, Elsewhere(lost=(("nll", "mesa", 96),))
+    monkeypatch.setattr(command, "run_cells", lambda *args, **options: real(*args, **options | {"runner": runner}))
     words = f"--model {eval_request.model} --text {eval_request.text} --task nll --methods origin,mesa --lengths 96"
     assert main(["eval", *words.split(), "--samples", "1", "--out", str(tmp_path / "out"), "--json"]) == 1
     printed = capsys.readouterr()

@@ -1,0 +1,24 @@
+"""`mesa-lens anatomy` from its plan to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from probe.commands.anatomy.plan import AnatomyPlan
+from probe.commands.anatomy.report import write_anatomy_report
+from probe.commands.anatomy.results import write
+from probe.commands.anatomy.run import AnatomyExperiment
+from probe.commands.anatomy.sentences import anatomy_findings, head_table
+from probe.experiment.run import CommandResult
+from probe.experiment.run import run as run_plan
+
+
+def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
+    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
+    journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
+    summary = write(plan, journal, out)
+    paragraphs = [head_table(summary), *anatomy_findings(summary)]
+    if journal.rows:
+        paragraphs.append(f"wrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables")
+    return CommandResult(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary.tasks_left or ""))

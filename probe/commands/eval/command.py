@@ -1,0 +1,29 @@
+"""`mesa-lens eval` from its plan to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from probe.commands.eval.figures import write_curves
+from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.report import write_eval_report
+from probe.commands.eval.run import run as run_cells
+from probe.commands.eval.summary import tables
+from probe.commands.eval.text import notes
+from probe.experiment.run import CommandResult
+
+
+def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
+    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
+    summary = run_cells(plan, out, **how)
+    written = write_curves(summary, out)
+    if summary.cells:
+        written.append(write_eval_report(summary, out))
+    left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
+    text = ""
+    if summary.cells:
+        files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
+        paragraphs = [tables(summary.cells), "\n".join(notes(summary))]
+        text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
+    return CommandResult(summary, text, len(summary.failed), left)
