@@ -81,6 +81,6 @@ def test_runners_that_cannot_be_are_refused(words, message, capsys, monkeypatch)
 
 def test_without_ray_its_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for command in ("eval", "probe", "locate", "anatomy"):
-        assert main([command, "--runner", "ray"]) == 2
+    for name in ("eval", "probe", "locate", "anatomy"):
+        assert main([name, "--runner", "ray"]) == 2
         assert capsys.readouterr().err.endswith("Ray, which is not installed; pip install 'ray<3,>=2.60'\n")
