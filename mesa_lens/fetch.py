@@ -139,6 +139,7 @@ def _convert(known: Checkpoint, work: Path) -> None:
     loaded = load(str(work / "model.gguf"))
     with quiet():
         loaded.model.save_pretrained(converted)
+    loaded.tokenizer.init_kwargs["local_files_only"] = False  # else HF_HUB_OFFLINE would change the files
     loaded.tokenizer.save_pretrained(converted)
     shutil.move(work / "LICENSE", converted)
     record = {name: getattr(known, name) for name in ("package", "version", "sha256", "file", "license")} | {

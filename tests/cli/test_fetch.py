@@ -97,6 +97,7 @@ def test_from_pip_to_a_model_by_its_name(packed, cache, monkeypatch, capsys):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert loaded.tokenizer.chat_template == tiny_gguf.TEMPLATE
     assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id) == (0, 1)
+    assert not json.loads((cache / "tiny" / "tokenizer_config.json").read_text())["local_files_only"]
     assert (cache / "tiny" / "LICENSE").read_text() == "Take it."
     record = json.loads((cache / "tiny" / "provenance.json").read_text())
     assert (record["package"], record["version"], record["file"]) == ("tiny-llama", "1.5", KNOWN.file)
