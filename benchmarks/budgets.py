@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, Llama
 import mesa
 from mesa.engine import kernels, plug, structure
 from mesa.methods import make, standard_methods
+from mesa.support import unfit
 
 FOLDER = Path(__file__).parent / "results"
 LIMITS = {"prefill launches": 60, "decode launches": 25, "extra": 0.5, "copies": 0, "transfers": 0}
@@ -72,7 +73,7 @@ def config_of(name: str, small: bool = False) -> Any:
     """The config of a model of these shapes; small: all but the attention's."""
     cls, shapes, trained = MODELS[name]
     fewer = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 97} if small else {}
-    experts = {"num_local_experts": 2} if "num_local_experts" in shapes else {}
+    experts = {"num_local_experts": 4} if "num_local_experts" in shapes else {}
     given = {**shapes, **fewer, **experts, "num_hidden_layers": DEPTH, "max_position_embeddings": trained}
     return cls(**given, pad_token_id=0)
 
@@ -90,7 +91,7 @@ def model_of(name: str, device: Device) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     structure._of_model[model] = known
     for layer in model.model.layers:
-        tupled = isinstance(layer.mlp(torch.zeros(1, 1, config.hidden_size, dtype=torch.bfloat16, device=META)), tuple)
+        tupled = hasattr(layer.mlp, "router")  # a mixture's scores come out as well
         layer.mlp.forward = (lambda states: (states, None)) if tupled else (lambda states: states)
     model.lm_head.forward = lambda states: states[..., :1]
     for module, real in zip(model.modules(), small.modules(), strict=True):
@@ -152,12 +153,14 @@ def over(row: dict[str, Any]) -> list[str]:
 
 
 def rows(name: str, length: int, names: Sequence[str] = (), show: bool = False) -> list[dict[str, Any]]:
-    """One row a method, of those named, or of all; show: print which operations the last layer's launches are."""
+    """One row a method that fits, of those named, or of all; show: print which operations the last layer's launches are."""
     methods = [make(method, MODELS[name][2]) for method in names or standard_methods()]
     table = []
     with on_paper() as device:
         model = model_of(name, device)
         for method in methods:
+            if unfit(model.config, type(method)):
+                continue
             counts = counted(device, model, method, length)
             for phase, layers in counts.items() if show else ():
                 print(method.name, phase, layers[-1].names)
