@@ -40,6 +40,7 @@ RESEARCH = ROOT / "research"
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
+        ("curves", "", {"docs/demo-curves": "curves"}),
         ("drift", "", {"docs/demo-drift-map": "drift-resid_post-repeated-map"}),
         ("thresholds", "--pairs 3:150", {"docs/demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
@@ -173,6 +174,15 @@ def demo_numbers(kind: str, exported: Path, docs: Path) -> None:
     """Writes what a picture of the demo shows, from the tables that the export wrote."""
     if kind == "drift":
         write_numbers(docs / "demo-drift-map", of_drift(exported / "drift-resid_post-repeated-levels.csv", {}))
+    elif kind == "curves":
+        scores = (("tail_nll", "window"), ("passkey", "sample"))
+        columns = ("method", "length", "prompt", "score", "value")
+        rows = (
+            dict(zip(columns, (row["method"], row["length"], row[prompt], score, row[score]), strict=True))
+            for score, prompt in scores
+            for row in of_table(exported / f"curves-{score}.csv", {}, ("method", "length", prompt, score))
+        )
+        write_numbers(docs / "demo-curves", rows)
     else:
         values, columns = (
             exported / "threshold-resid_post-repeated-values.csv",
