@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,13 @@ def designs(trained: int, longest: int, tokens: int) -> Iterator[tuple[int, bool
                 yield count, first, gap
 
 
+def stretches(texts: Sequence[np.ndarray], tokens: int, longest: int, count: int) -> list[np.ndarray]:
+    """`count` prompts of `tokens` tokens: a text's first token, then a stretch of it, as many of each text."""
+    starts = np.linspace(0, longest - tokens, -(-count // len(texts))).astype(int)
+    first = texts[0][:1]
+    return [np.concatenate([first, text[1:][at : at + tokens - 1]]) for text in texts for at in starts][:count]
+
+
 def others(loaded: Loaded, heads: Any) -> dict[int, tuple[int, ...]]:
     """All heads but these."""
     config = loaded.model.config
@@ -67,11 +74,7 @@ def main(args: argparse.Namespace) -> None:
     planned = plan(PredictRequest(model=args.model, methods="origin", lengths=lengths, samples=args.samples))
     trained, longest = planned.trained_length, planned.longest
     tokens = min(trained, MOST)
-    fitted = planned.texts[::2]  # those that p and q are fitted to
-    each = -(-TEXTS // len(fitted))
-    starts = np.linspace(0, longest - tokens, each).astype(int)
-    first = fitted[0][:1]
-    texts = [np.concatenate([first, text[1:][at : at + tokens - 1]]) for text in fitted for at in starts][:TEXTS]
+    texts = stretches(planned.texts[::2], tokens, longest, TEXTS)  # of those that p and q are fitted to
     name = args.name or Path(args.model).name
     settings = {**planned.settings, "tokens": tokens, "texts": TEXTS}
     journal, over = Journal(RESULTS / f"{name}.jsonl", settings), deadline(args.minutes)

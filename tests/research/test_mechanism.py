@@ -10,6 +10,7 @@ from mesa.decoder import layers_of
 from probe.commands.locate.passes import Item
 from research.correlation import rank_correlation
 from research.mechanism.attribution import before, restored
+from research.mechanism.far_keys import choose, estimates
 from research.mechanism.positional_vectors import Moments
 
 
@@ -65,3 +66,16 @@ def test_what_a_head_restores_to_first_order_is_the_slope_of_a_small_step():
     ]
     np.testing.assert_allclose(estimates, slopes, rtol=0.02, atol=1e-5)
     assert abs(estimates).max() > 0.01
+
+
+def test_a_whole_pass_gives_the_estimates_that_layer_by_layer_gives():
+    model, ids = tiny.model().double().requires_grad_(False), np.random.default_rng(0).integers(2, 97, 60)
+    method, plain = mesa.ReRoPE(trained_length=24, window=8, log_n=False), mesa.Origin(trained_length=24)
+    expected = -restored(model, Item(tuple(ids.tolist()), 12), method)
+    np.testing.assert_allclose(estimates(model, ids, 12, plain, method), expected, rtol=1e-5, atol=1e-9)
+    assert abs(estimates(model, ids, 12, method, plain) + expected).max() > 0.01  # another gradient: no mere sign
+
+
+def test_heads_are_chosen_by_either_estimate_in_turn():
+    alone, undone = np.array([[3.0, 1.0], [2.0, 0.0]]), np.array([[3.0, 0.0], [1.0, 2.0]])
+    assert choose(alone, undone, 3) == [(0, 0), (1, 0), (1, 1)]
