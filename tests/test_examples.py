@@ -19,7 +19,7 @@ import theory
 from probe.options import options
 
 PACKAGES = {"mesa": mesa, "probe": probe, "theory": theory}
-PUBLIC = [f"{package}.{name}" for package, module in [("mesa", mesa)] for name in module.__all__]
+PUBLIC = [f"{package}.{name}" for package, module in [("mesa", mesa), ("theory", theory)] for name in module.__all__]
 NAMES = {**PACKAGES, "np": np, "xr": xr}
 """What examples use without an import: docs/api.md says so."""
 FIRST = "probe.run_probe"

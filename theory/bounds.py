@@ -76,11 +76,27 @@ def ideal_position(positions: Any, N: int, E: int | None = None) -> Any:
 
 
 def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0) -> Any:
-    """D(t) = 1 / (attention on <bos> in layer 2) where positions are recovered ideally; float64, as `positions`.
+    """D(t) = 1 / (attention on <bos> in layer 2) in closed form, where positions are recovered ideally.
 
-    Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). For the weave (E None) the keys fall in three groups:
-    D = t for t <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond.
-    For the stair: a sum over keys up to t = 2N, and `_stair_line` beyond. Raises Refused for t < 1.
+    Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). Without a stair the keys fall in three groups: D = t for t
+    <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond. With one: a sum over
+    keys up to t = 2N, a line for each phase beyond.
+
+    Args:
+        positions: t, one or an array, from 1 (<bos>) on.
+        N: The window, in tokens.
+        E: The width of a stair's step, in tokens; default None, theorem 3.3.
+        slope: m of the additive encoding q.k - m W(t - i); default 1, the paper's.
+
+    Returns:
+        D, float64, in the shape of `positions`.
+
+    Raises:
+        Refused: A position is below 1.
+
+    Examples:
+        >>> theory.denominator([4, 5, 40], N=4).round(2).tolist()
+        [4.0, 5.0, 3.69]
     """
     t = np.asarray(positions)
     if np.any(t < 1):
@@ -132,24 +148,34 @@ def _line_reach(M: int, N: int, E: int, phase: int, slope: float) -> float:
 
 
 def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) -> float:
-    """T*: the window M, extended by weaving; o_t > H for M < t < T* (theorem 3.3, corollary), in tokens, real.
+    """T*: the length that remapping extends M to; o_t > H for M < t < T* (theorem 3.3, corollary).
 
-    Theorem 3.3 (E None). D(t) = 2 S(N) + (t - 2N) e^-N grows by e^-N a token, so it reaches M at
-    T* = 2N + e^N (M - 2 S(N)), and o_t < H for every t > T*: the weave extends the window by a factor of about e^N,
-    not for ever as the paper has it. Positions are taken as recovered ideally; the real MLP recovers larger ones
-    later, which lowers D, so it reaches at least as far.
+    Theorem 3.3. D(t) = 2 S(N) + (t - 2N) e^-N grows by e^-N a token, so it reaches M at T* = 2N + e^N (M - 2 S(N)), and
+    o_t < H for every t > T*: the window is extended by a factor of about e^N, not for ever as the paper has it.
+    Positions are taken as recovered ideally; the real MLP recovers larger ones later, which lowers D, so it reaches at
+    least as far.
 
-    Corollary. D is one line for each phase of t within a stair; T* is where the first of them reaches M. Where E
-    divides N that is T* = 2N + e^(N (1 - 1/E)) (M - 2 S_E), 2 S_E = 6.33, 5.48, 5.20, 5.16 for E = 2, 3, 5, 50 and
-    large N. The first failing position lies in T* <= t < T* + E (so T* says little for E > T*, but `first_failure`
-    is exact); D oscillates, so some later positions succeed again.
+    Corollary. D is one line for each phase of t within a step; T* is where the first of them reaches M. Where E divides
+    N that is T* = 2N + e^(N (1 - 1/E)) (M - 2 S_E), 2 S_E = 6.33, 5.48, 5.20, 5.16 for E = 2, 3, 5, 50 and large N. The
+    first failing position lies in T* <= t < T* + E (so T* says little for E > T*, but `first_failure` is exact); D
+    oscillates, so some later positions succeed again.
 
-    Slopes far below 1 may fail before t = 2N, where D is no line yet: then T* is the first failing t. Infinite where
-    e^N is beyond float64.
-    Raises Refused for what `check_window` refuses.
+    Args:
+        M: The trained length, in tokens, at least 3.
+        N: The window, in tokens, 1 to M - 1.
+        E: The width of a stair's step, in tokens, at least 2; default None, theorem 3.3.
+        slope: m of the additive encoding; default 1. Far below 1, T* may come before t = 2N: then it is the first
+            failing t.
 
-    >>> round(extended_length(M=4, N=2), 2)
-    13.34
+    Returns:
+        T* in tokens, real; infinity where e^N is beyond float64.
+
+    Raises:
+        Refused: The theorems' conditions on M, N and E do not hold.
+
+    Examples:
+        >>> round(theory.extended_length(M=4, N=2), 2), round(theory.extended_length(M=16, N=4, E=2), 2)
+        (13.34, 85.8)
     """
     check_window(M, N, E)
     early = np.arange(M + 1, 2 * N + 1)
@@ -189,9 +215,23 @@ def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest:
 
 
 def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> int:
-    """The first t > M where o_t > H fails under ideal recovery: exact, from the closed forms.
+    """The first t > M at which o_t > H fails, from the closed forms.
 
-    Raises Refused for what `check_window` refuses, and where the answer is beyond 2^53.
+    Args:
+        M: The trained length, in tokens, at least 3.
+        N: The window, in tokens, 1 to M - 1.
+        E: The width of a stair's step, in tokens, at least 2; default None, theorem 3.3.
+        slope: m of the additive encoding; default 1.
+
+    Returns:
+        t in tokens, an integer; exact under ideal recovery.
+
+    Raises:
+        Refused: The theorems' conditions do not hold, or t is beyond 2^53.
+
+    Examples:
+        >>> theory.first_failure(M=4, N=2), theory.first_failure(M=16, N=4)
+        (14, 712)
     """
     reach = extended_length(M, N, E, slope)
     if reach >= 2**53:

@@ -127,22 +127,49 @@ BUILDERS: dict[str, Callable[..., Construction]] = {
 
 
 def build(name: str, **parameters: Any) -> PreTrainedModel:
-    """The construction called `name` as a Hugging Face model; parameters as for `construction`.
+    """A construction as a Hugging Face model, which every command and method takes.
 
-    'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the weave is the
-    method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
-    vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
-    dims, unless `shape` says otherwise. Raises Refused as `construction`, and for recovery 'log'.
+    'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the remap is the
+    method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`.
+
+    Args:
+        name: As for `construction`.
+        parameters: As for `construction`. `shape` is by default 24 dims and a vocabulary of <bos> and the bytes.
+
+    Returns:
+        A `PreTrainedModel` in float64.
+
+    Raises:
+        Refused: As `construction`, and for recovery 'log'.
+
+    Examples:
+        >>> model = theory.build("plain", M=16)
+        >>> model.config.max_seq_len, model.config.d_model, model.config.vocab_size
+        (16, 24, 257)
     """
     parameters = {"shape": parts.Shape(model=24, vocabulary=VOCABULARY), **parameters}
     return pretrained(construction(name, **parameters), int(parameters["M"]))
 
 
 def construction(name: str, **parameters: Any) -> Construction:
-    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
+    """A theorem's transformer, by name.
 
-    Parameters are the builder's: `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises Refused for
-    an unknown name and what the builder raises.
+    Args:
+        name: 'nope' (theorem 3.1), 'plain' (3.2), 'woven' (3.3), 'stair' (the corollary) or 'mesa' (the corollary under
+            Mesa's own plan, chunks and all).
+        parameters: Of the builder in theory.constructions: M, the length; N, the window; E, the width of a step; H, the
+            threshold, default 0.5. 'woven' takes M and N, 'stair' also E, 'mesa' also `first` and `last`.
+
+    Returns:
+        A `Construction`.
+
+    Raises:
+        Refused: The name is not known, or the theorem's conditions do not hold.
+
+    Examples:
+        >>> plain, remapped = theory.construction("plain", M=16), theory.construction("woven", M=16, N=4)
+        >>> bool(plain.head_output(40)[-1] > 0.5), bool(remapped.head_output(40)[-1] > 0.5)
+        (False, True)
     """
     if name not in BUILDERS:
         raise Refused(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")

@@ -189,10 +189,23 @@ def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
 
 
 class Construction(HookedRootModule):
-    """A constructed transformer. Token 0 is <bos>; `tokens` start with it.
+    """A transformer with given matrices, as in the proofs: no layer norm, token 0 is <bos>.
 
-    `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and so on can be printed; the hook points are
-    listed at the module's head.
+    `construction` makes one. `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and the like can be
+    printed; the module theory.model lists the hook points.
+
+    Args:
+        W_E: The embedding, (model size, vocabulary).
+        layers: Blocks of attention and MLP.
+        encoding: The position encoding.
+        dtype: Default float64; float32 tells fewer positions.
+
+    Examples:
+        >>> model = theory.construction("nope", M=16)
+        >>> model.head_output(20)[[7, 15, 19]].round(2).tolist()  # o_t at t = 8, 16, 20; H = 0.5 is met at M
+        [1.5, 0.5, 0.3]
+        >>> model.bos_attention(4).round(2).tolist()  # 1 / D(t)
+        [1.0, 0.5, 0.33, 0.25]
     """
 
     W_E: Tensor
@@ -242,13 +255,28 @@ class Construction(HookedRootModule):
         return {name: cache[name][0] for name in names}
 
     def head_output(self, length: int, seed: int = 0) -> np.ndarray:
-        """o_t at t = 1 .. length (float64)."""
+        """The theorems' head output o_t.
+
+        Args:
+            length: Tokens, <bos> among them.
+            seed: Of the random tokens; default 0.
+
+        Returns:
+            o_t at t = 1 .. length, (length,), float64.
+        """
         return self.captured(length, self.output_hook, seed=seed)[self.output_hook][:, POSITION].double().numpy()
 
     def bos_attention(self, length: int, seed: int = 0) -> np.ndarray:
-        """alpha_1 = 1 / D(t), the last layer's attention on <bos> at t = 1 .. length (float64).
+        """The last layer's attention on <bos>, 1 / D(t).
 
         It is what head 0 reads where <bos> alone has a value, 1.
+
+        Args:
+            length: Tokens, <bos> among them.
+            seed: Of the random tokens; default 0.
+
+        Returns:
+            alpha_1 at t = 1 .. length, (length,), float64.
         """
         part, captured = self.output_hook.removesuffix("hook_out"), []
 
@@ -262,6 +290,14 @@ class Construction(HookedRootModule):
         return captured[0].double().numpy()
 
     def recovered_position(self, length: int, seed: int = 0) -> np.ndarray:
-        """The position that layer 1 has written at t = 1 .. length (float64); a two-layer construction's."""
+        """The position that layer 1 of a two-layer construction writes.
+
+        Args:
+            length: Tokens, <bos> among them.
+            seed: Of the random tokens; default 0.
+
+        Returns:
+            Positions at t = 1 .. length, (length,), float64.
+        """
         resid = self.blocks[0](self.W_E.T[self.tokens(length, seed)], self.encoding)
         return resid[0, :, POSITION].double().numpy()

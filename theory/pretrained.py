@@ -92,9 +92,22 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
-    """The folder, with a model of `theory.build` and its tokenizer in it: `mesa.load` and every command read it.
+    """Saves a model of `build` with its tokenizer, for `mesa.load` and `--model FOLDER`.
 
-    Raises Refused for a model whose vocabulary is not the tokenizer's.
+    Args:
+        model: What `build` returns.
+        folder: Where to; made if it is not there.
+
+    Returns:
+        The folder, as a path.
+
+    Raises:
+        Refused: The model's vocabulary is not the tokenizer's.
+
+    Examples:
+        >>> folder = theory.save(theory.build("plain", M=16), "runs/plain-16")
+        >>> mesa.load(str(folder)).tokenizer("ab")["input_ids"]
+        [0, 65, 66]
     """
     if model.config.vocab_size != VOCABULARY:
         raise Refused(
