@@ -219,10 +219,11 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
         raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if path.exists() or lengths:
         journal = read_journal(path) if path.exists() else JournalFile(None)
-        journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's
-        further = sum(key[2] not in lengths for key in journal.rows)  # by bisection: known as they come
+        keys = [(name, length) for _, name, length in journal.rows if name in methods]  # not an earlier run's
+        further = sum(length not in lengths for _, length in keys)  # by bisection: known as they come
         total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
-        yield replace(_journal_part("probe", "measured cells", folder, path, journal, total), resume=resume)
+        part = _journal_part("probe", "measured cells", folder, path, journal, total)
+        yield replace(part, done=len(keys), resume=resume)
     yield Part("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
@@ -21,6 +21,7 @@ Row = Mapping[str, Any]
 Rows = Mapping[Key, dict[str, Any]]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
+_COLUMNS = "columns"
 _MEASURED = ("scores", "nll", "score")
 """Values of a row that must be finite; others may have NaN, such as an entropy over no tokens."""
 _EXPECTED = "cells"
@@ -110,7 +111,8 @@ class Journal:
     run with other settings, or with other parameters of a method; Refused for a file that is not a journal, has a
     damaged line, or a row without a method's config or without any of the values `needed`. method_of: the method of a
     row by its key, whose config is stored with the row; None: of none that is known. request: what the command was
-    asked, see `resume`; written before the next row where it changed.
+    asked, see `resume`; written before the next row where it changed. columns: the NamedTuple of the keys, whose fields
+    the first line names; None: keys are plain tuples.
     """
 
     def __init__(
@@ -120,8 +122,10 @@ class Journal:
         method_of: Callable[[Key], Method | None] = lambda key: None,
         needed: Sequence[str] = (),
         request: Mapping[str, Any] | None = None,
+        columns: Any = None,
     ) -> None:
         self.path, self.settings, self.needed, self._method_of = path, dict(settings), needed, method_of
+        self.columns = columns
         self.rows: dict[Key, dict[str, Any]] = {}
         self._about: dict[str, Any] = {} if request is None else {REQUEST: request}
         self._written: dict[str, Any] = {}
@@ -142,10 +146,11 @@ class Journal:
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._written |= self._about
-            self._write("w", {"settings": self.settings, **self._written})
+            columns = {_COLUMNS: self.columns._fields} if self.columns else {}
+            self._write("w", {"settings": self.settings, **columns, **self._written})
         self.note()
         self._write("a", {"cell": key, **row})
-        self.rows[key] = row
+        self.rows[self.columns(*key) if self.columns else key] = row
 
     def note(self) -> None:
         """Writes what is expected and was asked, where there are rows and it changed."""
@@ -159,6 +164,13 @@ class Journal:
         method = self._method_of(key)
         return {"config": json.loads(json.dumps(method.describe()))} if method else {}
 
+    def _named(self, key: Key) -> Key:
+        """The key with its columns' names. Raises Refused for one of other columns."""
+        kinds = get_type_hints(self.columns).values()
+        if len(key) != len(kinds) or not all(map(isinstance, key, kinds)):
+            raise bad_row(self.path, key, f"is of no {', '.join(self.columns._fields)}")
+        return self.columns(*key)
+
     def _read(self) -> None:
         file = read_journal(self.path)
         if file.settings is None:
@@ -168,6 +180,8 @@ class Journal:
                 f"{self.path}, line {file.damaged[0]} is damaged: it is not what was written; remove it, use "
                 "--overwrite or another --out"
             )
+        if self.columns:
+            file.rows = {self._named(key): row for key, row in file.rows.items()}
         for key, row in file.rows.items() if self.needed else ():
             if problem := _problem(row, self.needed):
                 raise bad_row(self.path, key, problem)

@@ -42,6 +42,7 @@ class Experiment:
 
     folder: below --out, with the journal and all else that is `written` (patterns). apart_from: what another command
     has in a folder where it writes files of the same names. needed: values of a journal's row, one of which it holds.
+    columns: the NamedTuple of the tasks' keys.
     remedy: what to do where the largest task does not fit in memory; empty: tasks find out.
     """
 
@@ -53,6 +54,7 @@ class Experiment:
     written: Sequence[str] = ()
     apart_from: Sequence[str] = ()
     needed: Sequence[str] = ()
+    columns: Any = None
     remedy = ""
 
     @property
@@ -72,7 +74,7 @@ class Experiment:
 
     def method(self, key: Key) -> Method | None:
         """The method of a task; None: it is not of the plan."""
-        return self.plan.methods.get(key[1])
+        return self.plan.methods.get(self.columns(*key).method)
 
     def check_memory(self) -> None:
         """Raises MemoryError for what does not fit beside the model in this process."""
@@ -104,7 +106,7 @@ class Experiment:
         folder = out / self.folder
         for old in [path for name in (self.journal, *self.written) for path in folder.glob(name)] if overwrite else ():
             old.unlink()
-        return Journal(folder / self.journal, self.settings, self.method, self.needed, self.request)
+        return Journal(folder / self.journal, self.settings, self.method, self.needed, self.request, self.columns)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
         """All tasks as far as they are known: what is left to do, and the memory that workers need."""

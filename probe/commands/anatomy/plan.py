@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
@@ -25,9 +25,16 @@ from probe.tasks.score import heldout_ids
 
 PARTS = ("heads", "retrieval", "tokens")
 """What is measured, in this order."""
-Key = tuple[str, str, int, int]
-"""Part, method, length and the number of the prompt."""
 _PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
+
+
+class AnatomyKey(NamedTuple):
+    """What a row of the journal is of; length in tokens, prompt: its number."""
+
+    part: str
+    method: str
+    length: int
+    prompt: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class AnatomyPlan:
         return "origin" if "origin" in self.methods else next(iter(self.methods))
 
     @property
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[AnatomyKey]:
         """The rows of the journal, in the order in which they are measured."""
         longest = self.lengths[-1]
         tokens = {longest: self.texts[longest][:1]} if "tokens" in self.request.parts else {}
@@ -66,7 +73,7 @@ class AnatomyPlan:
         for part, by_length in zip(PARTS, (texts, self.passkeys, tokens), strict=True):
             for length, prompts in by_length.items():
                 for name in self.methods:
-                    yield from ((part, name, length, number) for number in range(len(prompts)))
+                    yield from (AnatomyKey(part, name, length, number) for number in range(len(prompts)))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from mesa.errors import Failed
 from probe.commands.anatomy.heads import by_span, head_statistics, retrieval_scores, token_values
-from probe.commands.anatomy.plan import AnatomyPlan, pass_bytes
+from probe.commands.anatomy.plan import AnatomyKey, AnatomyPlan, pass_bytes
 from probe.commands.anatomy.result import ANATOMY, TABLES, TOKENS
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
@@ -33,7 +33,7 @@ class AnatomyWorker(PlanWorker):
 @torch.no_grad()
 def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, Any]:
     """The row of one prompt: statistics by span, retrieval scores, or every token. RuntimeError if not finite."""
-    part, name, length, number = str(task.key[0]), str(task.key[1]), int(task.key[2]), int(task.key[3])
+    part, name, length, number = AnatomyKey(*task.key)  # type: ignore[arg-type]
     if part == "tokens":
         row, values = {}, token_values(model, plan.texts[length][number], plan.methods[name])
     elif part == "retrieval":
@@ -56,7 +56,7 @@ class AnatomyExperiment(Experiment):
 
     plan: AnatomyPlan
     title, unit, remedy = "anatomy", "token", "shorten --lengths"
-    worker_class = AnatomyWorker
+    worker_class, columns = AnatomyWorker, AnatomyKey
     folder, written, needed = (
         ANATOMY.command,
         (ANATOMY.path.name, TOKENS.path.name, "report.html", *(f"{name}.csv" for name in TABLES)),
@@ -67,5 +67,6 @@ class AnatomyExperiment(Experiment):
         """The parts of prompts that the journal lacks."""
         missing = [key for key in self.plan.keys if key not in rows]
         return [
-            Task(key[0], key, pass_bytes(self.plan, key[0], key[2]), weight=key[2], length=key[2]) for key in missing
+            Task(key.part, key, pass_bytes(self.plan, key.part, key.length), weight=key.length, length=key.length)
+            for key in missing
         ]

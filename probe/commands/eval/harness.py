@@ -19,7 +19,7 @@ from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.request import HarnessOptions
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.result import HARNESS_SCORES, EvalKey, HarnessScores
 from probe.commands.eval.worker import eval_key
 from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
@@ -52,7 +52,7 @@ def run_harness(
     results: dict[str, dict[str, Any]] = {name: {} for name in plan.methods}
     for key in experiment.keys:
         if key in journal.rows:
-            results[key[1]].update(journal.rows[key]["results"])
+            results[key.method].update(journal.rows[key]["results"])
     failed = [eval_key(task) for task in lost]
     scores = HarnessScores(plan.request.model, max(plan.setting.lengths), results, limit, failed)
     HARNESS_SCORES.write(out, scores)
@@ -63,11 +63,12 @@ class Harness(Experiment):
     """Every (lm-eval task, method, longest length). include_path: folder of further tasks; limit: documents a task."""
 
     title, journal, written, needed = "running lm-eval", JOURNAL, (RESULTS,), ("results",)
+    columns = EvalKey
 
     def __init__(self, plan: EvalPlan, names: Sequence[str], include_path: Path | None, limit: int | None) -> None:
         self.plan, self.names, self.include_path, self.limit = plan, names, include_path, limit
         longest = max(plan.setting.lengths)
-        self.keys = [(name, method, longest) for method in plan.methods for name in names]
+        self.keys = [EvalKey(name, method, longest) for method in plan.methods for name in names]
 
     @property
     def worker(self) -> HarnessWorker:
@@ -109,7 +110,7 @@ class HarnessWorker(PlanWorker):
         loaded = self.source.loaded()
 
         def row(task: Task) -> dict[str, Any]:
-            name, method = str(task.key[0]), str(task.key[1])
+            name, method, _ = eval_key(task)
             return {"results": self._scores(loaded, name, method)}
 
         return row

@@ -13,6 +13,7 @@ from mesa.methods import Method, meant
 from mesa.models import tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval.request import EvalRequest
+from probe.commands.eval.result import EvalKey
 from probe.request import tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
@@ -50,15 +51,15 @@ class EvalPlan:
         return self.setting.trained_length
 
     @property
-    def cells(self) -> list[tuple[str, str, int]]:
+    def cells(self) -> list[EvalKey]:
         """Every cell, short lengths first: an hour of a long run gives all methods at the first lengths."""
         cells = [
-            (task, method, length)
+            EvalKey(task, method, length)
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
         ]
-        return sorted(cells, key=lambda cell: cell[2])
+        return sorted(cells, key=lambda cell: cell.length)
 
     @property
     def settings(self) -> dict[str, Any]:

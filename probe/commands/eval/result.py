@@ -10,8 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from probe.store.result_file import Number, ResultFile
 
-EvalKey = tuple[str, str, int]
-"""Task, method and length in tokens."""
+
+class EvalKey(NamedTuple):
+    """What a row of the journal is of; length in tokens."""
+
+    task: str
+    method: str
+    length: int
 
 
 class Sample(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from tqdm import tqdm
@@ -35,6 +35,7 @@ class Evaluation(Experiment):
     written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
     apart_from = ("store.zarr", "store.zarr.partial", "measured.jsonl")
     needed = ("scores",)
+    columns = EvalKey
 
     def __init__(self, plan: EvalPlan) -> None:
         self.plan, self.too_large = plan, list[EvalKey]()
@@ -56,7 +57,7 @@ class Evaluation(Experiment):
     def wanted(self, task: Task) -> bool:
         """Whether no shorter prompt of its task and method was too large for the memory."""
         name, method, length = eval_key(task)
-        return not any(name == large[0] and method == large[1] and length >= large[2] for large in self.too_large)
+        return not any((name, method) == large[:2] and length >= large.length for large in self.too_large)
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Adds a row; None: the task does not fit in memory."""
@@ -68,23 +69,22 @@ class Evaluation(Experiment):
     def skipped(self, task: Task) -> None:
         """Leaves out a task that does not fit in memory."""
         name, method, length = eval_key(task)
-        self.too_large.append((name, method, length))
+        self.too_large.append(EvalKey(name, method, length))
         tqdm.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
     def _is_done(self, rows: Rows, key: EvalKey) -> bool:
         if key not in rows:
             return False
-        lengths = TASKS[key[0]].scored(key[2], self.plan.setting)
+        lengths = TASKS[key.task].scored(key.length, self.plan.setting)
         return {score["length"] for score in rows[key]["scores"]} == {*lengths}
 
 
 def check_scores(journal: Journal, plan: EvalPlan) -> None:
     """Raises Refused for rows whose scores are not those of their task."""
-    path, counts = journal.path, dict[Any, int]()
-    for key, row in journal.rows.items():
-        task = TASKS.get(str(key[0]))
-        if task is None or len(key) != 3:
-            raise bad_row(path, key, "is of no task, method and length")
+    path, counts = journal.path, dict[EvalKey, int]()
+    for key, row in cast(Mapping[EvalKey, Any], journal.rows).items():
+        if (task := TASKS.get(key.task)) is None:
+            raise bad_row(path, key, "is of no task")
         if "peak_mib" not in row:
             raise bad_row(path, key, "holds no 'peak_mib'")
         known = [metric.name for metric in task.metrics]
@@ -93,8 +93,8 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
             raise bad_row(path, key, f"holds {wrong[0]!r}, no score of {task.name}")
         counts[key] = len({score["sample"] for score in row["scores"]})
     for key, count in counts.items():
-        same = [other for (task, _, length), other in counts.items() if (task, length) == (key[0], key[2])]
-        is_drawn = isinstance(TASKS[key[0]], RetrievalTask | RulerTask)  # else texts or documents may be fewer
+        same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
+        is_drawn = isinstance(TASKS[key.task], RetrievalTask | RulerTask)  # else texts or documents may be fewer
         if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
             raise bad_row(path, key, f"holds {count} of {most} samples")
 

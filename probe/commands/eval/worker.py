@@ -24,7 +24,7 @@ from probe.tasks.latency import devices, watched_peak
 def eval_key(task: Task) -> EvalKey:
     """A task's key, typed."""
     name, method, length = task.key
-    return str(name), str(method), int(length)
+    return EvalKey(str(name), str(method), int(length))
 
 
 def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
@@ -52,7 +52,7 @@ def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None
     """The function that measures a plan's tasks on a loaded model."""
 
     def row(task: Task) -> dict[str, Any] | None:
-        name, method, length = str(task.key[0]), str(task.key[1]), int(task.key[2])
+        name, method, length = eval_key(task)
         try:
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
         except RuntimeError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
+from probe.experiment.task import Key
 from probe.options import parse_ranges
 from probe.tasks import sources
 from probe.tasks.base import Setting
@@ -27,6 +28,27 @@ ORIGIN = "origin"
 Group = tuple[str, int]
 """A measure, and a length in tokens."""
 _MANY_HEADS = 64  # up to which all are tried where none are named
+
+
+class LocateKey(NamedTuple):
+    """What a row of the journal is of. item: its number, -1 for what is of all; tried: the key of the intervention."""
+
+    measure: str
+    length: int
+    method: str
+    item: int
+    tried: tuple[str | int, ...]
+
+    @classmethod
+    def of(cls, key: Key) -> LocateKey:
+        """Of a flat key, as the journal has it."""
+        measure, length, method, item, *tried = (*key, -1) if len(key) == len(("kind", "length", "method")) else key
+        return cls(str(measure), int(length), str(method), int(item), tuple(tried))
+
+    @property
+    def group(self) -> Group:
+        """The items that it belongs to."""
+        return self.measure, self.length
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from probe.commands.locate.head_search import (
 )
 from probe.commands.locate.interventions import Heads, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.plan import ORIGIN, Group, LocatePlan
+from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.commands.locate.tasks import no_gap, remaining
 from probe.experiment.journal import Journal, Rows
@@ -83,10 +83,10 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Eff
     """What each weave of a method, and each clamp of Origin, restores or loses again."""
     name = loss.method
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
-    for key in rows:
-        is_effect = key[:2] == group and key[2] in (name, ORIGIN) and key[4] in ("weave", "clamp")
-        if is_effect and "inside" not in key and int(key[3]) < len(plan.items[group]):
-            numbers_of.setdefault((key[2], *key[4:]), []).append(int(key[3]))
+    for key in map(LocateKey.of, rows):
+        is_effect = key.group == group and key.method in (name, ORIGIN) and key.tried[:1] in (("weave",), ("clamp",))
+        if is_effect and "inside" not in key.tried and key.item < len(plan.items[group]):
+            numbers_of.setdefault((key.method, *key.tried), []).append(key.item)
     effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
     for (method, *parts), unordered in numbers_of.items():
         numbers = tuple(sorted(unordered))
@@ -105,7 +105,8 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Eff
 def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
-    clamps = {key[4:] for key in rows if key[:3] == (*group, ORIGIN) and key[4] == "clamp" and key[8] == "inside"}
+    known = [key for key in map(LocateKey.of, rows) if (key.group, key.method) == (group, ORIGIN)]
+    clamps = {key.tried for key in known if key.tried[0] == "clamp" and "inside" in key.tried}
     costs = []
     for parts in sorted(clamps):
         numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
@@ -123,9 +124,10 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Sm
     `ENOUGH` of the other half too. Without heads: no search, since one half shows no loss.
     """
     name, sizes = loss.method, dict[str, int]()
-    for key in rows:
-        if key[:5] == (*group, name, -1, "chosen"):
-            sizes[str(key[5])] = max(int(key[6]), sizes.get(str(key[5]), 0))
+    for key in map(LocateKey.of, rows):
+        if (key.group, key.method, key.item) == (group, name, -1) and key.tried[:1] == ("chosen",):
+            _, candidates, size = key.tried
+            sizes[str(candidates)] = max(int(size), sizes.get(str(candidates), 0))
     if not sizes and "smallest" not in plan.request.kinds:
         return []
     if not is_searchable(plan, rows, group, name):

@@ -16,7 +16,7 @@ from mesa.errors import Failed
 from mesa.methods import Method
 from probe.commands.locate.clamp import threshold_dims
 from probe.commands.locate.passes import BASELINE, PATCHED, RunPair, blocks
-from probe.commands.locate.plan import ORIGIN, Group, LocatePlan
+from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.tasks import BATCH, CHOSEN, DIMS, SEARCH, no_gap, remaining, tasks
 from probe.experiment.journal import Journal, Rows
@@ -49,14 +49,14 @@ class RunCache:
     def measure(self, task: Task) -> list[tuple[Key, dict[str, Any]]]:
         """The rows of a task."""
         if task.kind == DIMS:
-            return [(task.key, {"rules": self._dims(int(task.key[1]))})]
+            return [(task.key, {"rules": self._dims(LocateKey.of(task.key).length)})]
         if task.kind == CHOSEN:
             ((chosen, candidates),) = task.inputs
             return [(task.key, {"heads": chosen, "candidates": candidates})]
-        group, name, number = (str(task.key[0]), int(task.key[1])), str(task.key[2]), int(task.key[3])
+        row = LocateKey.of(task.key)
         is_search = task.kind == SEARCH
         return [
-            ((*task.key[:4], *tried.key), {"nll": self._losses(group, name, number, tried, is_search)})
+            ((*row[:4], *tried.key), {"nll": self._losses(row.group, row.method, row.item, tried, is_search)})
             for tried in task.inputs
         ]
 
@@ -125,7 +125,7 @@ class Locate(Experiment):
 
     def method(self, key: Key) -> Method | None:
         """As for Experiment."""
-        return self.plan.methods.get(str(key[2]))
+        return self.plan.methods.get(LocateKey.of(key).method)
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a task's rows."""

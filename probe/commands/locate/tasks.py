@@ -10,7 +10,7 @@ from probe.commands.locate.head_search import has_runs, is_searchable, next_roun
 from probe.commands.locate.interventions import HeadSet, Plain, weaves
 from probe.commands.locate.loss_gap import LEAST
 from probe.commands.locate.passes import BASELINE, PATCHED
-from probe.commands.locate.plan import ORIGIN, Group, LocatePlan, task_bytes
+from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan, task_bytes
 from probe.experiment.journal import Rows
 from probe.experiment.task import Key, Task
 
@@ -46,7 +46,7 @@ def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False
                 result += _on_item(plan, rows, "weave", place, woven, batch)
     if "clamp" in wanted:
         for length in sorted({length for _, length in tried}):
-            if not any(key[:2] == (DIMS, length) for key in rows):
+            if not any(LocateKey.of(key).group == (DIMS, length) for key in rows):
                 needs, key = task_bytes(plan, "clamp", length), (DIMS, length, plan.compared[0])
                 result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length, length=length))
         for group in tried:
@@ -63,7 +63,7 @@ def remaining(plan: LocatePlan, rows: Rows) -> int:
     The dims of a length count as two, what follows a search's next round as one, so that more is left until the end.
     """
     foreseen = tasks(plan, rows, foresee=True)
-    searches = {task.key[:3] for task in foreseen if task.kind in (SEARCH, CHOSEN)}
+    searches = {LocateKey.of(task.key)[:3] for task in foreseen if task.kind in (SEARCH, CHOSEN)}
     return sum(len(task.inputs) + (task.kind == DIMS) for task in foreseen if task.kind != CHOSEN) + len(searches)
 
 
@@ -94,7 +94,7 @@ def known_clamps(plan: LocatePlan, rows: Rows, group: Group) -> list[Clamp]:
     The dims of a length are those that its first run found, whatever layers and methods are tried now, so that rows of
     one key hold the same dims.
     """
-    known = next((row["rules"] for key, row in rows.items() if key[:2] == (DIMS, group[1])), {})
+    known = next((row["rules"] for key, row in rows.items() if LocateKey.of(key).group == (DIMS, group[1])), {})
     tried = clamps(known, plan.layers)
     return [clamp for clamp in tried if group[0] == "nll" or not clamp.inside]  # a passkey's last M tokens lack the key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,14 @@ FOLDER, SUMMARY = PREDICTION.path.parts
 JOURNAL = "journal.jsonl"
 """The folder of the results below --out, and what is in it beside tables and figures."""
 _DIGITS = 4
+
+
+class PassKey(NamedTuple):
+    """What a row of the journal is of: a pass of the plan by its name and length in tokens; text: its number."""
+
+    name: str
+    length: int
+    text: int
 
 
 class PredictWorker(PlanWorker):
@@ -52,18 +60,20 @@ class Predict(Experiment):
 
     plan: PredictPlan
     title, unit, remedy = "measuring", "token", "shorten --lengths"
-    worker_class = PredictWorker
+    worker_class, columns = PredictWorker, PassKey
     folder, written, needed = FOLDER, (SUMMARY, "prediction.csv", "prediction.png", "prediction.html"), ("nll",)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row."""
         memory = needed_bytes(self.plan)
-        keys = [(name, length, text) for text in range(len(self.plan.texts)) for name, length in self.plan.passes]
-        return [Task("nll", key, memory, memory, weight=key[1], length=key[1]) for key in keys if key not in rows]
+        texts, passes = range(len(self.plan.texts)), self.plan.passes
+        missing = [key for text in texts for place in passes if (key := PassKey(*place, text)) not in rows]
+        return [Task("nll", key, memory, memory, weight=key.length, length=key.length) for key in missing]
 
     def method(self, key: Key) -> Method | None:
         """As for Experiment: of the pass."""
-        part = self.plan.passes.get((str(key[0]), int(key[1])))
+        row = PassKey(*key)  # type: ignore[arg-type]
+        part = self.plan.passes.get((row.name, row.length))
         return part and part.method
 
 

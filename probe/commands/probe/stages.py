@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from mesa.methods import Method
 from probe.capture.capture import capture
 from probe.commands.eval import by_length
 from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.result import EvalKey
 from probe.commands.eval.run import Evaluation
 from probe.commands.eval.worker import eval_tasks, measure_with
 from probe.commands.probe.plan import ProbePlan
@@ -56,7 +57,10 @@ class FailureByLength(Evaluation):
             return missing
         further = further_lengths(self.plan, rows, self.rounds)
         keys = [
-            (task, name, length) for name, lengths in further.items() for length in lengths for task in by_length.TASKS
+            EvalKey(task, name, length)
+            for name, lengths in further.items()
+            for length in lengths
+            for task in by_length.TASKS
         ]
         return eval_tasks(self.plan, [key for key in keys if key not in rows])
 
@@ -102,6 +106,13 @@ def _between(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]]) -
     }
 
 
+class StateKey(NamedTuple):
+    """What a captured pass is of."""
+
+    method: str
+    prompt: str
+
+
 class HiddenStates(Experiment):
     """A pass a method and prompt, whose hidden states go to the store at `path`."""
 
@@ -117,11 +128,11 @@ class HiddenStates(Experiment):
 
     def method(self, key: Key) -> Method | None:
         """As for Experiment."""
-        return self.plan.methods.get(str(key[0]))
+        return self.plan.methods.get(StateKey(*map(str, key)).method)
 
     def record(self, journal: Journal | None, task: Task, value: Mapping[str, Sequence[np.ndarray]]) -> None:
         """Writes a pass to the store."""
-        method, prompt = map(str, task.key)
+        method, prompt = StateKey(*map(str, task.key))
         for hook, layers in value.items():
             for layer, states in zip(self.plan.kept.layers, layers, strict=True):
                 store.write(self.path, hook, method, prompt, layer, states)

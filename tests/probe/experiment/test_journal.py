@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import NamedTuple
 
 import pytest
 
@@ -97,3 +98,21 @@ def test_a_row_without_what_is_needed_is_named_by_file_and_key(path, row, proble
         ValueError, match=rf"journal\.jsonl: the row of \['nll', 'origin', 64\] .*{problem}.*; remove its"
     ):
         Journal(path, SETTINGS, needed=("nll", "rules"))
+
+
+class Place(NamedTuple):
+    method: str
+    length: int
+
+
+def test_the_first_line_names_the_columns_of_the_keys_and_other_keys_are_refused(path):
+    journal = Journal(path, SETTINGS, columns=Place)
+    journal.add(("rerope", 64), ROW)
+    assert json.loads(path.read_text().splitlines()[0])["columns"] == ["method", "length"]
+    for rows in (journal.rows, Journal(path, SETTINGS, columns=Place).rows):
+        assert [(key.method, key.length) for key in rows] == [("rerope", 64)]
+    for other in (("rerope",), ("rerope", "64"), ("rerope", 64, 1)):
+        path.unlink()
+        Journal(path, SETTINGS).add(other, ROW)
+        with pytest.raises(ValueError, match="is of no method, length; remove its line"):
+            Journal(path, SETTINGS, columns=Place)
