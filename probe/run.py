@@ -123,9 +123,18 @@ class Result:
 
 
 class Run(reader.Run):
-    """An opened run: `hidden` and `evaluation` as stored, and a method for each part of its report.
+    """An opened run: hidden states, scores by length, and a method for each part of its report.
 
-    Each returns a `Result`: labelled data, drawn in a notebook, a text in a terminal.
+    `open_run` makes one. `hidden` and `evaluation` are xarray Datasets; `evaluation` is None where nothing was measured
+    by length. Each part is a `Result`: `data` (xarray), `figure(name)`, `names` of figures, and `save(folder,
+    formats)`. A notebook draws it, a terminal prints its text.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> dict(run.hidden["resid_post"].sizes)
+        {'method': 2, 'prompt': 1, 'layer': 4, 'position': 512, 'dim': 256}
+        >>> run.evaluation["tail_nll"].mean("window").sel(method="origin").round(2).values  # at 256 and 768 tokens
+        array([2.19, 3.46])
     """
 
     @property
@@ -134,7 +143,14 @@ class Run(reader.Run):
         return run_summary(self.folder, self) or whole_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
-        """`analyse` of the run, computed once a hook (default: the run's first)."""
+        """`analyse` of the run, computed once a hook.
+
+        Args:
+            hook: Default: the run's first.
+
+        Returns:
+            An `Analysis`.
+        """
         if hook not in self._analyses:
             self._analyses[hook] = analyse(self, hook, work=partial(cached, self))
         return self._analyses[hook]
@@ -150,11 +166,24 @@ class Run(reader.Run):
         hook: str | None = None,
         methods: Sequence[str] | None = None,
     ) -> Result:
-        """`find_drift` of a prompt (default: the first); drawn are `layers`, by default where drift begins.
+        """Drift of one prompt's hidden states, see `find_drift`.
 
-        methods: those in figures and files; default: all.
+        Args:
+            prompt: Default: the first.
+            layers: Those drawn. Default: where drift begins.
+            hook: Default: the run's first.
+            methods: Those in figures and files. Default: all.
 
-        Raises Refused for a prompt that is not judged, and where too few positions were captured.
+        Returns:
+            A `Result`.
+
+        Raises:
+            Refused: The prompt is not judged, or too few positions were captured.
+
+        Examples:
+            >>> run = probe.open_run("runs/example")
+            >>> run.drift().data["first"].sel(method="origin").values.tolist()  # by layer, in tokens
+            [362.0, nan, 316.0, nan]
         """
         drifts = self.analysis(hook).drifts
         if isinstance(drifts, str):
@@ -175,9 +204,17 @@ class Run(reader.Run):
         hook: str | None = None,
         methods: Sequence[str] | None = None,
     ) -> Result:
-        """`search` of a prompt (default: the first); drawn are the (layer, dim) `pairs`, by default the `top` best.
+        """Thresholds and crossings of one prompt, see `search`.
 
-        methods: those in figures and files; default: all.
+        Args:
+            pairs: The (layer, dim) pairs drawn. Default: the best.
+            top: How many of the best; default 4.
+            prompt: Default: the first.
+            hook: Default: the run's first.
+            methods: Those in figures and files. Default: all.
+
+        Returns:
+            A `Result`.
         """
         analysis = self.analysis(hook)
         hidden = one_prompt(analysis.hidden, prompt)
@@ -205,12 +242,33 @@ class Run(reader.Run):
         cells: int | None = _CELLS,
         pool: int | None = None,
     ) -> Result:
-        """Hidden states (method, layer, dim, position), less those under `minus`; default: all there is.
+        """Hidden states by method, layer, dim and position, less those under one method.
 
-        positions: half-open (start, stop), side by side; default: around M, and the last M. Only these values are read;
-        more than 25 million when they are used. pool: data and files have no more values, each the farthest from 0 of
-        a block of dims and positions; default: all. cells: values of a figure, at most; None: a picture a method, one
-        pixel a value.
+        Args:
+            minus: The method that is subtracted. Default: none.
+            methods: Default: all.
+            layers: Default: all.
+            dims: Default: all.
+            positions: Half-open (start, stop), side by side. Default: around M, and the last M.
+            prompt: Default: the first.
+            hook: Default: the run's first.
+            cells: The most values of a figure; default 100,000. None: a picture a method, one pixel a value.
+            pool: The most values of data and files, each the farthest from 0 of a block of dims and positions. Default:
+                all values; more than 25 million are read when they are used.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            Refused: A label was not captured.
+
+        Examples:
+            >>> run = probe.open_run("runs/example")
+            >>> shown = run.heatmap(minus="origin", layers=[2], positions=[(240, 280)])
+            >>> dict(shown.data.sizes)
+            {'method': 1, 'layer': 1, 'position': 40, 'dim': 256}
+            >>> [path.suffix for path in shown.save("runs/exports", "svg,csv")]
+            ['.svg', '.csv']
         """
         hidden = one_prompt(hook_values(self, hook), prompt)
         for name, labels in {"layer": layers, "dim": dims}.items():
@@ -236,9 +294,16 @@ class Run(reader.Run):
         return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn))
 
     def curves(self, methods: Sequence[str] | None = None) -> Result:
-        """Scores by length, measured and predicted failures, drift onsets; Refused for a run that measured none.
+        """Scores by length, with measured and predicted failures and drift onsets.
 
-        methods: those in the figure and files; default: all.
+        Args:
+            methods: Those in the figure and files. Default: all.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            Refused: The run measured no scores by length.
         """
         if self.evaluation is None:
             raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
@@ -295,10 +360,21 @@ class Run(reader.Run):
         return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
 
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
-        """A text token by token, as `mesa-lens anatomy --parts tokens` captured it, under the reference and `method`.
+        """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.
 
-        Two views: each token's loss, and what one head attends to (default: the one that the method changes most).
-        FileNotFoundError where nothing was captured, Refused for a method, layer or head that was not.
+        Two views, under the reference and a method: each token's loss, and what one head attends to.
+
+        Args:
+            method: Default: the first but the reference.
+            layer: Default: with `head`, the one that the method changes most.
+            head: As `layer`.
+
+        Returns:
+            HTML, which a notebook displays.
+
+        Raises:
+            FileNotFoundError: Nothing was captured.
+            Refused: The method, layer or head was not captured.
         """
         tokens = TOKENS.find(self.folder)
         if tokens is None:
@@ -319,9 +395,22 @@ class Run(reader.Run):
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises.
+    """The run in a folder, after a check that its store is complete.
 
-    Select as in xarray: `run.hidden.sel(method="origin", layer=3)`.
+    Args:
+        path: A folder that `run_probe` or `mesa-lens probe` wrote, or a store.
+
+    Returns:
+        A `Run`; select as in xarray: `run.hidden.sel(method="origin", layer=3)`.
+
+    Raises:
+        FileNotFoundError: No run is there.
+        Refused: The store is incomplete, damaged or of another version.
+
+    Examples:
+        >>> probe.open_run("runs/example")
+        run runs/example of default, M = 256: 256 dims, 4 layers, 512 positions, 2 methods, 1 prompts
+        verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()
     """
     run = reader.open_run(path)
     return Run(run.path, labelled(run.hidden), labelled(run.evaluation))

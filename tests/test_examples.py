@@ -19,7 +19,7 @@ import theory
 from probe.options import options
 
 PACKAGES = {"mesa": mesa, "probe": probe, "theory": theory}
-PUBLIC = [f"{package}.{name}" for package, module in [("mesa", mesa), ("theory", theory)] for name in module.__all__]
+PUBLIC = [f"{package}.{name}" for package, module in PACKAGES.items() for name in module.__all__]
 NAMES = {**PACKAGES, "np": np, "xr": xr}
 """What examples use without an import: docs/api.md says so."""
 FIRST = "probe.run_probe"
@@ -41,6 +41,11 @@ def docstring(name: str) -> str:
         at for at, line in enumerate(tree.body) if isinstance(line, ast.AnnAssign) and line.target.id == "METHODS"
     ]
     return inspect.cleandoc(tree.body[place + 1].value.value)
+
+
+def arguments(value) -> list[str]:
+    """The names in the section Args of a docstring."""
+    return re.findall(r"^    (\w+): ", section(inspect.getdoc(value) or "", "Args"), re.MULTILINE)
 
 
 def section(text: str, heading: str) -> str:
@@ -103,7 +108,10 @@ def test_a_docstring_begins_with_a_sentence_and_lists_parameters_and_results(nam
         assert section(text, "Returns") or section(text, "Yields"), "no Returns"
     else:
         wanted = []
-    assert re.findall(r"^    (\w+): ", section(text, "Args"), re.MULTILINE) == wanted
+    assert arguments(value) == wanted
+    methods = vars(value).items() if isinstance(value, type) else ()
+    for method in (getattr(value, key) for key, item in methods if arguments(item)):
+        assert arguments(method) == [key for key in inspect.signature(method).parameters if key != "self"], method
 
 
 @pytest.mark.parametrize("name", list(mesa.METHODS))

@@ -27,11 +27,29 @@ def capture_states(
     *,
     executor: str = "fused",
 ) -> xr.Dataset:
-    """Labelled hidden states of one pass over `token_ids` under `method`: a variable a hook, (layer, position, dim).
+    """Hidden states of one pass over a prompt under a method.
 
-    spec: what to keep (default: all of resid_post); values are float32 whatever dtype it names for a store. The
-    method's name is a coordinate, so that `xr.concat(passes, "method")` is what `search` takes. Raises Refused for
-    what the model or the prompt does not have, and what `capture` raises.
+    Args:
+        bridge: What `mesa.bridge` returns.
+        token_ids: The prompt, with the tokenizer's own first token.
+        method: The method.
+        spec: What to keep; values are float32 whatever dtype it names. Default: all of resid_post.
+        executor: 'fused' or 'dense', as in `mesa.applied`; default 'fused'.
+
+    Returns:
+        A Dataset, a variable a hook, (layer, position, dim); the method is a coordinate, so that `xr.concat(passes,
+        "method")` is what `search` and `find_drift` take.
+
+    Raises:
+        Refused: The model or the prompt does not have what `spec` names.
+        RuntimeError: A layer's states are not finite.
+
+    Examples:
+        >>> loaded = mesa.load()
+        >>> bridge = mesa.bridge(loaded.model, loaded.tokenizer)
+        >>> ids = loaded.tokenizer(" hello" * 400)["input_ids"]
+        >>> dict(probe.capture_states(bridge, ids, mesa.ReRoPE(trained_length=256))["resid_post"].sizes)
+        {'layer': 4, 'position': 401, 'dim': 256}
     """
     spec, model = spec or CaptureSpec(), bridge.original_model
     selection = spec.resolve(model.config, len(token_ids))

@@ -39,7 +39,20 @@ def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """What to keep of a forward pass; None keeps all. Ranges are half-open, positions count tokens from 0."""
+    """What to store of a forward pass; by default all of the residual stream after each layer.
+
+    Ranges are half-open, positions count tokens from 0. Its fields are options of `mesa-lens probe`; docs/commands.md
+    lists them.
+
+    Raises:
+        Refused: A hook or dtype is not known, or a range is empty.
+
+    Examples:
+        >>> spec = probe.CaptureSpec(layers=((2, 4),), positions=((0, 100),))
+        >>> selection = spec.resolve(mesa.load().model.config, length=512)
+        >>> list(selection.layers), len(selection.positions), len(selection.dims)
+        ([2, 3], 100, 256)
+    """
 
     hooks: Names = option(("resid_post",), "TransformerLens hooks, e.g. resid_post,attn_out", group=_KEEP)
     layers: RangeList = option(None, "e.g. 0-10, both ends included", group=_KEEP, unset="all")
@@ -62,7 +75,18 @@ class CaptureSpec:
             _check_ranges(name, getattr(self, name))
 
     def resolve(self, config: Any, length: int) -> Selection:
-        """The indices in a model with Hugging Face `config` reading `length` tokens; Refused out of range."""
+        """The indices to store in one model.
+
+        Args:
+            config: The model's Hugging Face config.
+            length: Tokens that it reads.
+
+        Returns:
+            A `Selection`: `layers`, `positions` and `dims`, in rising order.
+
+        Raises:
+            Refused: A range or hook is beyond what the model or the prompt has.
+        """
         for hook in self.hooks:
             if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
                 raise Refused("hook 'resid_mid' is not there: attention and MLP of this model run side by side")

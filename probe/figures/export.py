@@ -82,12 +82,27 @@ def heatmap_export(
     cells: int | None = CELLS,
     drawn: xr.DataArray | None = None,
 ) -> Export:
-    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions`, their `difference` or `pool`.
+    """Heatmaps of one prompt, and their numbers, as files.
 
-    Numbers are those of the panel; one from `pool` is named so. Pictures are pooled to at most `cells` values, and say
-    so, four methods side by side; None: a picture a method, one pixel a cell. `limits`: ends of the layers' colour
-    scales (default: `layer_limits`). `drawn`: the panel pooled for the pictures, where it is known. Raises Refused for
-    values that are not finite, as `search` does where thresholds are exported.
+    Args:
+        panel: Hidden states (method, layer, dim, position) from `regions`, or their difference.
+        trained_length: M, tokens.
+        limits: Ends of the layers' colour scales. Default: from the panel.
+        cells: The most values of a picture, four methods side by side; default 300,000. None: a picture a method, one
+            pixel a value.
+        drawn: The panel pooled for the pictures, where it is known. Default: computed.
+
+    Returns:
+        An `Export`; its `files(format)` are (name, bytes), format png, svg, pdf, html, npz or csv.
+
+    Raises:
+        Refused: Values are not finite.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> panel = probe.regions(probe.hook_values(run).sel(prompt="repeated"), [(206, 306)])
+        >>> [name for name, content in probe.heatmap_export(panel, run.trained_length).files("npz")]
+        ['heatmap-resid_post-repeated.npz']
     """
     checked = panel if drawn is None else drawn  # of a panel that is read when used the store checks the values
     if count := int(np.count_nonzero(~np.isfinite(checked.values))):
@@ -116,10 +131,26 @@ def labelled_numbers(panel: xr.DataArray, trained_length: int) -> xr.Dataset:
 
 
 def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
-    """A chart a (layer, dim) pair of one prompt's `hidden` and its `probe.search`, and two tables of all pairs.
+    """Charts of dims with their thresholds, and their numbers, as files.
 
-    `thresholds`, by pair and method: the results of the search. `threshold-values`, by pair, method and position: the
-    value, and the mean over the last `smoothing` positions that thresholds and crossings are read from.
+    Args:
+        hidden: One prompt's hidden states (method, layer, position, dim).
+        search: One prompt's `search` of them.
+        pairs: The (layer, dim) pairs.
+
+    Returns:
+        An `Export`: a chart a pair; table `thresholds` by pair and method, and table `values` by pair, method and
+        position: the value, and the mean over the last `smoothing` positions.
+
+    Raises:
+        Refused: No pair is named, or one was not captured.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> hidden = probe.hook_values(run).sel(prompt="repeated")
+        >>> crossings = probe.search(hidden, 256, probe.CrossingRule.scaled(256))
+        >>> list(probe.threshold_export(hidden, crossings, [(2, 8)]).figures)
+        ['threshold-resid_post-repeated-layer2-dim8']
     """
     pairs = list(dict.fromkeys(pairs))
     if not pairs:
@@ -140,11 +171,26 @@ def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
 def drift_export(
     drift: xr.Dataset, prompt: str, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
 ) -> Export:
-    """The chart of `layers` of one prompt's `drift` (from `find_drift`; default: where it begins), its map, tables.
+    """The charts of drift, and their numbers, as files.
 
-    `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
-    by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms, of `layers`
-    or, by default, of all. methods: those drawn and in the tables; `drift` also has the reference.
+    Args:
+        drift: One prompt's `find_drift`.
+        prompt: The prompt's name, for file names.
+        layers: Those in the chart and the tables. Default: where drift begins in the chart, all in the tables.
+        methods: Those in the chart and the tables. Default: all.
+
+    Returns:
+        An `Export`: a chart and a map; table `levels` by method, layer and run (mean square distance in ranges), and
+        table `dims` by method, layer and dim (level, range, share of the drift).
+
+    Raises:
+        Refused: A layer or method is not in `drift`.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> drift = probe.find_drift(probe.hook_values(run).sel(prompt="repeated"), run.trained_length)
+        >>> [name for name, content in probe.drift_export(drift, "repeated").files("csv")]
+        ['drift-resid_post-repeated-levels.csv', 'drift-resid_post-repeated-dims.csv']
     """
     check_labels(drift, "layer", layers or ())
     check_labels(drift, "method", methods or ())
@@ -165,9 +211,27 @@ def curves_export(
     onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged] = (),
     predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Export:
-    """The chart of scores by length, a table of every sample of each score, and `failures` with onsets.
+    """The chart of scores by length, and its numbers, as files.
 
-    onsets: from hidden states, of one rule, for the table; predicted: as for `curves_chart`.
+    Args:
+        evaluation: Scores, as `Run.evaluation`.
+        measured: What `measured_failure` returns for them.
+        trained_length: M, tokens.
+        onsets: Onsets in hidden states, of one rule, for the table. Default: none.
+        predicted: Predicted failures by method, drawn as ticks. Default: none.
+
+    Returns:
+        An `Export`: figure `curves`; tables of every sample of each score, and `failures`.
+
+    Raises:
+        Refused: A score holds no number.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> measured = probe.measured_failure(run.evaluation, run.trained_length)
+        >>> export = probe.curves_export(run.evaluation, measured, run.trained_length)
+        >>> [name for name, content in export.files("csv")]
+        ['curves-tail_nll.csv', 'curves-passkey.csv', 'failures.csv']
     """
     names = [name for name in ("tail_nll", "passkey") if name in evaluation]
     for name in names:

@@ -28,9 +28,19 @@ _BLOCK = "block"  # attribute: dims and positions that a value stands for, at mo
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
-    """Half-open regions: the captured runs if there are several, else [M/2, 3 M/2) and the last M positions.
+    """The positions that a heatmap shows by default.
 
-    Of these two what was captured.
+    Args:
+        position: The captured positions, rising.
+        trained_length: M, tokens.
+
+    Returns:
+        Half-open (start, stop): the captured runs if there are several, else [M/2, 3 M/2) and the last M positions, of
+        both what was captured.
+
+    Examples:
+        >>> probe.default_regions(np.arange(2048), 256)
+        [(128, 384), (1792, 2048)]
     """
     runs = [(first, last + 1) for first, last in captured_ranges(position)]
     if len(runs) > 1:
@@ -42,9 +52,22 @@ def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int
 
 
 def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataArray:
-    """The captured positions in the half-open `bounds`, side by side, with their number as coordinate `region`.
+    """Positions within bounds, side by side: what a heatmap shows.
 
-    Raises Refused for bounds in which no position was captured, and for such as overlap.
+    Args:
+        hidden: Hidden states with dim `position`.
+        bounds: Half-open (start, stop), in tokens, that do not overlap.
+
+    Returns:
+        The captured positions in the bounds, with the number of their bounds as coordinate `region`.
+
+    Raises:
+        Refused: In one of the bounds no position was captured, or some overlap.
+
+    Examples:
+        >>> hidden = probe.hook_values(probe.open_run("runs/example"))
+        >>> probe.regions(hidden, [(240, 260), (500, 512)]).sizes["position"]
+        32
     """
     position = hidden["position"].values
     parts = [np.flatnonzero((position >= start) & (position < stop)) for start, stop in bounds]

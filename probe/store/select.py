@@ -16,7 +16,23 @@ _PROVENANCE = ("model", "model_revision")
 
 
 def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
-    """The hidden states of `hook` (default: the run's first), with the model's name; Refused for an unknown hook."""
+    """The hidden states of a run at one hook.
+
+    Args:
+        run: An opened run.
+        hook: E.g. 'resid_post'. Default: the run's first.
+
+    Returns:
+        (method, prompt, layer, position, dim), with the model's name and revision as attributes.
+
+    Raises:
+        Refused: The hook was not captured.
+
+    Examples:
+        >>> hidden = probe.hook_values(probe.open_run("runs/example"))
+        >>> hidden.sel(method="origin", prompt="repeated", layer=2).shape
+        (512, 256)
+    """
     hooks = hooks_of(run)
     hook = hooks[0] if hook is None else hook
     if hook not in hooks:

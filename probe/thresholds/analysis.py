@@ -106,11 +106,25 @@ def analyse(
     by: str = "drift",
     work: Cache = uncached,
 ) -> Analysis:
-    """Reads thresholds, drift, their onsets and measured failures from a run, for `hook` (default: its first).
+    """Thresholds, drift, onsets, control and measured failures of a run.
 
-    `by`: which of `RULES` gives the onsets shown first. `work`: gives what is known of searches under the default
-    rule, or has it made (`probe.store.cache`). The reference is Origin, or the run's first method. Raises
-    Refused for an unknown hook or rule, and where `search` does.
+    Args:
+        run: An opened run. Its reference is Origin, or its first method.
+        hook: Default: the run's first.
+        rule: Of thresholds. Default: `CrossingRule.scaled(M)`.
+        by: Which onsets are shown first: 'drift' or 'paper' (thresholds); default 'drift'.
+        work: Gives what is known of searches under the default rule, or has it made. Default: nothing is known.
+
+    Returns:
+        An `Analysis`: `crossings`, `threshold_onsets`, `drifts`, `control`, `measured`, `onsets`.
+
+    Raises:
+        Refused: The hook or the rule is not known, or too few positions were captured.
+
+    Examples:
+        >>> analysis = probe.analyse(probe.open_run("runs/example"))
+        >>> {onset.method: onset.length for onset in analysis.onsets}  # drift onsets in tokens
+        {'origin': 316, 'rerope': None}
     """
     if by not in RULES:
         raise Refused(f"unknown rule {by!r}; known: {', '.join(RULES)}")
@@ -194,7 +208,19 @@ def _following(analysis: Analysis) -> list[str]:
 
 
 def summarize(analysis: Analysis) -> Findings:
-    """The analysis as what summary.json holds of it."""
+    """An analysis as numbers and strings, as summary.json holds it.
+
+    Args:
+        analysis: What `analyse` returns.
+
+    Returns:
+        A `Findings`: `methods` with onsets, scores and measured failure, `control`, `drift`, `level` and the settings.
+
+    Examples:
+        >>> findings = probe.summarize(probe.analyse(probe.open_run("runs/example")))
+        >>> [(result.method, str(result.drift_onset)) for result in findings.methods]
+        [('origin', '316 (descriptive)'), ('rerope', 'none up to 512')]
+    """
     crossings, attrs, measured = analysis.crossings, analysis.run.hidden.attrs, analysis.measured
     at_best = crossings.sel(prompt=analysis.prompt)
     names = ("score", "threshold", "limit")

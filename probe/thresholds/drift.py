@@ -30,19 +30,31 @@ _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 @dataclass(frozen=True, kw_only=True)
 class DriftRule:
-    """How the states of a layer are judged; lengths in tokens.
+    """How drift is judged, a layer's dims jointly; lengths in tokens.
 
-    run: positions that are judged together. warm_up: positions below it, and as many after a method begins to count
-        positions anew: no part of the reference, and not called.
-    held_out: positions before M that are no part of the reference: few training texts reached them, so that a break
-        may begin there already.
-    quantile: of |x - centre| inside the window: a dim's range. clip: the most ranges that one dim counts; more in wide
-        models (`most`).
-    factor: how far the mean square, in ranges, must exceed the largest one inside the window, at least 1 (all dims at
-        the edges of their ranges). pretended: windows of the sweep.
-    alarm_rate: the most false alarms, of its pretended windows, with which a layer is called.
-    chance: the most chance, over all layers, with which a model without a break has a layer called.
-    resolution: least range, as a share of a dim's level: what the model's arithmetic and the store's dtype resolve.
+    `DriftRule.scaled(M)` is the default rule of a model.
+
+    Args:
+        run: Positions that are judged together.
+        warm_up: Positions below it, and as many after a method restarts positions, are no part of the reference and not
+            judged.
+        held_out: Positions before M that are no part of the reference: few training texts reached them, so that drift
+            may begin there already.
+        quantile: Of |x - centre| inside the window, a dim's range; default 0.99.
+        clip: The most ranges that one dim counts; default 100, more in wide models (`most`).
+        factor: How far the mean square, in ranges, must exceed the largest one inside the window, at least 1; default
+            4.
+        period: Positions at a multiple of it are compared with each other, of prompts that repeat; default 1.
+        pretended: Windows inside M that the rule is tried on; default 16.
+        alarm_rate: The most false detections, of those windows, of a layer that is judged; default 0.05.
+        chance: The most chance, over all layers, that a model without drift has a layer detected; default 0.01.
+        resolution: The least range, as a share of a dim's level: what arithmetic and the store's dtype resolve; default
+            2^-20.
+
+    Examples:
+        >>> rule = probe.DriftRule.scaled(256)
+        >>> rule.run, rule.warm_up, rule.held_out
+        (2, 64, 64)
     """
 
     run: int
@@ -63,7 +75,16 @@ class DriftRule:
 
     @classmethod
     def scaled(cls, trained_length: int, resolution: float = 2.0**-20, period: int = 1) -> DriftRule:
-        """The default rule of a model with trained length M: runs of M/128, warm-up M/4, M/4 held out."""
+        """The default rule: runs of M/128, warm-up M/4, M/4 held out.
+
+        Args:
+            trained_length: M, tokens.
+            resolution: As in `DriftRule`; default 2^-20.
+            period: As in `DriftRule`; default 1.
+
+        Returns:
+            The rule.
+        """
         quarter = trained_length // 4
         return cls(
             run=max(1, trained_length // 128), warm_up=quarter, held_out=quarter, resolution=resolution, period=period
@@ -78,35 +99,50 @@ def find_drift(
     plans: Mapping[str, Plan] | None = None,
     reference: str = "origin",
 ) -> xr.Dataset:
-    """Where each layer of `hidden` (method, [prompt,] layer, position, dim) leaves what it did inside the window M.
+    """Where each layer's states leave the range that they have inside the window.
 
-    Of several prompts the mean is judged: with many texts, the positional vector. plans: by method, its plan of the
-    pass. Where it begins to count positions anew (`mesa.plan.restarts`) states settle again, and come again into
-    positions like those held out, neither of which is judged.
+    Args:
+        hidden: Hidden states (method, [prompt,] layer, position, dim). Of several prompts the mean is judged: with many
+            texts, the positional vector.
+        trained_length: M, tokens.
+        rule: Default: `DriftRule.scaled(M)`, at the resolution of the dtype.
+        plans: By method, its plan of the pass. Where positions restart, states settle again, and are not judged until
+            they have. Default: no method restarts positions.
+        reference: The method whose ranges are the least; default 'origin'.
 
-    With I the positions in [warm_up, M - held_out) that are no warm-up after a restart, for each method, layer and dim:
+    Returns:
+        A Dataset. With I the positions in [warm_up, M - held_out) that are no warm-up after a restart, for each method,
+        layer and dim:
 
-    - `centre` = median of x over I; two trends, of x with ln t and of x with t, by their slopes over I (median over
-      pairs half of I apart)
-    - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
-    - z = distance of x from the span of `centre` and both trends, in ranges, at most `rule.most`: what stays, or goes
-      on growing as before, as a power of t up to 1, is 0
-    - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
-    - `limit` (method, layer) = factor * max(1, largest level in I)
-    - `first` (method, layer): the first run from M on, no warm-up, whose level is above the limit; NaN: none, or not
-      trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were judged last.
-      `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
-      that a break called at M began earlier
-    - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
-    - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
-      break between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and either no
-      run from M on does, or more than chance explains
-    - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so often
-      in any layer (`chance_of`); NaN where none passes the limit, or not trusted
-      `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
-      `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
+        - `centre` = median of x over I; two trends, of x with ln t and of x with t, by their slopes over I (median over
+          pairs half of I apart)
+        - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
+        - z = distance of x from the span of `centre` and both trends, in ranges, at most `rule.most`: what stays, or
+          goes on growing as before, as a power of t up to 1, is 0
+        - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
+        - `limit` (method, layer) = factor * max(1, largest level in I)
+        - `first` (method, layer): the first run from M on, no warm-up, whose level is above the limit; NaN: none, or
+          not trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were
+          judged last. `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M
+          tokens, which says that drift detected at M began earlier
+        - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
+        - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule
+          detects drift between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and
+          either no run from M on does, or more than chance explains
+        - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
+          often in any layer; NaN where none passes the limit, or not trusted
+        - `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not
+          trusted. `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any
+          trusted layer
 
-    Raises Refused where too few positions were captured on either side of M, and for values that are not finite.
+    Raises:
+        Refused: Too few positions were captured on either side of M, or values are not finite.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> drift = probe.find_drift(probe.hook_values(run).sel(prompt="repeated"), run.trained_length)
+        >>> drift["first"].sel({"method": "origin"}).values.tolist()  # by layer, in tokens; nan: none
+        [362.0, nan, 316.0, nan]
     """
     rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values

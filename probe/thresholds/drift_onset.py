@@ -78,7 +78,21 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def drift_onsets(drift: xr.Dataset) -> list[DriftOnset]:
-    """One onset a method, from `find_drift`."""
+    """Where states first drift, one onset a method.
+
+    Args:
+        drift: One prompt's `find_drift`.
+
+    Returns:
+        A list of `DriftOnset`: `length` in tokens (None: not detected), its 95% interval `low` to `high`, `layer`,
+        `layers`, `untrusted` and false detections. It predicts no failure.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> drift = probe.find_drift(probe.hook_values(run).sel(prompt="repeated"), run.trained_length)
+        >>> [(onset.method, onset.length, onset.layer) for onset in probe.drift_onsets(drift)]
+        [('origin', 316, 2), ('rerope', None, None)]
+    """
     return [_call(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
 
 

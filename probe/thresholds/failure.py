@@ -128,11 +128,29 @@ class Measured:
 
 
 def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> Measured:
-    """Failure lengths from `tail_nll` (method, length, window) and, if there, `passkey` (method, length, sample).
+    """The length at which each method fails, from scores by length.
 
-    Methods and lengths share windows and samples: intervals are of differences window by window. NaN: a length that a
-    method was not measured at. The attribute `vocabulary`, in tokens, tells what chance is; without it no tail NLL is
-    called so. Raises Refused if nothing was measured within the trained window, or not the reference method.
+    A method fails from a length on where its tail NLL is 0.5 nats/token above the reference's within M, or it finds
+    fewer than half of the passkeys, there and at every longer length measured.
+
+    Args:
+        evaluation: `tail_nll` (method, length, window) in nats/token and, if there, `passkey` (method, length, sample).
+            NaN: not measured. The attribute `vocabulary`, in tokens, tells what chance is.
+        trained_length: M, tokens.
+        reference: Default 'origin'.
+
+    Returns:
+        A `Measured`: `failures`, one a method, each with `length` (None: none up to the longest) and `after`, the
+        longest length before it that passes; `level`; `judged_by`.
+
+    Raises:
+        Refused: Nothing was measured within M, or not the reference.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> measured = probe.measured_failure(run.evaluation, run.trained_length)
+        >>> [(failure.method, failure.length) for failure in measured.failures]  # measured at 256 and 768 tokens
+        [('origin', 768), ('rerope', None)]
     """
     evaluation = evaluation.sortby("length")
     lengths = evaluation["length"].values.astype(int)

@@ -30,17 +30,30 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingRule:
-    """How values are read and judged; lengths in tokens, of consecutive captured positions.
+    """How thresholds and their crossings are read; lengths in tokens, of consecutive captured positions.
 
-    smoothing: a value at t is the mean over (t - smoothing, t], so that it never looks ahead.
-    sustained: a crossing must hold for so many positions, the first of which is the crossing.
-    warm_up: positions below it (few tokens of context, the first token's huge values) are not part of the reference.
-    margin: a value is beyond the threshold when it passes it by `margin` in-window spreads; 0 is the paper's rule,
-        which calls the noise about a level a crossing.
-    minimum_score: the least score of a threshold dim; see `search`.
-    share: of the positions of a threshold dim, inside (safe side) and after the crossing (beyond).
-    floor: the least in-window spread, as a share of the layer's typical magnitude (median over dims of the median
-        absolute in-window value): smaller motions are not taken for signals.
+    `CrossingRule.scaled(M)` is the default rule of a model.
+
+    Args:
+        smoothing: A value at t is the mean over (t - smoothing, t], so that it never looks ahead.
+        sustained: A crossing must hold for so many positions, the first of which is the crossing.
+        warm_up: Positions below it (few tokens of context, the first token's huge values) are not part of the
+            reference; default 0.
+        margin: A value is beyond the threshold when it passes it by so many in-window spreads; default 3. 0 is the
+            paper's rule, which counts noise about a level as a crossing.
+        minimum_score: The least score of a threshold dim, see `search`; default 6.
+        share: Of the positions of a threshold dim, so many are on the safe side inside the window, and beyond the
+            threshold after the crossing; default 0.95.
+        floor: The least in-window spread, as a share of the layer's typical magnitude (median over dims of the median
+            absolute in-window value); default 0.01. Smaller motions are not taken for signals.
+
+    Raises:
+        Refused: A value is out of range.
+
+    Examples:
+        >>> rule = probe.CrossingRule.scaled(256)
+        >>> rule.smoothing, rule.sustained, rule.warm_up
+        (4, 16, 64)
     """
 
     smoothing: int
@@ -61,7 +74,14 @@ class CrossingRule:
 
     @classmethod
     def scaled(cls, trained_length: int) -> CrossingRule:
-        """The default rule of a model with trained length M: smoothing M/64, sustained M/16, warm-up M/4."""
+        """The default rule: smoothing M/64, sustained M/16, warm-up M/4.
+
+        Args:
+            trained_length: M, tokens.
+
+        Returns:
+            The rule.
+        """
         return cls(
             smoothing=max(1, trained_length // 64),
             sustained=max(2, trained_length // 16),
@@ -91,26 +111,42 @@ class _Layout:
 
 
 def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
-    """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
+    """Thresholds, scores and crossings of every layer and dim.
 
-    With x the smoothed value under `reference`, I its captured positions in [warm_up, M) and B those beyond M:
+    Args:
+        hidden: Hidden states (method, [prompt,] layer, position, dim).
+        trained_length: M, tokens.
+        rule: How values are read, e.g. `CrossingRule.scaled(M)`.
+        reference: The method that thresholds are read from; default 'origin'.
 
-    - `threshold` = x(M); `side` = sign(median of x over B - threshold)
-    - `spread` = (95% - 5% quantile of x over I) / 3.29, the standard deviation if x is Gaussian; at least `floor`
-    - `limit` = threshold + side * margin * spread, the line that counts as passed
-    - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
-      (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
-      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its size for its spread:
-      it moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
-      |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
-    - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
-      positions; NaN if there is none
-    - `inside` (method): share of I where that method is beyond `limit` already; its crossing then says little
-    - `threshold_dim`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond it on
-      `share` of the positions from there on
-    - `rank`: 1 for the threshold dim with the highest score, 0 for others; `qualified`: how many are
+    Returns:
+        A Dataset. With x the smoothed value under `reference`, I its captured positions in [warm_up, M) and B those
+        beyond M:
 
-    Raises Refused when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
+        - `threshold` = x(M); `side` = sign(median of x over B - threshold)
+        - `spread` = (95% - 5% quantile of x over I) / 3.29, the standard deviation if x is Gaussian; at least `floor`
+        - `limit` = threshold + side * margin * spread, the line that counts as passed
+        - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
+          (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
+          goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its size for its spread: it
+          moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
+          |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
+        - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
+          positions; NaN if there is none
+        - `inside` (method): share of I where that method is beyond `limit` already; its crossing then says little
+        - `threshold_dim`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond
+          it on `share` of the positions from there on
+        - `rank`: 1 for the threshold dim with the highest score, 0 for others; `qualified`: how many are
+
+    Raises:
+        Refused: M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> hidden = probe.hook_values(run).sel(prompt="repeated")
+        >>> crossings = probe.search(hidden, 256, probe.CrossingRule.scaled(256))
+        >>> crossings["crossing"].sel({"method": "origin", "layer": 2, "dim": 8}).item()  # tokens
+        265.0
     """
     return searches(hidden, [_whole(hidden["position"].values, trained_length, rule)], rule, reference)[0]
 

@@ -103,9 +103,26 @@ def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
 
 
 def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[ThresholdOnset]:
-    """One onset a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
+    """Where each method crosses the thresholds of the best dims, one onset a method.
 
-    least: fewer judged dims than that, or than `top`, give none.
+    Args:
+        crossings: One prompt's `search`.
+        top: Dims that an onset is the median of, fewer if no more qualify; default 10.
+        least: Fewer judged dims than that, or than `top`, give no onset; default 5.
+
+    Returns:
+        A list of `ThresholdOnset`: `length` in tokens (None: no onset), `judged`, `crossed` and `chosen` dims. It
+        predicts no failure.
+
+    Raises:
+        Refused: `crossings` is of several prompts.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> hidden = probe.hook_values(run).sel(prompt="repeated")
+        >>> crossings = probe.search(hidden, 256, probe.CrossingRule.scaled(256))
+        >>> [(onset.method, onset.length) for onset in probe.threshold_onsets(crossings)]
+        [('origin', 268), ('rerope', None)]
     """
     pairs = best(crossings, top)
     layer, dim = (
@@ -144,20 +161,40 @@ def negative_control(
     top: int = TOP,
     least: int = LEAST,
 ) -> xr.Dataset:
-    """What the search finds, and the onsets, at up to `count` places inside the window, where the model works.
+    """What the search detects at places inside the window, where the model works.
 
     At a place p the search takes p for M and sees [warm_up, p) as its window and positions up to M beyond, fewer if
     fewer were captured beyond M. That is less than it sees at M, so each place has a partner `matched`: M with as many
     positions before and beyond. Places are spread evenly from 2 `sustained` behind warm_up to 2 `sustained` before M,
-    both no less than the search needs. By `place`, and by prompt if there are several:
+    both no less than the search needs.
 
-    - `first`, `last`, `matched_first`, `matched_last`: positions seen
-    - `qualified`, `matched`: threshold dims, (layer, dim) pairs, at the place, and at M; of the attribute `searched`
-    - `called` (method): the onset that `threshold_onsets` gives there, by `top` and `least` dims; NaN: none. Every one
-      is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
-      on it
+    Args:
+        hidden: Hidden states (method, [prompt,] layer, position, dim).
+        trained_length: M, tokens.
+        rule: Of the search.
+        reference: The method that dims are chosen on; default 'origin'.
+        count: The most places; default 16.
+        top: Dims that an onset is the median of; default 10.
+        least: Fewer judged dims give no onset; default 5.
 
-    Raises Refused when nowhere the positions it needs were captured.
+    Returns:
+        A Dataset, by `place`, and by prompt if there are several:
+
+        - `first`, `last`, `matched_first`, `matched_last`: positions seen
+        - `qualified`, `matched`: threshold dims, (layer, dim) pairs, at the place, and at M; of the attribute
+          `searched`
+        - `called` (method): the onset that `threshold_onsets` gives there; NaN: none. Every one is false, since it lies
+          inside the window. The reference's says that dims qualify, and no more: they are chosen on it
+
+    Raises:
+        Refused: Nowhere the positions that it needs were captured.
+
+    Examples:
+        >>> run = probe.open_run("runs/example")
+        >>> hidden = probe.hook_values(run).sel(prompt="repeated")
+        >>> control = probe.negative_control(hidden, 256, probe.CrossingRule.scaled(256), count=4)
+        >>> control["place"].values.tolist(), control["qualified"].values.tolist(), control["matched"].values.tolist()
+        ([96, 139, 181, 224], [41, 1, 0, 0], [190, 38, 21, 4])
     """
     pairs = _pairs(hidden["position"].values, trained_length, rule, count)
     windows, partners = zip(*pairs, strict=True)

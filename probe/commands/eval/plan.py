@@ -89,10 +89,22 @@ def check_read(request: EvalRequest) -> None:
 
 
 def plan(request: EvalRequest) -> EvalPlan:
-    """Checks the request with the model's config and tokenizer; builds one sample a task and length.
+    """A request checked with the model's config and tokenizer, one sample of each task and length built.
 
-    Raises Refused or FileNotFoundError, naming the value. With methods 'all', those that the model cannot have are
-    left out and named on stderr.
+    Args:
+        request: What to evaluate. Of methods 'all' those that the model cannot have are left out, and named on stderr.
+
+    Returns:
+        An `EvalPlan`, for `run_evaluation`.
+
+    Raises:
+        Refused: A value is wrong; the message names it.
+        FileNotFoundError: A file or model is not there.
+
+    Examples:
+        >>> plan = probe.plan_evaluation(probe.EvalRequest(tasks=("nll",), methods="origin,crop", samples=2))
+        >>> list(plan.methods), plan.setting.lengths
+        (['origin', 'crop'], (256, 512, 1024, 2048))
     """
     unknown = [task for task in request.tasks if task not in TASKS]
     if unknown:

@@ -24,7 +24,16 @@ _HARNESS = "lm-evaluation-harness, in place of --task"
 
 @dataclass(frozen=True)
 class EvalRequest(MethodsRequest):
-    """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
+    """What `run_evaluation` scores: a model, methods, tasks and lengths in tokens.
+
+    Its fields are the options of `mesa-lens eval`; docs/commands.md lists them with their defaults (`settings` is
+    --set, `tasks` --task).
+
+    Examples:
+        >>> request = probe.EvalRequest(tasks=("passkey",), methods="origin,mesa", lengths=(256, 512), samples=10)
+        >>> request.tasks, request.batch
+        (('passkey',), 8)
+    """
 
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "tasks", "batch")
     tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")

@@ -112,13 +112,32 @@ def _is_score(score: Any, metrics: Collection[str]) -> bool:
 def run(
     plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
 ) -> Evaluated:
-    """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
+    """Scores a model under methods on tasks, by length.
 
-    A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues there. None begins
-    after the `deadline` `until`; the summary's `tasks_left` counts those not run. Those that do not fit in memory are
-    left out, named on stderr and in `out_of_memory`; those that no worker of the `runner` could finish are in `failed`.
-    Raises FileExistsError for a folder that holds another evaluation, RuntimeError where nothing fits or a layer's
-    states are not finite, and what `opened` and `Runner.check` raise.
+    Runs what is missing in the folder; the same call continues an interrupted one.
+
+    Args:
+        plan: What `plan_evaluation` returns.
+        out: The folder; samples.csv and summary.json are written there.
+        overwrite: Whether what is there is removed first; default False.
+        until: No task begins after this time, in seconds of `time.monotonic`. Default: no limit.
+        runner: Who runs the tasks. Default: this process.
+
+    Returns:
+        An `Evaluated`: `cells` by task, method and length, each with `mean` and its 95% interval `low` to `high`, in
+        `unit`, `n`, and `difference` to the first method; `tasks_left`; `out_of_memory` and `failed`, what could not be
+        run.
+
+    Raises:
+        FileExistsError: The folder holds another evaluation.
+        RuntimeError: Nothing fits in memory, or a layer's states are not finite.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> request = probe.EvalRequest(tasks=("nll",), methods="origin,crop", lengths=(512,), samples=2)
+        >>> evaluated = probe.run_evaluation(probe.plan_evaluation(request), Path("runs/example-eval"))
+        >>> [(cell.method, cell.length, round(cell.mean, 2), cell.unit) for cell in evaluated.cells]
+        [('origin', 512, 3.01, 'nats/token'), ('crop', 512, 2.63, 'nats/token')]
     """
     runner.check(plan.request.load)
     experiment, lost = Evaluation(plan), list[Task]()

@@ -30,11 +30,34 @@ def predict_failure(
     until: float | None = None,
     runner: Runner = LOCAL,
 ) -> Prediction:
-    """Predicts at which length each method fails, by the law of docs/law.md; returns what prediction.json holds.
+    """Predicts the length at which each method fails by loss, from one measured curve (docs/law.md).
 
-    Measures what is missing in the folder `out`, and writes `predict/` in it. What `until` or lost workers left undone
-    is counted in `tasks_left`; then nothing is predicted or written, and the same call continues. Raises what `plan`,
-    `run` and `owned` raise.
+    Measures what is missing in the folder and writes `predict/` there; the same call continues an interrupted one.
+
+    Args:
+        request: What to predict.
+        out: The folder, e.g. of a run.
+        overwrite: Whether what is there is removed first; default False.
+        until: No task begins after this time, in seconds of `time.monotonic`. Default: no limit.
+        runner: Who runs the tasks. Default: this process.
+
+    Returns:
+        A `Prediction`: `methods` by name, each with `failure.length` in tokens (None: none up to the longest) and
+        `predicted` excess loss in nats/token; `misfit` of the law; `refusal`, why nothing is predicted, else empty;
+        `tasks_left`, where something is missing.
+
+    Raises:
+        Refused: A value is wrong.
+        FileExistsError: The folder holds another run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> request = probe.PredictRequest(methods="rerope", lengths=(2048,), samples=2)
+        >>> prediction = probe.predict_failure(request, Path("runs/example"))
+        >>> prediction.methods["rerope"].failure.length is None  # 8x the trained length
+        True
+        >>> round(prediction.methods["rerope"].predicted[0].excess, 2)  # nats/token at 2048
+        0.08
     """
     planned = plan(request)
     with owned(out):

@@ -17,7 +17,16 @@ from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, MethodsRequest
 
 @dataclass(frozen=True)
 class PredictRequest(MethodsRequest):
-    """What is predicted, and from how many texts; lengths in tokens, 1.25, 1.5, 2, 3, 4, 6, 8 M if None."""
+    """What `predict_failure` predicts: a model, methods and lengths in tokens.
+
+    Its fields are the options of `mesa-lens predict`; docs/commands.md lists them with their defaults (`settings` is
+    --set, `configs` --config).
+
+    Examples:
+        >>> request = probe.PredictRequest(methods="rerope", configs=("leaky-rerope:k=2",), samples=3)
+        >>> request.methods, request.samples
+        ('rerope', 3)
+    """
 
     configs: Repeated = option(
         (),

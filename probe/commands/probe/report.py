@@ -77,10 +77,23 @@ class Maps:
 
 
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
-    """Analyses the run in the folder `run_dir` and writes report.html, summary.json, figures/ and derived/ there.
+    """Writes a run's report.html, summary.json, figures/ and derived/ anew.
 
-    by: the rule that onsets are read by, as for `analyse`. Returns the summary. Raises what `open_run` and
-    `analyse` raise.
+    Args:
+        run_dir: The run's folder.
+        by: The rule that onsets are read by, 'drift' or 'paper'; default 'drift'.
+
+    Returns:
+        The summary, as in summary.json.
+
+    Raises:
+        FileNotFoundError: No run is there.
+        Refused: The store is damaged, or too few positions were captured.
+
+    Examples:
+        >>> summary = probe.write_report("runs/example", by="paper")
+        >>> summary.onset_by
+        'paper'
     """
     run, derived = open_run(run_dir), {}
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:

@@ -20,9 +20,15 @@ from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
 
 @dataclass(frozen=True)
 class ProbeRequest(MethodsRequest):
-    """What a probe runs; `probe.commands.probe.plan.plan` fills in what depends on the model. Lengths in tokens.
+    """What `run_probe` measures: a model, methods, prompts and lengths in tokens.
 
-    refine: further lengths measured of a method that fails, by bisection.
+    Its fields are the options of `mesa-lens probe`; docs/commands.md lists them with their defaults (`settings` is
+    --set).
+
+    Examples:
+        >>> request = probe.ProbeRequest(methods="origin,rerope", settings=("rerope.window=64",))
+        >>> request.model, request.word, request.samples
+        ('default', 'hello', 20)
     """
 
     default_methods: ClassVar[str] = METHODS

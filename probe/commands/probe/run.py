@@ -50,14 +50,33 @@ from probe.tasks.retrieval_tasks import PASSKEY
 def run_probe(
     request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
 ) -> tuple[Summary, str]:
-    """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
+    """Measures where each method fails, stores hidden states and writes a report, as `mesa-lens probe` does.
 
-    by: the rule that onsets are read by (of `probe.thresholds.analysis.RULES`).
+    All that can be checked is checked before the weights are loaded. The same call continues an interrupted run; of a
+    finished one it returns the summary, after another report where `by` differs.
 
-    Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
-    it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
-    summary is returned as it is. Raises FileExistsError for a folder that holds another run, unless `overwrite`, which
-    removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
+    Args:
+        request: What to measure.
+        out: The folder, made if it is not there.
+        overwrite: Whether another run in the folder is replaced, once the new weights are loaded; default False.
+        by: The rule that onsets are read by, 'drift' or 'paper'; default 'drift'.
+        runner: Who runs the tasks. Default: this process.
+
+    Returns:
+        (summary, text): what summary.json holds, and its table for a terminal.
+
+    Raises:
+        Refused: A value is wrong; the message names it.
+        FileExistsError: The folder holds another run, and `overwrite` is False.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> request = probe.ProbeRequest(
+        ...     methods="origin,rerope", length=512, texts=0, samples=2, lengths=(256, 768), refine=0
+        ... )
+        >>> summary, text = probe.run_probe(request, Path("runs/example"))
+        >>> [(row.method, row.rank, row.measured.length) for row in summary.verdict.rows]  # fails at 768 tokens, or not
+        [('rerope', 1, None), ('origin', 2, 768)]
     """
     plan = make_plan(request)
     runner.check(request.load)
