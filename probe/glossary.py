@@ -21,6 +21,7 @@ TERMS = {
     "M": "The length that the model was trained on, in tokens; also called its trained window.",
     "origin": "The unmodified model. Every other method changes what its attention sees, and trains nothing.",
     "crop": "The unmodified model on the last M tokens of the prompt alone: the baseline of every method.",
+    "truncation": "The baseline of every method, crop: the unmodified model on the last M tokens of the prompt alone.",
     "method": "A way to read more than M tokens without training. origin is the unmodified model.",
     "NLL": "Negative log-likelihood, the loss: how badly the model predicts a text, in nats a token. Lower is better.",
     "nats/token": "The unit of the loss: the natural logarithm of how many equally likely tokens it is like.",
@@ -40,8 +41,8 @@ TERMS = {
     "weave": WEAVE,
     "rank": "Methods that the same texts do not separate share a rank.",
     "95% interval": "Where the mean would lie, with 95% certainty, if other texts of this kind were drawn.",
-    "false alarm": "The same rule calls a break inside the trained window, where the model works.",
-    "smallest set of heads": "The fewest attention heads in which the method restores 90% of the loss, as layer.head.",
+    "false detection": "The same rule detects drift inside the trained window, where the model works.",
+    "smallest set of heads": "The fewest attention heads in which the method recovers 90% of the excess loss.",
 }
 """By term, in the words of a reader who has not met it."""
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(TERMS, key=len, reverse=True)))})(?=s?(?![\w-]))")
@@ -77,12 +78,10 @@ def template(name: str) -> jinja2.Template:
 
 def about(model: str | None, trained_length: int, reference: str) -> str:
     """What M and origin are."""
-    model = f"Model {model} was trained on windows of M = {trained_length} tokens."
+    model = f"Model {model} was trained on M = {trained_length} tokens."
     if reference != "origin":
         return model
-    return (
-        f"{model} origin is the unmodified model; every other method changes what its attention sees, not its weights."
-    )
+    return f"{model} origin is the unmodified model; every other method changes its attention, not its weights."
 
 
 def page() -> str:

@@ -69,6 +69,8 @@ class ResultFile(Generic[T]):
         try:
             return self._adapter.validate_python(content)
         except ValidationError as error:
+            if content.get("version") != (expected := self.type.__dataclass_fields__["version"].default):
+                raise Refused(f"{path} is of another version of mesa-lens, not of version {expected}") from error
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise Refused(f"{path} is damaged ({place}: {first['msg'].lower()})") from error

@@ -22,6 +22,7 @@ from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.result import (
+    MEAN,
     Control,
     Difference,
     DriftDim,
@@ -55,9 +56,6 @@ RULES = ("drift", "paper")
 
 CROSSINGS, CONTROL = "thresholds", "control"
 """What searches are known by."""
-
-MEAN = "text-mean"
-"""Label of the mean over the prompts of text."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _call(at: xr.Dataset) -> DriftOnset:
     began = values["before"][called]
     began = began[np.isfinite(began)]
     untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
-    reason = "" if trusted.any() else f"false alarms{untried}"
+    reason = "" if trusted.any() else f"false detections{untried}"
     return DriftOnset(
         method=method,
         length=at_first.get("first"),

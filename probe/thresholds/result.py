@@ -14,6 +14,9 @@ from probe.thresholds.failure import Failure
 from probe.thresholds.stated_window import StatedWindow
 from probe.thresholds.threshold_onset import ThresholdOnset
 
+MEAN = "text-mean"
+"""Label of the mean over the prompts of text."""
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -75,7 +75,7 @@ class StatedWindow:
     @property
     def unfit(self) -> str:
         """Why nothing that rests on M can be judged; empty where it can."""
-        broken = f"{self.reference} is already broken inside the stated window, M = {self.stated}"
+        broken = f"{self.reference} already fails inside the given M = {self.stated} tokens"
         return broken if self.is_wrong else ""
 
     @computed_field
@@ -86,25 +86,25 @@ class StatedWindow:
 
     def __str__(self) -> str:
         """One or two sentences; empty where M fits."""
-        check = f"check --trained-length {self.stated}"
+        check = f"Check --trained-length {self.stated}"
         if self.outcome == TOO_LARGE:
             signs = "; ".join(sign.text for sign in self.signs if sign.sure)
-            return f"{self.reference} is already broken inside the stated window: {check} ({signs}). {self._estimate()}"
+            return f"{check}: {self.reference} already fails inside it ({signs}). {self._estimate()}"
         if self.outcome == MAY_BE_TOO_LARGE:
             signs = "; ".join(sign.text for sign in self.signs)
-            return f"M may be stated too large: {check} ({signs}); `mesa-lens estimate-window` estimates M."
+            return f"{check}: it may be too large ({signs}). `mesa-lens estimate-window` estimates M."
         if self.outcome == TOO_SMALL:
-            return f"M may be stated too small: {check}. {self._estimate()}"
+            return f"{check}: it may be too small. {self._estimate()}"
         if self.outcome == CANNOT_TELL:
-            return f"Whether M = {self.stated} is right cannot be told: {self.reason}."
+            return f"Cannot tell whether M = {self.stated} is right: {self.reason}."
         return ""
 
     def _estimate(self) -> str:
-        holds = [f"works at {self.works} tokens"] if self.works is not None else []
+        works = [f"works at {self.works} tokens"] if self.works is not None else []
         fails = [f"not at {self.fails}"] if self.fails is not None else []
-        shortest = f"fails at {self.fails} tokens, the shortest length measured,"
-        lengths = " and ".join([*holds, *fails]) if holds else shortest
-        return f"{self.reference} {lengths} by the measured lengths; `mesa-lens estimate-window` estimates M."
+        shortest = f"fails at {self.fails} tokens, the shortest length measured"
+        lengths = " and ".join([*works, *fails]) if works else shortest
+        return f"As measured, {self.reference} {lengths}; `mesa-lens estimate-window` estimates M."
 
 
 def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:
@@ -213,9 +213,9 @@ def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign
         yield Sign(length, text, sure)
 
 
-def times_of_m(stated: StatedWindow | None, after: int, high: int) -> str:
-    """Lengths as multiples of M, such as ', 2 to 3 times M'; empty where M is in doubt."""
+def times_of_m(stated: StatedWindow | None, *lengths: int) -> str:
+    """Lengths as multiples of the trained length M, such as '2 to 3x M'; empty where M is in doubt."""
     if stated is None or stated.is_doubtful:
         return ""
-    ends = dict.fromkeys(f"{length / stated.stated:.2g}" for length in (after, high))
-    return f", {' to '.join(ends)} times M"
+    ends = dict.fromkeys(f"{length / stated.stated:.2g}" for length in lengths)
+    return f"{' to '.join(ends)}x M"

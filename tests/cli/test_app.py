@@ -84,7 +84,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
     html = "".join(part.proto.body for part in app.get("html"))
-    assert "</abbr> fails in (64, 128] tokens" in html.partition('class="verdict"')[2]
+    assert "Failure begins between 64 and 128 tokens (1 to 2x <abbr" in html.partition('class="verdict"')[2]
     assert 64 <= int(table.loc["origin", "drift onset"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}

@@ -51,24 +51,24 @@ def probed(model, out):
     return {row["method"]: row for row in summary["methods"]}, sentences
 
 
-def test_probe_finds_where_the_loss_breaks_and_what_mends_it_is_compared_with_crop(model, tmp_path, monkeypatch):
+def test_probe_finds_where_the_loss_breaks_and_what_fixes_it_is_compared_with_crop(model, tmp_path, monkeypatch):
     plant(monkeypatch, BREAK)
     rows, sentences = probed(model, tmp_path)
     loaded_model = rows["origin"]["measured"]
     assert (loaded_model["length"], loaded_model["before"], loaded_model["text"]) == (260, 250, "(250, 260]")
     assert loaded_model["length"] - BREAK <= M // 16
     assert rows["rerope"]["measured"]["length"] is None
-    assert sentences["What broke"].startswith("origin fails in (250, 260] tokens, 1.6 times M (")
-    assert sentences["What mended it"].startswith("rerope does not fail by tail NLL up to 480 tokens")
-    assert "rerope does not clearly beat `crop` by tail NLL" in sentences["What mended it"]
-    assert " hold" not in sentences["What mended it"]
+    assert sentences["What fails"].startswith("Failure begins between 250 and 260 tokens (1.6x M, ")
+    assert sentences["What fixes it"].startswith("rerope does not fail by tail NLL up to 480 tokens (3x M)")
+    assert "rerope does not clearly beat truncation (`crop`) by tail NLL." in sentences["What fixes it"]
+    assert "Use " not in sentences["What fixes it"]
 
 
 def test_probe_finds_nothing_where_nothing_breaks(model, tmp_path, monkeypatch):
     plant(monkeypatch, NEVER)
     rows, sentences = probed(model, tmp_path)
     assert {row["measured"]["length"] for row in rows.values()} == {None}
-    assert sentences["What broke"].startswith("Nothing")
+    assert sentences["What fails"].startswith("No failure")
 
 
 def test_eval_finds_the_break_between_the_same_lengths(model, tmp_path, monkeypatch):

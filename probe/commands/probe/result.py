@@ -36,7 +36,7 @@ class LongestNll:
 
 @dataclass(frozen=True)
 class HeadSet:
-    """The smallest set of heads that is enough, or the largest tried: what it restores of a method's clearest loss."""
+    """The smallest set of heads that is enough, or the largest tried, and the excess loss recovered in it."""
 
     heads: list[tuple[int, int]]
     """(layer, head)."""
@@ -66,7 +66,7 @@ class Row:
     method: str
     is_reference: bool
     measured: Failure | None
-    held: int | None
+    longest_passing: int | None
     """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
     nll: LongestNll | None
     predicted: PredictedFailure | None
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sentence:
-    """What broke, where, what mended it, or how sure that is."""
+    """What fails, what fixes it, where inside, or how sure that is."""
 
     heading: str
     text: str
@@ -132,7 +132,7 @@ class Summary(Findings):
     verdict: Verdict
     store: Any
     """The mark of the store that it is of."""
-    version: Literal[1] = 1
+    version: Literal[2] = 2
 
 
 SUMMARY = ResultFile(Path("summary.json"), Summary, 2)

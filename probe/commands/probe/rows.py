@@ -1,4 +1,4 @@
-"""The methods of a run in their order: how far each holds, its tail NLL, its drift, the heads that are enough."""
+"""The methods of a run in their order: longest passing length, tail NLL, drift onset, heads that are enough."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from probe.thresholds.result import Difference, Findings, LongestScores, MethodR
 
 Rows = Sequence[Row]
 RANKED = (
-    "Ranked by the longest measured length that a method holds at, then by mean tail NLL at the longest length. A "
-    "method shares the rank of those before it unless it is worse than one of them: the 95% interval of the "
-    "difference, text by text, lies above 0. What cannot be judged comes last. In brackets: 95% intervals; (a, b]: it "
-    "fails after a and at most at b tokens."
+    "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
+    "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
+    "above 0. Methods that cannot be judged come last. In brackets: 95% intervals; (a, b] means that failure begins "
+    "after a and by b tokens."
 )
 """The rule that `ranked` obeys."""
 
@@ -28,9 +28,13 @@ def ranked(findings: Findings, located: Located | None, prediction: Prediction |
     rows = sorted((_row(findings, result, located, prediction) for result in findings.methods), key=_key)
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
-        if row.held is None:
+        if row.longest_passing is None:
             continue
-        if not sharing or row.held != sharing[0].held or any(_is_worse(row, other) for other in sharing):
+        if (
+            not sharing
+            or row.longest_passing != sharing[0].longest_passing
+            or any(_is_worse(row, other) for other in sharing)
+        ):
             sharing = []
         row.rank = sharing[0].rank if sharing else place
         sharing.append(row)
@@ -57,7 +61,7 @@ def reference_of(rows: Sequence[Row]) -> Row:
 
 
 def to_crop(row: Row) -> Difference | None:
-    """A method's tail NLL at the longest length less crop's; None where it was not measured, or not beyond M."""
+    """A method's tail NLL at the longest length minus truncation's; None: not measured, or not beyond M."""
     return row.nll.crop if row.nll else None
 
 
@@ -96,17 +100,17 @@ def smallest_set(located: Located, method: str) -> HeadSet | None:
 
 
 def _row(findings: Findings, result: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
-    method, measured, drift, held = result.method, result.measured, findings.drift, None
+    method, measured, drift, longest_passing = result.method, result.measured, findings.drift, None
     is_reference, config = method == findings.reference, findings.method_configs.get(method)
     of_run = (findings.model, findings.trained_length)
     if measured and measured.judged_by:
-        held = measured.longest if measured.length is None else measured.before or 0
+        longest_passing = measured.longest if measured.length is None else measured.before or 0
     onsets = [] if isinstance(drift, str) else having(drift.prompts[findings.prompt].methods, method=method)
     return Row(
         method=method,
         is_reference=is_reference,
         measured=measured,
-        held=held,
+        longest_passing=longest_passing,
         nll=_nll(result.longest, is_reference),
         predicted=None if is_reference else predicted_failure(of_run, config, method, prediction),
         drift=onsets[0] if onsets else None,
@@ -139,9 +143,9 @@ def _nll(longest: LongestScores | None, is_reference: bool) -> LongestNll | None
 
 
 def _key(row: Row) -> tuple[float, float]:
-    if row.held is None:
+    if row.longest_passing is None:
         return 1.0, 0.0
-    return -1.0 - row.held, math.inf if row.nll is None else row.nll.mean
+    return -1.0 - row.longest_passing, math.inf if row.nll is None else row.nll.mean
 
 
 def _is_worse(row: Row, other: Row) -> bool:

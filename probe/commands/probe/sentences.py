@@ -1,87 +1,107 @@
-"""The verdict's sentences: what broke, where, what mended it, how sure that is."""
+"""The verdict's sentences: what fails, what fixes it, where inside, how sure that is; none is longer than 30 words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from probe.commands.probe.result import Row
+from probe.commands.probe.result import HeadSet, Row
 from probe.commands.probe.rows import Rows, beats, is_worse, reference_of, to_crop
-from probe.commands.probe.tables import difference, difference_to_crop, position
+from probe.commands.probe.tables import difference_to_crop, position
+from probe.heads import head_name
+from probe.statistics import shown
 from probe.store.results import percent
 from probe.thresholds.drift_onset import ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure
-from probe.thresholds.result import DriftResult, Findings, Level, PromptDrift
-from probe.thresholds.stated_window import times_of_m
+from probe.thresholds.result import MEAN, Difference, DriftResult, Findings, Level, PromptDrift
+from probe.thresholds.stated_window import NATS_ABOVE, times_of_m
 
-NAMED = 4
+MAX_NAMED = 4
 """More methods than these are counted."""
 _PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
-_AT_CHANCE = "Cannot tell: the model is at chance inside its window"
 
 
-def broke(findings: Findings, rows: Rows) -> str:
-    """Between which lengths the reference fails, or that it holds, is at chance or was not measured."""
+def what_fails(findings: Findings, rows: Rows) -> str:
+    """Between which lengths the reference fails, or that it does not, is at chance or was not measured."""
     reference, trained = reference_of(rows), findings.trained_length
-    name, measured = reference.method, reference.measured
+    name, measured = model_name(reference.method), reference.measured
     if measured is None:
-        return f"Nothing was measured by length (--samples 0); {name} was trained on windows of M = {trained} tokens."
-    if reference.held is None and findings.level:
-        return f"{_AT_CHANCE} ({level(findings.level, name)})."
+        return f"Nothing was measured by length (--samples 0). {_capital(name)} was trained on M = {trained} tokens."
+    if reference.longest_passing is None and findings.level:
+        return f"Cannot tell: {name} is at chance inside M. {level(findings.level, name)}"
     prompts = counted(findings)
     if measured.length is None:
-        dips = f", but for a dip at {listed(measured.dips)}" if measured.dips else ""
-        none = "Nothing that can be judged" if measured.chance else "Nothing"
-        return f"{none}: {_lasting([reference])}{dips} ({prompts}){_open(measured)}."
-    judged = f"by {_reasons(measured)}, at every length measured{_alone(measured)}"
+        dips = f"It does fail at {listed(measured.dips)} tokens, but not beyond." if measured.dips else ""
+        none = f"No failure{_by(measured)} {_up_to(findings, measured)}, for {name} ({prompts})."
+        return _joined(none, dips, _alone(measured), *_open([reference]))
+    rules = [*_reasons(findings, measured), _alone(measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
-        return f"{name} may fail after {measured.after} tokens, or {none}. Their means fail {judged}."
+        return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
     times = times_of_m(findings.stated_window, measured.after, measured.high)
-    one = "" if measured.sampled else ", no interval over prompts"
-    return f"{name} fails in {_ends(measured)} tokens{times} ({prompts}{one}). It fails {judged}."
+    interval = "95% interval" if measured.sampled else "no interval"
+    ends = f"between {measured.after} and {measured.high} tokens"
+    return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
 
 
-def where(findings: Findings, rows: Rows) -> str:
-    """Where the reference's states first leave their in-window range, and which heads are enough to mend it."""
-    reference = reference_of(rows)
-    if reference.held is not None and reference.failure.length is None:
-        return f"Nothing to locate: {_unfailing(reference)}."
-    text = _drifts(findings, reference)
-    sets = [(row.method, row.heads) for row in rows if row.heads and row.heads.is_enough and row.heads.is_clear]
-    if not sets:
-        return text
-    method, heads = min(sets, key=lambda pair: len(pair[1].heads))
-    count = f"{len(heads.heads)} head{'s' * (len(heads.heads) > 1)}"
-    share = percent(heads.share, heads.low, heads.high)
-    lost = f"the {'tail NLL' if heads.measure == 'nll' else heads.measure} lost at {heads.length} tokens"
-    return f"{text} {method} in only {count} restores {share} of {lost} (n = {heads.items})."
-
-
-def mended(findings: Findings, rows: Rows) -> str:
-    """Which methods last longer than the reference, the best of them at the longest length, and crop beside them."""
+def what_fixes(findings: Findings, rows: Rows) -> str:
+    """Which methods fail later than the reference or not at all, the best at the longest length, and truncation."""
     reference, others = reference_of(rows), [row for row in rows if not row.is_reference]
-    name = reference.method
+    name = model_name(reference.method)
     if not others:
         return "No other method was run."
     if reference.measured is None:
         return "Nothing was measured by length."
-    if reference.held is None:
-        return f"{_AT_CHANCE}."
+    if reference.longest_passing is None:
+        return f"Cannot tell: {name} is at chance inside M."
     if reference.failure.length is None:
-        return f"Nothing to mend: {_unfailing(reference)}."
-    better = [row for row in others if (row.held or 0) > reference.held]
+        return f"Nothing to fix: {_unfailing(reference)}"
+    better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
     if not better:
-        return f"No method lasts longer than {name} ({counted(findings)})."
-    unsure = reference.failure.high is None
+        return f"No method fixes it: none fails later than {name} ({counted(findings)})."
     whole = [row for row in better if row.failure.length is None]
     part = [row for row in better if row.failure.length is not None]
-    sentences = [
-        f"Cannot tell whether {name} fails, so whether there is anything to mend." if unsure else "",
-        _whole(findings, whole, reference) if whole else "",
-        f"{several(part)} last{verb(part)} longer than {name} and {_fails(part)}." if part else "",
-        beside_crop(others, whole),
-    ]
+    unsure = reference.failure.high is None
+    return _joined(
+        f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
+        *(_whole(findings, whole, reference, unsure) if whole else ()),
+        f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
+        *beside_crop(others, whole),
+    )
+
+
+def where(findings: Findings, rows: Rows) -> str:
+    """Where the reference's states first leave their in-window range, and which heads are enough to fix it."""
+    reference = reference_of(rows)
+    if reference.longest_passing is not None and reference.failure.length is None:
+        return f"Nothing to locate: {_unfailing(reference)}"
+    sets = [(row.method, row.heads) for row in rows if row.heads and row.heads.is_enough and row.heads.is_clear]
+    smallest = min(sets, key=lambda pair: len(pair[1].heads), default=None)
+    return _joined(*_drift(findings, reference), _heads(*smallest) if smallest else "")
+
+
+def how_sure(findings: Findings, rows: Rows) -> str:
+    """False detections of drift, what guessing scores, and what was not judged."""
+    unjudged = _unjudged(findings, rows)
+    return _joined(
+        _control(rows),
+        _by_chance(reference_of(rows)),
+        level(findings.level, model_name(reference_of(rows).method)) if findings.level else "",
+        *(f"Not judged: {what}." for what in unjudged),
+        "" if unjudged else "Everything was judged.",
+    )
+
+
+def model_name(method: str) -> str:
+    """The method in a sentence: origin is the unmodified model."""
+    return "the unmodified model" if method == "origin" else method
+
+
+def _capital(text: str) -> str:
+    return "The unmodified model" if text == "the unmodified model" else text
+
+
+def _joined(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
@@ -89,121 +109,161 @@ def _unfailing(reference: Row) -> str:
     """That the reference does not fail, by what can be judged, and what its prompts leave open."""
     measured = reference.failure
     judged = ", by what can be judged" if measured.chance else ""
-    return f"{reference.method} does not fail up to {measured.longest} tokens{judged}{_open(measured)}"
+    none = f"{model_name(reference.method)} does not fail up to {measured.longest} tokens{judged}."
+    return _joined(none, *_open([reference]))
 
 
-def _drifts(findings: Findings, reference: Row) -> str:
-    call, name = reference.drift, reference.method
-    if call is None:
-        return f"Cannot tell: drift could not be judged ({findings.drift})."
-    on = f"on {_prompt(findings)}"
-    if call.reason:
-        return f"Cannot tell: the states of {name} are not judged {on} ({call.reason})."
-    if call.length is None:
-        return f"No drift of {name} is seen {on}: {call.text}."
-    before = "" if call.before is None else f"; the break begins before M, at {call.before}"
+def _drift(findings: Findings, reference: Row) -> list[str]:
+    """Where the reference's hidden states begin to drift, on which prompts."""
+    onset, name = reference.drift, model_name(reference.method)
+    if onset is None:
+        return [f"Cannot tell: drift of hidden states was not judged ({findings.drift})."]
+    if onset.reason:
+        return [f"Cannot tell: drift of {name} was not judged on {_prompt(findings)} ({onset.reason})."]
+    if onset.length is None:
+        return [f"No drift is detected in the hidden states of {name} on {_prompt(findings)}: {onset.text}."]
     prompts = findings.drift.prompts.items() if isinstance(findings.drift, DriftResult) else ()
-    without = [prompt for prompt, drift in prompts if _is_none(drift, call.method)]
-    others = f" (not called on {listed(without)})" if without else ""
-    at = f"at position {position(call)}{others}{before}"
-    leave = "leave" if call.high is not None else "may leave"
-    return f"O{on[1:]}, the states of {name} {leave} their in-window range first in layer {call.layer}, {at}."
+    without = [_text_name(prompt) for prompt, drift in prompts if _is_none(drift, onset.method)]
+    others = f", not detected on {listed(without)}" if without else ""
+    leave = "leave" if onset.high is not None else "may leave"
+    return [
+        f"Drift onset: position {position(onset)}, first in layer {onset.layer}.",
+        f"There the hidden states of {name} {leave} the range that they keep inside M.",
+        f"Detected on {_prompt(findings)}{others}.",
+        "" if onset.before is None else f"The drift begins before M, at position {onset.before}.",
+    ]
+
+
+def _heads(method: str, heads: HeadSet) -> str:
+    """What a method recovers in its smallest set of heads alone."""
+    count = f"{len(heads.heads)} head{'s' * (len(heads.heads) > 1)}"
+    names = f" ({listed([head_name(*head) for head in heads.heads])})" if len(heads.heads) <= MAX_NAMED else ""
+    lost = "excess loss" if heads.measure == "nll" else f"{heads.measure} accuracy lost"
+    share = percent(heads.share, heads.low, heads.high)
+    return (
+        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens (n = {heads.items})."
+    )
 
 
 def _prompt(findings: Findings) -> str:
     """What the headline prompt is: the paper's is one word, repeated."""
-    word = f", '{findings.word}'" if findings.word else ""
-    return f"one repeated word{word}" if findings.prompt == "repeated" else f"prompt {findings.prompt}"
+    word = f" ('{findings.word}')" if findings.word else ""
+    return f"one repeated word{word}" if findings.prompt == "repeated" else _text_name(findings.prompt)
+
+
+def _text_name(prompt: str) -> str:
+    """A prompt in a sentence; the mean over several texts is ordinary text."""
+    return "ordinary text" if prompt == MEAN else f"prompt {prompt}"
 
 
 def _is_none(drift: PromptDrift, method: str) -> bool:
-    """Whether a method was judged on a prompt, and not called."""
-    call = next(call for call in drift.methods if call.method == method)
-    return call.length is None and not call.reason
+    """Whether a method was judged on a prompt, and no drift detected."""
+    onset = next(onset for onset in drift.methods if onset.method == method)
+    return onset.length is None and not onset.reason
 
 
-def _whole(findings: Findings, rows: Rows, reference: Row) -> str:
-    """Those that last up to the longest length, and the least tail NLL there."""
-    open_ = [row for row in rows if row.failure.after is not None]
-    doubt = f"; of {several(open_)} an earlier failure is not ruled out" if open_ else ""
-    alone = "" if rows[0].failure.sampled else "; one prompt rules no failure out"
-    text = f"{_lasting(rows)} ({counted(findings)}){doubt}{alone}"
-    less = rows[0].nll.difference if rows[0].nll else None
-    if less is None:
-        return f"{text}."
+def _whole(findings: Findings, rows: Rows, reference: Row, unsure: bool) -> list[str]:
+    """Those that do not fail up to the longest length, and the lowest tail NLL there.
+
+    Their use is advised unless the reference's failure is `unsure`, or tail NLL alone judges them and not all of them
+    are better than truncation.
+    """
+    measured, names = rows[0].failure, several(rows)
+    longest, prompts = _up_to(findings, measured), counted(findings)
+    if unsure or measured.chance or (measured.judged_by == (NLL,) and not all(map(beats, rows))):
+        do = "does" if len(rows) == 1 else "do"
+        texts = [f"{names} {do} not fail{_by(measured)} {longest} ({prompts}).", _alone(measured)]
+    else:
+        use = f"any of {names}" if len(rows) > MAX_NAMED else listed([row.method for row in rows], "or")
+        none = {1: "it does not fail", 2: "neither fails"}.get(len(rows), "none of them fails")
+        texts = [f"Use {use}: {none} {longest} ({prompts}).", _alone(measured)]
+    texts += _open(rows)
+    nll = rows[0].nll
+    if nll is None or nll.difference is None:
+        return texts
     sharing = [row for row in rows if row.rank == rows[0].rank]
     unclear = f" (not clearly below {several(sharing[1:])})" if len(sharing) > 1 else ""
-    lowest = f"{rows[0].method} has the lowest mean tail NLL{unclear}," if len(rows) > 1 else "its mean tail NLL is"
-    return f"{text}; {lowest} {difference(less)} nats/token to {reference.method}."
+    lowest = f"{rows[0].method} has the lowest mean tail NLL there" if len(rows) > 1 else "Its mean tail NLL there is"
+    return [
+        *texts,
+        f"{lowest}{unclear}{',' * (len(rows) > 1)} {_below(nll.difference)} {model_name(reference.method)}.",
+    ]
+
+
+def _below(less: Difference) -> str:
+    """How far below or above a loss is, such as '4.38 [4.05, 4.71] nats/token below'."""
+    if less.mean > 0:
+        return f"{shown(less.mean, less.low, less.high, 'z.2f')} nats/token above"
+    return f"{shown(-less.mean, -less.high, -less.low, 'z.2f')} nats/token below"
 
 
 def _fails(rows: Rows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
-    if len(rows) > NAMED:
-        return f"fail by {rows[0].failure.longest}"
+    if len(rows) > MAX_NAMED:
+        return f"all by {rows[0].failure.longest} tokens"
     measured = [row.failure for row in rows]
-    ends = [f"in {_ends(one)}" if one.high else f"after {one.after}, if at all" for one in measured]
-    return f"fail{verb(rows)} {listed(ends)}"
+    ends = [f"between {one.after} and {one.high}" if one.high else f"after {one.after} if ever" for one in measured]
+    return f"{listed(ends)} tokens"
 
 
-def _lasting(rows: Rows) -> str:
-    """That methods last up to the longest length; said to hold by tail NLL alone only where they beat crop."""
-    measured, names = rows[0].failure, several(rows)
-    longest = f"up to {measured.longest} tokens, the longest measured"
-    fail = f"{names} {'does' if len(rows) == 1 else 'do'} not fail"
-    if measured.chance:
-        chance = "passkey accuracy" if measured.chance[0] == PASSKEY else NLL
-        return f"{fail} by {measured.judged_by[0]} {longest} ({chance} cannot be judged)"
-    if measured.judged_by == (NLL,) and not all(map(beats, rows)):
-        return f"{fail} {longest}{_alone(measured)}"
-    return f"{names} hold{verb(rows)} {longest}{_alone(measured)}"
+def _up_to(findings: Findings, measured: Failure) -> str:
+    times = times_of_m(findings.stated_window, measured.longest)
+    return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, the longest length measured"
 
 
-def _open(measured: Failure) -> str:
-    """Of a method that does not fail, after which length its prompts do not rule a failure out."""
-    if measured.after is not None:
-        return f"; a failure after {measured.after} is not ruled out"
-    return "" if measured.sampled else "; one prompt rules no failure out"
+def _by(measured: Failure) -> str:
+    """By what a method does not fail, where something else is at chance."""
+    return f" by {measured.judged_by[0]}" if measured.chance and measured.judged_by else ""
 
 
-def _ends(measured: Failure) -> str:
-    return f"({measured.after}, {measured.high}]"
+def _open(rows: Rows) -> list[str]:
+    """Of methods that do not fail, after which length their prompts do not rule a failure out."""
+    open_ = [row for row in rows if row.failure.after is not None]
+    if len(rows) == 1 and open_:
+        return [f"A failure after {open_[0].failure.after} tokens is not ruled out."]
+    doubt = f"For {several(open_)}, an earlier failure is not ruled out." if open_ else ""
+    return [doubt, "" if rows[0].failure.sampled else "One prompt rules no failure out."]
 
 
-def _reasons(measured: Failure) -> str:
+def _reasons(findings: Findings, measured: Failure) -> list[str]:
     """Which rule fails at every measured length from which on, of a method that does fail."""
-    rules = [("tail NLL", measured.by_nll), ("passkey accuracy", measured.by_passkey)]
-    known = [f"{name} from {length} on" for name, length in rules if length is not None]
-    return " and by ".join(known) or "tail NLL at some lengths and passkey accuracy at the others"
+    prompts = findings.level.prompts if findings.level else {}
+    at, texts, passkeys = (
+        (findings.level.length if findings.level else "M"),
+        prompts.get("window"),
+        prompts.get("sample"),
+    )
+    above = f"its tail NLL is over {NATS_ABOVE} nats/token above that at {at} ({_number(texts, 'text')})"
+    fewer = f"it finds fewer than half of {_number(passkeys, 'passkey')}"
+    rules = [(measured.by_nll, above), (measured.by_passkey, fewer)]
+    known: dict[int, list[str]] = {}
+    for length, rule in rules:
+        if length is not None:
+            known.setdefault(length, []).append(rule)
+    some = f"It fails by tail NLL at some lengths and by passkey accuracy at the others ({counted(findings)})."
+    return [
+        f"At every length measured from {at} tokens on, {', and '.join(texts)}." for at, texts in known.items()
+    ] or [some]
 
 
 def _alone(measured: Failure) -> str:
     """That one measure judges alone, the other being at chance or not clear."""
-    return f", judged by {measured.judged_by[0]} alone" if len(measured.judged_by) == 1 else ""
+    if measured.chance and measured.judged_by:
+        return (
+            f"{'Passkey accuracy' if measured.chance[0] == PASSKEY else 'Tail NLL'} is at chance and cannot be judged."
+        )
+    return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
 
 
-def sure(findings: Findings, rows: Rows) -> str:
-    """False alarms of drift, what a guess scores, and what was not judged."""
-    reference = reference_of(rows).method
-    unjudged = _unjudged(findings, rows)
-    parts = [
-        _false_alarms(rows),
-        _by_chance(reference_of(rows)),
-        f"chance: {level(findings.level, reference)}" if findings.level else "",
-        f"not judged: {', '.join(unjudged)}" if unjudged else "everything was judged",
-    ]
-    return f"{'; '.join(filter(None, parts))}."
-
-
-def _false_alarms(rows: Rows) -> str:
-    """Of the (layer, window) pairs tried inside the window, those falsely called."""
+def _control(rows: Rows) -> str:
+    """Of the tests of a layer in a window inside M, where nothing breaks, those with a false detection of drift."""
     tried = [row for row in rows if row.drift is not None and row.drift.tried]
     if not tried:
-        return "False alarms inside the window: unknown"
-    alarms, pairs = (sum(getattr(row.drift, name) for row in tried) for name in ("alarms", "tried"))
-    judged = " in the layers judged" if any(row.drift.untrusted for row in rows if row.drift) else ""
-    of = f"{alarms} of {pairs} (layer, window) pairs, under {several(tried)}"
-    return f"{'False' if alarms else 'No false'} alarms inside the window{judged} ({of})"
+        return "Control: none could be made inside M, so false detections are unknown."
+    alarms, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("alarms", "tried"))
+    judged = ", in the layers judged" if any(row.drift.untrusted for row in rows if row.drift) else ""
+    false = f"{alarms} false detection{'s' * (alarms != 1)} in {tests} tests inside M"
+    return f"Control: {false}{judged} ({several(tried)}; a test is a layer in a window)."
 
 
 def _by_chance(reference: Row) -> str:
@@ -212,17 +272,16 @@ def _by_chance(reference: Row) -> str:
     if chance is None:
         return ""
     share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
-    return f"by chance alone {reference.method}'s drift would be detected in {share} models"
+    return f"By chance alone, drift as clear as that of {model_name(reference.method)} is detected in {share} models."
 
 
-def level(level: Level, reference: str) -> str:
-    """What a guess scores, and the reference inside the window."""
+def level(level: Level, name: str) -> str:
+    """What guessing scores, and the reference, of this name, inside M."""
     prompts = level.prompts
-    guess = "an unknown tail NLL" if level.guess is None else f"a tail NLL of {level.guess:z.2f}"
-    texts = f"{prompts['window']} text{'s' * (prompts['window'] > 1)}"
-    hits = "" if level.passkeys is None else f" and finds {level.passkeys} of {prompts['sample']} passkeys"
-    scores = f"{reference} scores {level.tail_nll:z.2f} ({texts}){hits} at {level.length} tokens"
-    return f"a guess scores {guess}; {scores}"
+    guess = "that of guessing is unknown" if level.guess is None else f"guessing gives {level.guess:z.2f}"
+    texts = f"{level.tail_nll:z.2f} ({_number(prompts['window'], 'text')})"
+    hits = "" if level.passkeys is None else f"It finds {level.passkeys} of {prompts['sample']} passkeys there."
+    return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
 def _unjudged(findings: Findings, rows: Rows) -> list[str]:
@@ -243,53 +302,54 @@ def _unjudged(findings: Findings, rows: Rows) -> list[str]:
     left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
     layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
     layers = {method: numbers for method, numbers in layers.items() if numbers}
-    if len(layers) > NAMED:
-        return [*left, f"drift of {len(layers)} methods in single layers (false alarms)"]
+    if len(layers) > MAX_NAMED:
+        return [*left, f"drift of {len(layers)} methods in single layers (false detections)"]
     for method, numbers in layers.items():
-        left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} (false alarms)")
+        left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} (false detections)")
     return left
 
 
-def beside_crop(rows: Rows, lasting: Rows | None = None) -> str:
-    """Which methods beat crop by tail NLL, and which of the `lasting` (None: of all) are worse, as a sentence.
+def beside_crop(rows: Rows, lasting: Rows | None = None) -> list[str]:
+    """Which methods beat truncation by tail NLL, and which of the `lasting` (None: of all) are worse, as sentences.
 
     Empty where none was compared.
     """
     compared = [row for row in rows if to_crop(row) is not None]
     if not compared:
-        return ""
+        return []
     if all(math.isnan(less.high) for row in compared if (less := to_crop(row))):
-        return "One text cannot tell a method from `crop`."
+        return ["One text cannot tell a method from truncation (`crop`)."]
     better = [row for row in compared if beats(row)]
     worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
-    text = f"{_named(better)} beat{verb(better)} `crop` by tail NLL" if better else ""
-    if not text:
-        one = f"{compared[0].method} does not clearly beat"
-        text = f"{one if len(compared) == 1 else 'No method clearly beats'} `crop` by tail NLL"
-    return f"{text}; {_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than `crop`." if worse else f"{text}."
+    one = f"{compared[0].method} does not clearly beat"
+    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation (`crop`) by tail NLL."
+    return [
+        f"By tail NLL, {_named(better)} beat{verb(better)} truncation (`crop`)." if better else none,
+        f"{_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than truncation." if worse else "",
+    ]
 
 
 def about_crop(findings: Findings, rows: Rows) -> list[str]:
-    """What crop is, where methods are compared with it."""
+    """What truncation is, where methods are compared with it."""
     if findings.level is None or not any(to_crop(row) for row in rows):
         return []
-    reference, length = reference_of(rows).method, findings.level.length
+    name, length = model_name(reference_of(rows).method), findings.level.length
     return [
-        f"Crop: {reference} on the last {length} tokens alone, the first one of the tokenizer's own kept: its score at "
-        "that length, of the same texts. A tail NLL no better than that shows no use of what stands before them."
+        f"Truncation (crop): {name} on the last {length} tokens alone, a BOS token kept. Its tail NLL is that at "
+        f"{length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
     ]
 
 
 def _named(rows: Rows) -> str:
     """The methods with their differences, counted where they are many."""
-    if len(rows) > NAMED:
+    if len(rows) > MAX_NAMED:
         return f"{len(rows)} methods"
     return listed([f"{row.method} ({difference_to_crop(row)} nats/token)" for row in rows])
 
 
 def several(rows: Rows) -> str:
     """The methods, counted where they are many."""
-    return f"{len(rows)} methods" if len(rows) > NAMED else listed([row.method for row in rows])
+    return f"{len(rows)} methods" if len(rows) > MAX_NAMED else listed([row.method for row in rows])
 
 
 def counted(findings: Findings) -> str:
@@ -304,8 +364,11 @@ def measured_on(findings: Findings) -> str:
 
 def _prompts(findings: Findings, rules: Sequence[str]) -> str:
     prompts = findings.level.prompts if findings.level else {}
-    known = [(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules]
-    return listed([f"{count} {name}{'s' * (count > 1)}" for count, name in known])
+    return listed([_number(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules])
+
+
+def _number(count: int | None, name: str) -> str:
+    return f"{name}s" if count is None else f"{count} {name}{'s' * (count > 1)}"
 
 
 def verb(rows: Rows) -> str:
@@ -313,7 +376,7 @@ def verb(rows: Rows) -> str:
     return "s" if len(rows) == 1 else ""
 
 
-def listed(names: Sequence[object]) -> str:
+def listed(names: Sequence[object], word: str = "and") -> str:
     """Names as text, such as 'a, b and c'."""
     *most, last = map(str, names)
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {word} {last}" if most else last

@@ -1,4 +1,4 @@
-"""Tables of a summary: the ranked methods, scores and their differences to the reference, drift prompt by prompt."""
+"""Tables of a summary: the ranked methods, scores and their differences from the reference, drift prompt by prompt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from probe.commands.probe.result import HeadSet, Row
 from probe.commands.probe.rows import to_crop
+from probe.heads import head_name
 from probe.statistics import shown
 from probe.store.results import percent
 from probe.tables import Table
@@ -30,8 +31,8 @@ def method_table(findings: Findings, rows: Sequence[Row]) -> Table:
         "method": [row.method for row in rows],
         "measured failure": [failure_text(row.measured) for row in rows],
         **({"predicted failure": [str(row.predicted or _NONE) for row in rows]} if is_predicted else {}),
-        f"NLL at {longest} (less {reference}'s); lower is better" if longest else "NLL": [_nll(row) for row in rows],
-        **({"NLL less crop's": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
+        f"NLL at {longest} (minus {reference}); lower is better" if longest else "NLL": [_nll(row) for row in rows],
+        **({"NLL minus truncation": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drift onset": [_drift_onset(row.drift) for row in rows],
     }
     if any(row.heads for row in rows):
@@ -63,25 +64,25 @@ def onset_title(rule: str) -> str:
 
 
 def difference_table(findings: Findings) -> Table | None:
-    """Each method's scores less the reference's on the same prompts; None where nothing was compared."""
+    """Each method's scores minus the reference's on the same prompts; None where nothing was compared."""
     rows = []
     for row in findings.methods:
         less = [getattr(row.scores[length], f"{name}_difference") for name, length in _places(findings)]
         if any(less):
             rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
-    title = f"difference to {findings.reference} on the same prompts [95% interval, paired]"
+    title = f"scores minus {findings.reference}'s on the same prompts [95% interval, paired]"
     return Table(title, ("method", *_columns(findings)), tuple(rows)) if rows else None
 
 
 def drift_table(onsets: Sequence[DriftOnset], prompt: str) -> Table:
-    """The call of every method on a prompt, with the layers called and the share of false alarms."""
+    """Every method's drift onset on a prompt, the layers it is detected in and the share of false detections."""
     head = (
         "method",
         "drift onset",
         "in layers",
         "layers not judged",
         "begins before M",
-        "false alarms",
+        "false detections",
         "in any layer",
     )
     rows = [
@@ -123,7 +124,7 @@ def difference(less: Difference) -> str:
 
 
 def difference_to_crop(row: Row) -> str:
-    """The tail NLL less crop's, with its interval; a dash where it was not measured."""
+    """The tail NLL minus truncation's (crop), with its interval; a dash where it was not measured."""
     less = to_crop(row)
     return _NONE if less is None else difference(less)
 
@@ -135,10 +136,10 @@ def score_text(scores: Scores, name: str) -> str:
 
 
 def _heads(smallest: HeadSet | None) -> str:
-    """How many heads restore how much, such as '2 (1.3, 1.5): 92% [80, 104]'; a dash where none were searched."""
+    """How many heads recover how much, such as '2 (L1H3, L1H5): 92% [80, 104]'; a dash where none were searched."""
     if smallest is None:
         return _NONE
-    names = ", ".join(f"{layer}.{head}" for layer, head in smallest.heads[:_HEADS])
+    names = ", ".join(head_name(*head) for head in smallest.heads[:_HEADS])
     more = ", …" if len(smallest.heads) > _HEADS else ""
     share = percent(smallest.share, smallest.low, smallest.high)
     state = "" if smallest.is_enough else "not enough: " if smallest.finished else "search not done: "

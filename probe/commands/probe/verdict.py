@@ -8,12 +8,16 @@ from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
 from probe.commands.probe.result import Row, Sentence, Summary, Verdict
 from probe.commands.probe.rows import RANKED, ranked, same_model
-from probe.commands.probe.sentences import about_crop, broke, listed, measured_on, mended, sure, where
+from probe.commands.probe.sentences import about_crop, how_sure, listed, measured_on, what_fails, what_fixes, where
 from probe.commands.probe.tables import difference_table, method_table, score_table
 from probe.glossary import about
 from probe.tables import plain_table
 from probe.thresholds.result import Findings
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL, StatedWindow
+
+FAILS, FIXES, WHERE, SURE = "What fails", "What fixes it", "Where inside", "How sure"
+"""Headings of the sentences."""
+TAIL_NLL = "Tail NLL is the loss on the last M/4 tokens, the same ones at every length."
 
 
 def verdict(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> Verdict:
@@ -21,15 +25,15 @@ def verdict(findings: Findings, located: Located | None, prediction: Prediction 
     heads = same_model(findings, located)
     rows = ranked(findings, heads, prediction)
     sentences = {
-        "What broke": broke(findings, rows),
-        "Where": where(findings, rows),
-        "What mended it": mended(findings, rows),
-        "How sure": sure(findings, rows),
+        FAILS: what_fails(findings, rows),
+        FIXES: what_fixes(findings, rows),
+        WHERE: where(findings, rows),
+        SURE: how_sure(findings, rows),
     }
     sentences = checked(sentences, findings.stated_window, measured_on(findings))
     table = method_table(findings, rows)
     return Verdict(
-        about=about(findings.model, findings.trained_length, findings.reference),
+        about=f"{about(findings.model, findings.trained_length, findings.reference)} {TAIL_NLL}",
         sentences=[Sentence(heading, text) for heading, text in sentences.items()],
         head=list(table.head),
         cells=list(map(list, table.rows)),
@@ -45,7 +49,7 @@ def verdict(findings: Findings, located: Located | None, prediction: Prediction 
 
 
 def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str) -> dict[str, str]:
-    """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said.
+    """The sentences with what the measured lengths say of the given M; where it is wrong, nothing else is said.
 
     prompts: how many each length was measured with, such as '20 texts and 20 passkeys'.
     """
@@ -53,12 +57,12 @@ def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str
         return sentences
     if stated.is_wrong:
         return {
-            "What broke": stated.text,
-            "Where": "Not judged: the range that states keep to is read inside M.",
-            "What mended it": "Not judged: failure is measured against the level at M.",
-            "How sure": f"Measured on {prompts}; differences are paired, text by text, with 95% intervals in brackets.",
+            FAILS: stated.text,
+            FIXES: "Not judged: failure is measured against the loss at M.",
+            WHERE: "Not judged: drift is measured against the range of hidden states inside M.",
+            SURE: f"Measured on {prompts}. Differences are paired, text by text; brackets hold 95% intervals.",
         }
-    place = "What broke" if stated.outcome == TOO_SMALL or stated.signs else "How sure"
+    place = FAILS if stated.outcome == TOO_SMALL or stated.signs else SURE
     return sentences | {place: f"{sentences[place]} {stated.text}"}
 
 
@@ -68,9 +72,9 @@ def _following(findings: Findings) -> list[str]:
     if not names:
         return []
     return [
-        f"The positions or frequencies of {listed(names)} follow the prompt's length: states and drift "
-        f"onsets here are of prompts of {findings.pass_length} tokens, not of shorter ones; what is measured by "
-        f"length has those of each length, and docs/findings.md reads onsets by prompt length."
+        f"Under {listed(names)}, positions or frequencies depend on prompt length. Hidden states and drift onsets here "
+        f"are those of prompts of {findings.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
+        "at each length. docs/findings.md has drift onsets by prompt length."
     ]
 
 
@@ -82,22 +86,23 @@ def predicted_by(findings: Findings, rows: Sequence[Row], prediction: Prediction
     if prediction is None or not any(row.predicted for row in rows):
         return []
     return [
-        f"Predicted failure: the length from which on a method loses {NATS_ABOVE} nats/token more than lm-infinite, "
-        f"computed from Origin's losses on {prediction.texts} texts and the method's distances, up to "
+        f"Predicted failure: the length from which on a method's loss is {NATS_ABOVE} nats/token above lm-infinite's. "
+        f"Computed from the unmodified model's losses on {prediction.texts} texts and the method's distances, up to "
         f"{prediction.longest} tokens (docs/law.md). {prediction.misfit}"
     ]
 
 
 def _heads(located: Located | None, heads: Located | None) -> str:
     if heads is not None and not any(row.heads for row in heads.smallest):
-        return "Heads: no smallest set was searched for in what was located in this folder."
+        return "Heads: mesa-lens locate searched for no smallest set of heads in this folder."
     if heads is not None and not heads.loss_gaps and located is not None and located.loss_gaps:
         return "Heads: those located in this folder are of methods with other parameters."
     if heads is not None:
-        return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
+        text = "the smallest set found that recovers 90% of the excess loss, with its 95% interval"
+        return f"Heads: {text}; L0H7 is head 7 of layer 0."
     if located is not None:
         return f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."
-    return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
+    return "Heads: not located. `mesa-lens locate --out` with this folder finds the smallest set that is enough."
 
 
 def terminal_text(summary: Summary) -> str:

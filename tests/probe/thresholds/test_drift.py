@@ -174,7 +174,7 @@ def test_what_is_not_judged_is_said_beside_no_call():
     gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
     call = drift_onsets(find_drift(gap, M))[0]
     assert str(call) == f"none up to {LENGTH} ({M / (LENGTH - M):.0%} of positions judged)"
-    hidden[0, 1, 300:384, CARRIED] += 0.05  # false alarms
+    hidden[0, 1, 300:384, CARRIED] += 0.05  # false detections
     (call,) = drift_onsets(find_drift(hidden, M))
     assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
     assert call.tried < whole.tried
@@ -197,7 +197,7 @@ def test_a_layer_that_alarms_inside_the_window_is_not_called():
     assert call.untrusted == (1,)
     assert call.false_alarms == 0
     alone = drift_onsets(find_drift(hidden.isel(layer=[1]), M))[0]
-    assert str(alone) == "not judged: false alarms"
+    assert str(alone) == "not judged: false detections"
 
 
 def test_values_that_are_not_finite_are_refused():
@@ -250,7 +250,7 @@ def test_every_token_of_a_word_is_read(trained, period):
 
 def test_phases_without_a_reference_are_not_trusted():
     rule = DriftRule.scaled(M, period=300)
-    assert str(drift_onsets(find_drift(states(), M, rule))[0]) == "not judged: false alarms could not be tried"
+    assert str(drift_onsets(find_drift(states(), M, rule))[0]) == "not judged: false detections could not be tried"
 
 
 def test_one_dim_of_many_is_enough_and_runs_begin_at_M():

@@ -37,9 +37,9 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
     summary = as_json(write_report(run))
     assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)
-    note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
+    note = "Under dynamic-ntk, positions or frequencies depend on prompt length. "
     assert summary["verdict"]["notes"][-1].startswith(note)
-    assert "not of shorter ones; what is measured by length" in (run / "report.html").read_text()
+    assert "not of shorter ones; losses and" in (run / "report.html").read_text()
 
 
 def test_summary(summary, folder):
@@ -84,7 +84,7 @@ def test_tables(summary):
     assert scores.head == ("method", "drift onset", *columns)
     assert scores.rows[3][:2] == ("mesa", "none up to 320")
     assert scores.rows[3][6:] == ("1.00",) * 4
-    assert less.title == "difference to origin on the same prompts [95% interval, paired]"
+    assert less.title == "scores minus origin's on the same prompts [95% interval, paired]"
     assert re.fullmatch(r"-0\.8\d \[-0\.8\d, -0\.7\d\]", less.rows[2][2])
     assert re.fullmatch(r"\+1\.00 \[\+0\.7[34], \+1\.00\]", less.rows[2][-1])
     calls = summary.drift.prompts["repeated"].methods
@@ -107,7 +107,7 @@ def test_report_stands_alone_and_escapes(summary, folder):
     places = (
         "origin</abbr> is the unmodified model",
         "by prompt length",
-        "What broke",
+        "What fails",
         "Where inside drift shows</h2>",
     )
     assert sorted(places, key=text.index) == list(places)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.commands.probe.sentences import NAMED
+from probe.commands.probe.sentences import MAX_NAMED
 from probe.commands.probe.verdict import verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift_onset import DriftOnset
@@ -81,7 +81,7 @@ def results(request):
 
 def named(text, rows):
     """Whether the text names the very rows, or counts them where they are many."""
-    if len(rows) > NAMED:
+    if len(rows) > MAX_NAMED:
         return text.startswith(f"{len(rows)} methods")
     return set(re.findall(r"[a-z]+", text)) & set(NAMES) == {row.method for row in rows}
 
@@ -101,85 +101,104 @@ def ends(row):
     return row.measured.after, row.measured.high
 
 
-def test_what_broke_has_the_references_interval_and_its_prompts(results):
+def test_no_sentence_is_long(results):
+    for result in results:
+        for text in result.texts.values():
+            assert max(len(sentence.split()) for sentence in re.split(r"(?<=\.)\s", text)) <= 30
+
+
+def test_what_fails_has_the_references_interval_and_its_prompts(results):
     for result in results:
         reference = next(row for row in result.verdict.rows if row.is_reference)
-        text, measured = result.texts["What broke"], reference.measured
+        text, measured = result.texts["What fails"], reference.measured
         if not measured.judged_by:
             assert text.startswith("Cannot tell")
-            assert "hold" not in " ".join(result.texts.values())
+            assert "Use " not in " ".join(result.texts.values())
             continue
-        assert said_counts(text) == counts(result)
-        fails, may = re.search(r"fails in \((\d+), (\d+)\]", text), re.search(r"may fail after (\d+) tokens", text)
+        begins = re.match(r"Failure begins between (\d+) and (\d+) tokens", text)
+        may = re.search(r"may fail after (\d+) tokens", text)
         if measured.length is None:
-            assert (fails, may) == (None, None)
-            assert text.startswith("Nothing")
+            assert said_counts(text) == counts(result)
+            assert (begins, may) == (None, None)
+            assert text.startswith("No failure")
             assert ("not ruled out" in text) == (measured.after is not None)
-        elif measured.high is None:
+            continue
+        of_rule = {"text": measured.by_nll, "passkey": measured.by_passkey}
+        every = {name: count for name, count in counts(result).items() if of_rule[name] is not None}
+        assert said_counts(text) == (every if begins and every else counts(result))
+        for length, rule in (
+            (measured.by_nll, "its tail NLL is over"),
+            (measured.by_passkey, "it finds fewer than half"),
+        ):
+            said = re.search(rf"from (\d+) tokens on, [^.]*?(?:0\.5[^.]*)?{rule}", text)
+            assert (said and int(said[1])) == length
+        if measured.high is None:
             assert int(may[1]) == measured.after
-            assert not fails
-        else:
-            assert tuple(map(int, fails.groups())) == ends(reference)
-            assert measured.after < measured.length <= measured.high
-            times = re.search(r"([\d.]+) to ([\d.]+) times M", text)
-            if result.summary.stated_window.is_doubtful:
-                assert not times
-                continue
-            low, high = map(float, times.groups())
-            assert (low, high) == pytest.approx((measured.after / M, measured.high / M), rel=0.05)
+            assert not begins
+            continue
+        assert tuple(map(int, begins.groups())) == ends(reference)
+        assert measured.after < measured.length <= measured.high
+        times = re.search(r"\(([\d.]+) to ([\d.]+)x M", text)
+        if result.summary.stated_window.is_doubtful:
+            assert not times
+            continue
+        low, high = map(float, times.groups())
+        assert (low, high) == pytest.approx((measured.after / M, measured.high / M), rel=0.05)
 
 
-def test_who_lasts_and_who_fails(results):
+def test_which_methods_are_advised_and_which_fail_later(results):
     for result in results:
-        rows, text = result.verdict.rows, result.texts["What mended it"]
+        rows, text = result.verdict.rows, result.texts["What fixes it"]
         reference, others = (next(r for r in rows if r.is_reference), [r for r in rows if not r.is_reference])
         if reference.measured.length is None or not reference.measured.judged_by:
-            assert text.startswith(("Nothing to mend", "Cannot tell"))
+            assert text.startswith(("Nothing to fix", "Cannot tell"))
             continue
         lasting = [row for row in others if row.measured.length is None]
-        later = [r for r in others if r.measured.length is not None and r.held > reference.held]
-        doubt = "Cannot tell whether origin fails, so whether there is anything to mend. "
+        passing = reference.longest_passing
+        later = [row for row in others if row.measured.length is not None and row.longest_passing > passing]
+        doubt = "Cannot tell whether there is anything to fix: the unmodified model may not fail. "
         may = reference.measured.high is None and reference.measured.sampled
         assert text.startswith(doubt) == bool(may and (lasting or later))
         text = text.removeprefix(doubt)
-        first = re.match(r"(.+?) (?:holds?|does not fail|do not fail) .*?\. ?", text)
+        first = re.match(r"(?:Use (.+?): .*? fails? up to|(.+?) (?:does not|do not) fail) .*?\(.*?\)\. ?", text)
         assert bool(first) == bool(lasting)
         if first:
-            assert named(first[1], lasting)
+            use = (first[1] or first[2]).removeprefix("any of ").replace(" or ", " and ")
+            assert named(use, lasting)
             assert said_counts(first[0]) == counts(result)
-            lowest = re.search(r"(\w+) has the lowest mean", first[0])
+            lowest = re.search(r"(\w+) has the lowest mean", text)
             if lowest:
                 nll = result.scores["tail_nll"].isel(length=-1).mean("window")
                 assert lowest[1] == min((r.method for r in lasting), key=lambda n: float(nll.sel({"method": n})))
-            if re.match(r".+? holds? ", text) and counts(result).keys() == {"text"}:
+            if first[1] and counts(result).keys() == {"text"}:
                 assert all(row.nll.crop.high < 0 for row in lasting)
-        sentence = re.search(r"(?:^|\. )([^.]+?) lasts? longer than origin and fails? ([^.]+)\.", text)
+            assert not (first[1] and may)
+        sentence = re.search(r"(?:^|\. )([^.]+?) fails? later than the unmodified model, ([^.]+)\.", text)
         assert bool(sentence) == bool(later)
         if sentence:
             assert named(sentence[1], later)
-            if len(later) <= NAMED:
-                intervals = [tuple(map(int, item)) for item in re.findall(r"\((\d+), (\d+)\]", sentence[2])]
+            if len(later) <= MAX_NAMED:
+                intervals = [tuple(map(int, item)) for item in re.findall(r"between (\d+) and (\d+)", sentence[2])]
                 assert intervals == [ends(row) for row in later if row.measured.high]
         if not lasting and not later:
-            assert text.startswith("No method lasts longer than origin (")
+            assert text.startswith("No method fixes it: none fails later than the unmodified model (")
             assert said_counts(text) == counts(result)
 
 
 def test_crop_is_compared_as_the_table_has_it(results):
     for result in results:
-        rows, text = result.verdict.rows, result.texts["What mended it"]
+        rows, text = result.verdict.rows, result.texts["What fixes it"]
         others = [row for row in rows if not row.is_reference]
         better = [row for row in others if row.nll.crop.high < 0]
         lasting = [row for row in others if row.measured.length is None]
         worse = [row for row in lasting if row.nll.crop.low > 0]
         if "`crop`" not in text or "One text" in text:
             continue
-        sentence = next(item for item in text.split(". ") if "`crop`" in item)
-        beats = re.match(r"(.+?) beats? `crop`", sentence)
-        assert ("clearly beat" in text) == (not better)
+        beats = re.search(r"By tail NLL, (.+?) beats? truncation", text)
+        assert ("clearly beat" in text) == (not better) == (beats is None)
         if better:
             assert named(beats[1], better)
-        behind = re.search(r"`crop` by tail NLL; (.+?) (?:is|are) worse than `crop`", text)
+        behind = re.search(r"(?:^|\. )((?:(?!\. ).)+) (?:is|are) worse than truncation\.", text)
         assert bool(behind) == bool(worse)
         if behind:
             assert named(behind[1], worse)

@@ -38,21 +38,36 @@ def texts_of(summary, where=None):
 def test_a_planted_break_is_in_the_verdict(planted):
     result = planted["verdict"]
     texts = {item["heading"]: item["text"] for item in result["sentences"]}
-    assert texts["What broke"] == (
-        "origin fails in (64, 128] tokens, 1 to 2 times M (6 texts and 20 passkeys). It fails by tail NLL from 128 on "
-        "and by passkey accuracy from 192 on, at every length measured."
+    assert list(texts) == ["What fails", "What fixes it", "Where inside", "How sure"]
+    assert texts["What fails"] == (
+        "Failure begins between 64 and 128 tokens (1 to 2x M, 95% interval) for the unmodified model. At every length "
+        "measured from 128 tokens on, its tail NLL is over 0.5 nats/token above that at 64 (6 texts). At every length "
+        "measured from 192 tokens on, it finds fewer than half of 20 passkeys."
     )
-    assert texts["Where"].startswith("On one repeated word, the states of origin leave their in-window range first in ")
-    assert texts["What mended it"] == (
-        "mesa and rerope hold up to 320 tokens, the longest measured (6 texts and 20 passkeys); mesa has the lowest "
-        "mean tail NLL (not clearly below rerope), -0.82 [-0.83, -0.80] nats/token to origin. dynamic-ntk lasts longer "
-        "than origin and fails in (256, 320]. No method clearly beats `crop` by tail NLL."
+    assert texts["Where inside"] == (
+        "Drift onset: position 77 [76, 80], first in layer 1. There the hidden states of the unmodified model leave "
+        "the "
+        "range that they keep inside M. Detected on one repeated word, not detected on prompt text-0."
     )
-    assert texts["How sure"].startswith("No false alarms inside the window (0 of 96 (layer, window) pairs, under ")
-    assert "a guess scores an unknown tail NLL; origin scores 3.00 (6 texts) and finds 20 of 20" in texts["How sure"]
+    assert texts["What fixes it"] == (
+        "Use mesa or rerope: neither fails up to 320 tokens (5x M), the longest length measured (6 texts and 20 "
+        "passkeys). mesa has the lowest mean tail NLL there (not clearly below rerope), 0.82 [0.80, 0.83] nats/token "
+        "below the unmodified model. dynamic-ntk fails later than the unmodified model, between 256 and 320 tokens. No "
+        "method clearly beats truncation (`crop`) by tail NLL."
+    )
+    assert texts["How sure"].startswith(
+        "Control: 0 false detections in 96 tests inside M (mesa, rerope, dynamic-ntk and origin; a test is a layer "
+        "in a "
+        "window). "
+    )
+    assert (
+        " At 64 tokens the unmodified model has a tail NLL of 3.00 (6 texts); that of guessing is unknown. It finds "
+        "20 of "
+        "20 passkeys there. " in texts["How sure"]
+    )
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
-    assert [row["held"] for row in rows.values()] == [320, 320, 256, 64]
+    assert [row["longest_passing"] for row in rows.values()] == [320, 320, 256, 64]
     assert (rows["origin"]["measured"]["after"], rows["origin"]["measured"]["high"]) == (64, 128)
     assert 64 <= rows["origin"]["drift"]["length"] <= 80
     assert rows["origin"]["drift"]["layer"] in (1, 2)
@@ -62,9 +77,11 @@ def test_a_planted_break_is_in_the_verdict(planted):
 def test_what_was_not_measured_names_the_command(tmp_path):
     result = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
     texts = {item["heading"]: item["text"] for item in result["sentences"]}
-    assert texts["What broke"].startswith("Nothing was measured by length (--samples 0); origin was trained on windows")
-    assert texts["Where"].startswith("On one repeated word")
-    assert "failure by length (not measured)" in texts["How sure"]
+    assert texts["What fails"] == (
+        "Nothing was measured by length (--samples 0). The unmodified model was trained on M = 64 tokens."
+    )
+    assert texts["Where inside"].startswith("Drift onset: position ")
+    assert " Not judged: failure by length (not measured)." in texts["How sure"]
     assert [row["rank"] for row in result["rows"]] == [None] * 4
     assert cells(result)["mesa"]["measured failure"] == "not measured"
     assert "mesa-lens locate" in result["notes"][1]
@@ -89,25 +106,26 @@ def without_break(summary, chance=()):
     return changed | {"at_chance": list(chance), "judged_by": judged}
 
 
-def test_where_nothing_breaks_nothing_is_mended(planted):
+def test_where_nothing_fails_there_is_nothing_to_fix(planted):
     texts = texts_of(without_break(planted))
-    assert texts["What broke"] == (
-        "Nothing: origin holds up to 320 tokens, the longest measured (3 texts and 3 passkeys)."
+    assert texts["What fails"] == (
+        "No failure up to 320 tokens (5x M), the longest length measured, for the unmodified model (3 texts and 3 "
+        "passkeys)."
     )
-    assert texts["Where"] == "Nothing to locate: origin does not fail up to 320 tokens."
-    assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens."
+    assert texts["Where inside"] == "Nothing to locate: the unmodified model does not fail up to 320 tokens."
+    assert texts["What fixes it"] == "Nothing to fix: the unmodified model does not fail up to 320 tokens."
 
 
 def test_a_failure_that_is_not_ruled_out_is_stated_wherever_none_is_seen(planted):
     summary = without_break(planted)
     summary["methods"][0]["measured"] |= {"after": 64, "low": 128}
     texts = texts_of(summary)
-    for heading in ("What broke", "Where", "What mended it"):
-        assert "; a failure after 64 is not ruled out." in texts[heading]
+    for heading in ("What fails", "Where inside", "What fixes it"):
+        assert " A failure after 64 tokens is not ruled out." in texts[heading]
     summary["methods"][0]["measured"] |= {"after": None, "low": None, "sampled": False}
     texts = texts_of(summary)
-    for heading in ("What broke", "Where", "What mended it"):
-        assert "; one prompt rules no failure out." in texts[heading]
+    for heading in ("What fails", "Where inside", "What fixes it"):
+        assert " One prompt rules no failure out." in texts[heading]
 
 
 def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted):
@@ -117,37 +135,46 @@ def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted
         "reason": "a reason",
     }
     texts = texts_of(planted | {"stated_window": stated})
-    assert texts["What broke"].endswith("Whether M = 64 is right cannot be told: a reason.")
-    assert "Whether M" not in texts["How sure"]
+    assert texts["What fails"].endswith(" Cannot tell whether M = 64 is right: a reason.")
+    assert "whether M" not in texts["How sure"]
 
 
 def test_a_model_at_chance_is_named_so(planted):
     summary = without_break(planted, ("tail NLL", "passkey"))
     texts, words = texts_of(summary), json.dumps(verdict(summary, None)["sentences"])
-    assert texts["What broke"] == (
-        "Cannot tell: the model is at chance inside its window "
-        "(a guess scores a tail NLL of 8.32; origin scores 8.30 (3 texts) and finds 0 of 3 passkeys at 64 tokens)."
+    assert texts["What fails"] == (
+        "Cannot tell: the unmodified model is at chance inside M. At 64 tokens the unmodified model has a tail NLL "
+        "of 8.30 "
+        "(3 texts); guessing gives 8.32. It finds 0 of 3 passkeys there."
     )
-    assert "at chance" in texts["What mended it"]
-    assert " hold" not in words
-    assert "not judged: tail NLL (at chance inside M), passkey (0 of 3 found inside M)" in texts["How sure"]
+    assert texts["What fixes it"] == "Cannot tell: the unmodified model is at chance inside M."
+    assert "Use " not in words
+    assert texts["How sure"].endswith(
+        " Not judged: tail NLL (at chance inside M). Not judged: passkey (0 of 3 found inside M)."
+    )
     summary |= {"judged_by": ["tail NLL"], "at_chance": []}
-    assert "not judged: passkey (0 of 3 found inside M)" in texts_of(summary)["How sure"]
+    assert texts_of(summary)["How sure"].endswith(" there. Not judged: passkey (0 of 3 found inside M).")
     assert [row["rank"] for row in ranked(summary)] == [None] * 4
 
 
 def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     summary = without_break(planted, ("passkey",))
     texts = texts_of(summary)
-    assert texts["What broke"].startswith("Nothing that can be judged: origin does not fail by tail NLL up to 320")
-    assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens, by what can be judged."
-    assert not any(" hold" in text for text in texts.values())
+    assert texts["What fails"] == (
+        "No failure by tail NLL up to 320 tokens (5x M), the longest length measured, for the unmodified model (3 "
+        "texts). "
+        "Passkey accuracy is at chance and cannot be judged."
+    )
+    none = "the unmodified model does not fail up to 320 tokens, by what can be judged."
+    assert texts["What fixes it"] == f"Nothing to fix: {none}"
+    assert texts["Where inside"] == f"Nothing to locate: {none}"
     summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
     rows = ranked(summary)
-    assert [row["held"] for row in rows] == [320, 320, 320, 64]
-    texts = texts_of(summary)["What mended it"]
-    assert "do not fail by tail NLL up to 320 tokens, the longest measured (passkey accuracy cannot be judged)" in texts
-    assert " hold" not in texts
+    assert [row["longest_passing"] for row in rows] == [320, 320, 320, 64]
+    assert texts_of(summary)["What fixes it"].startswith(
+        "mesa, rerope and dynamic-ntk do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (3 "
+        "texts). Passkey accuracy is at chance and cannot be judged. "
+    )
 
 
 def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
@@ -170,13 +197,15 @@ def test_a_method_worse_than_crop_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
     by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
-    assert texts_of(summary)["What mended it"].endswith(
-        " No method clearly beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is worse than `crop`."
+    assert texts_of(summary)["What fixes it"].endswith(
+        " No method clearly beats truncation (`crop`) by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
+        "than "
+        "truncation."
     )
     by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
-    assert texts_of(summary)["What mended it"].endswith(
-        " mesa (-0.20 [-0.30, -0.10] nats/token) beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is "
-        "worse than `crop`."
+    assert texts_of(summary)["What fixes it"].endswith(
+        " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation (`crop`). rerope (+0.24 [+0.12, +0.36] "
+        "nats/token) is worse than truncation."
     )
 
 
@@ -188,12 +217,12 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert len(rows["rerope"]["heads"]) == 3
     assert (rows["dynamic-ntk"]["is_enough"], rows["origin"]) == (False, None)
     table = cells(result)
-    assert table["rerope"]["smallest set of heads"] == "3 (2.3, 2.5, 2.0): 92% [80, 102]"
-    assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
+    assert table["rerope"]["smallest set of heads"] == "3 (L2H3, L2H5, L2H0): 92% [80, 102]"
+    assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (L2H3, L2H5, L2H0, L0H1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
-    assert (
-        " rerope in only 3 heads restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
-        in result["sentences"][1]["text"]
+    assert result["sentences"][2]["text"].endswith(
+        " rerope in 3 heads alone (L2H3, L2H5 and L2H0) recovers 92% [80, 102] of the excess loss at 512 tokens (n = "
+        "6)."
     )  # of 12 items the half that the set was not chosen on
 
 
@@ -209,7 +238,7 @@ def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
     configs = where["methods"] | {"rerope": where["methods"]["rerope"] | {"window": 7}}
     result = verdict(summary | {"method_configs": configs}, located.typed(where))
     assert {row["method"]: row["heads"] for row in result["rows"]}["rerope"] is None
-    assert "rerope in" not in result["sentences"][1]["text"]
+    assert "rerope in" not in result["sentences"][2]["text"]
     configs = where["methods"] | {first: where["methods"][first] | {"window": 7}}
     result = verdict(summary | {"method_configs": configs}, located.typed(where))
     assert "smallest set of heads" not in result["head"]
@@ -233,17 +262,22 @@ def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
     for row in summary["methods"]:
         row["measured"] |= {"judged_by": ["tail NLL"]}
         row["longest"]["tail_nll_to_crop"] = {"mean": -3.0, "low": None, "high": None}
-    texts = texts_of(summary)["What mended it"]
-    assert texts.startswith("mesa and rerope do not fail up to 320 tokens")
-    assert "One text cannot tell a method from `crop`." in texts
+    texts = texts_of(summary)["What fixes it"]
+    assert texts.startswith(
+        "mesa and rerope do not fail up to 320 tokens (5x M), the longest length measured (6 texts). "
+    )
+    assert " Judged by tail NLL alone. " in texts
+    assert texts.endswith(" One text cannot tell a method from truncation (`crop`).")
     assert "beat" not in texts
 
 
 def test_a_failure_that_may_be_none_is_hedged(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"] |= {"length": 320, "after": 64, "low": 128, "high": None, "before": 256}
-    assert texts_of(summary)["What broke"].startswith(
-        "origin may fail after 64 tokens, or not at all up to 320: 6 texts and 20 passkeys cannot tell. Their means"
+    assert texts_of(summary)["What fails"].startswith(
+        "The unmodified model may fail after 64 tokens, or not at all up to 320: 6 texts and 20 passkeys cannot "
+        "tell. On "
+        "average: At every length measured from 128 tokens on, its tail NLL "
     )
 
 
@@ -252,19 +286,17 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M
     summary = summarized(write_run(tmp_path, hidden_states(windows=5), scores))
     texts = texts_of(summary)
-    assert texts["What broke"].startswith(
-        "origin is already broken inside the stated window: check --trained-length 64 ("
-    )
-    assert all(texts[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
-    assert texts["How sure"].startswith("Measured on 6 texts and 20 passkeys; ")
+    assert texts["What fails"].startswith("Check --trained-length 64: origin already fails inside it (tail NLL ")
+    assert all(texts[heading].startswith("Not judged: ") for heading in ("Where inside", "What fixes it"))
+    assert texts["How sure"].startswith("Measured on 6 texts and 20 passkeys. ")
     text = json.dumps(summary["verdict"]["sentences"]) + "".join(map(str, summary["verdict"]["cells"]))
-    assert "times M" not in text
+    assert "x M" not in text
     assert "chance" not in text
-    assert " hold" not in text
+    assert "Use " not in text
     assert {row["rank"] for row in summary["verdict"]["rows"]} == {None}
     assert {row["drift_onset"]["text"] for row in summary["methods"]} == {"not judged: M"}
     assert {row["measured"]["text"] for row in summary["methods"]} == {"not judged: M"}
-    assert "already broken inside" in summary["drift"]
+    assert "already fails inside" in summary["drift"]
     assert summary["control"] == summary["drift"]
     assert summary["stated_window"]["outcome"] == "too large"
     json.dumps(summary, allow_nan=False)
@@ -293,11 +325,12 @@ def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_
 
 
 @pytest.mark.parametrize(
-    ("chance", "share"), [(2e-5, "fewer than 1 in 10,000 models"), (0.0035, "at most 0.35% of models"), (None, None)]
+    ("chance", "share"), [(2e-5, "fewer than 1 in 10,000"), (0.0035, "at most 0.35% of"), (None, None)]
 )
 def test_how_often_chance_alone_drifts_is_said_of_a_detected_drift(planted, chance, share):
     summary = copy.deepcopy(planted)
     summary["drift"]["prompts"][summary["prompt"]]["methods"][0]["chance"] = chance
     text = texts_of(summary)["How sure"]
-    assert ("by chance alone" in text) == (share is not None)
-    assert share is None or f"; by chance alone origin's drift would be detected in {share}; " in text
+    assert ("By chance alone" in text) == (share is not None)
+    expected = f" By chance alone, drift as clear as that of the unmodified model is detected in {share} models. "
+    assert share is None or expected in text
