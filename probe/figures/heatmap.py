@@ -62,7 +62,7 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
         The captured positions in the bounds, with the number of their bounds as coordinate `region`.
 
     Raises:
-        Refused: In one of the bounds no position was captured, or some overlap.
+        Refused: In one of the bounds no position was captured, it ends behind the last one, or some overlap.
 
     Examples:
         >>> hidden = probe.hook_values(probe.open_run("runs/example"))
@@ -72,9 +72,11 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
     position = hidden["position"].values
     parts = [np.flatnonzero((position >= start) & (position < stop)) for start, stop in bounds]
     for (start, stop), part in zip(bounds, parts, strict=True):
+        captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
         if not part.size:
-            captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
             raise Refused(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
+        if stop > position[-1] + 1:
+            raise Refused(f"region {start}-{stop - 1} ends behind the last captured position; captured: {captured}")
     index = np.concatenate(parts)
     if len(np.unique(index)) < len(index):
         raise Refused(f"regions {', '.join(f'{start}-{stop - 1}' for start, stop in bounds)} overlap; join them")

@@ -28,6 +28,8 @@ def test_regions_are_half_open_and_numbered():
     assert both["region"].values.tolist() == [0, 0, 0, 1, 1]
     with pytest.raises(ValueError, match="region 20-29 holds no captured position; captured: 0-9"):
         panel(np.zeros((1, 1, 10)), range(10), [(20, 30)])
+    with pytest.raises(ValueError, match="region 5-10 ends behind the last captured position; captured: 0-9"):
+        panel(np.zeros((1, 1, 10)), range(10), [(5, 11)])
 
 
 def test_default_regions_lie_around_m_and_at_the_end():
@@ -46,7 +48,7 @@ def test_default_regions_lie_around_m_and_at_the_end():
 )
 def test_pooling_agrees_with_a_plain_loop(dims, first, second, layers, cells, seed):
     values = np.random.default_rng(seed).normal(size=(layers, dims, first + second))
-    both = panel(values, [*range(first), *range(100, 100 + second)], [(0, 100), (100, 200)])
+    both = panel(values, [*range(first), *range(100, 100 + second)], [(0, 100), (100, 100 + second)])
     pooled = heatmap.pool(both, cells)
     assert pooled.size <= max(cells, 2 * layers)
     dim, position = both["dim"].values, both["position"].values
