@@ -48,7 +48,7 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
 
 
 Pairs = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_pairs)]
-Values = Annotated[Whole, Field(ge=1)]
+Values = Annotated[Whole, Field(ge=1, le=10**12)]
 TOP = 4
 """Threshold dims of an export."""
 
