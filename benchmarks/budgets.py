@@ -153,7 +153,7 @@ def over(row: dict[str, Any]) -> list[str]:
 
 
 def rows(name: str, length: int, names: Sequence[str] = (), show: bool = False) -> list[dict[str, Any]]:
-    """One row a method that fits, of those named, or of all; show: print the operations of the last layer's launches."""
+    """One row a method that fits, of those named, or of all; show: print the last layer's launches."""
     methods = [make(method, MODELS[name][2]) for method in names or standard_methods()]
     table = []
     with on_paper() as device:
