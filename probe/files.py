@@ -14,6 +14,8 @@ from typing import Any
 
 from mesa.errors import Occupied, Refused
 
+JsonObject = dict[str, Any]
+"""A JSON object: a run's settings, a row of a journal, a result."""
 CHECKSUM = "checksum"
 """The key of a result's checksum."""
 SEAL = "complete"
@@ -60,13 +62,13 @@ def write_json(path: Path, value: Any, indent: int = 1) -> None:
     write(path, (json_text(value, indent) + "\n").encode())
 
 
-def write_result(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
+def write_result(path: Path, value: JsonObject, indent: int | None = 1) -> None:
     """Writes `json_text` of a result with its checksum, which `read_result` compares."""
     plain = json.loads(json_text({name: inner for name, inner in value.items() if name != CHECKSUM}))
     write(path, (json_text({**plain, CHECKSUM: checksum(plain)}, indent) + "\n").encode())
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> JsonObject:
     """A result that `write_result` wrote, without its checksum.
 
     Raises Refused for a file that is not JSON, or not what was written, and OSError for one that cannot be read.
@@ -117,7 +119,7 @@ def seal_of(group: Path) -> str:
     return f"sha256 {hashlib.sha256(json.dumps([own, arrays], sort_keys=True).encode()).hexdigest()}"
 
 
-def _metadata(node: Path) -> dict[str, Any]:
+def _metadata(node: Path) -> JsonObject:
     return json.loads((node / "zarr.json").read_text(encoding="utf-8"))
 
 

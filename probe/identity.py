@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
-from probe.files import SEAL, checksum, difference, seal_of
+from probe.files import SEAL, JsonObject, checksum, difference, seal_of
 from probe.layout import LAYOUTS, STORES
 
 MODEL = ("weights", "config", "tokenizer")
@@ -24,7 +24,7 @@ _TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
 _REMEDY = "use --overwrite or another --out, or leave the option out"
 
 
-def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
+def run_settings(folder: Path, but: Sequence[str] = ()) -> JsonObject:
     """What the folder's run records of model, M, revision, dtype and seed; empty where there is no run.
 
     That is what its store says, else its first journal. but: files and folders that are about to be written anew.
@@ -37,7 +37,7 @@ def run_settings(folder: Path, but: Sequence[str] = ()) -> dict[str, Any]:
     return {}
 
 
-def recorded(file: Path) -> dict[str, Any]:
+def recorded(file: Path) -> JsonObject:
     """What a store's attributes or a journal's first line say of a run; empty for a file of none, or an unreadable one.
 
     Raises Refused where they are not what was written.
@@ -59,15 +59,15 @@ def recorded(file: Path) -> dict[str, Any]:
     return content
 
 
-def is_whole(header: Mapping[str, Any]) -> bool:
+def is_whole(header: JsonObject) -> bool:
     """Whether a journal's first line is what was written."""
     written = {key: value for key, value in header.items() if key != CHECKSUM}
     return header.get(CHECKSUM) is True or header.get(CHECKSUM) == checksum(written)
 
 
 def taken(
-    folder: Path, values: Mapping[str, Any], given: Sequence[str], default_methods: str, but: Sequence[str] = ()
-) -> dict[str, Any]:
+    folder: Path, values: JsonObject, given: Sequence[str], default_methods: str, but: Sequence[str] = ()
+) -> JsonObject:
     """The options that the run in the folder has and that are not given, by key; `trust_remote_code` is never taken.
 
     values: all options by key. given: keys of those that were typed. Raises Refused for a run whose model needs its
@@ -92,7 +92,7 @@ def taken(
     return options
 
 
-def _changed(name: str, there: Mapping[str, Any]) -> Iterator[str]:
+def _changed(name: str, there: JsonObject) -> Iterator[str]:
     """The parameters of a method that a run changed, as texts of --set."""
     config = _methods(there).get(name, {})
     try:
@@ -104,7 +104,7 @@ def _changed(name: str, there: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}.{key}={value}"
 
 
-def _methods(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _methods(settings: JsonObject) -> dict[str, JsonObject]:
     """The configs of a store's methods, by name."""
     try:
         return dict(json.loads(settings.get("method_configs", "{}")))
@@ -112,9 +112,7 @@ def _methods(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def check_of_run(
-    folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Any], dtypes: Any, but: Sequence[str] = ()
-) -> None:
+def check_of_run(folder: Path, settings: JsonObject, methods: JsonObject, dtypes: Any, but: Sequence[str] = ()) -> None:
     """Raises FileExistsError, naming both values, where the run there is of another model, M, revision, dtype or seed.
 
     Another text is told on stderr: what is measured on it stands beside what was measured on the run's.
@@ -139,7 +137,7 @@ def check_of_run(
                 raise Occupied(f"{folder} holds {name} of another {difference(key, config[key], mine[key])}; {_REMEDY}")
 
 
-def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differing(there: JsonObject, now: JsonObject) -> str:
     """In which of model, M, revision and seed the settings differ, in words; empty for none.
 
     A model is known by its fingerprints, so that a folder may be moved; where there are none, by its name.
@@ -159,7 +157,7 @@ def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
-def same_model(there: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def same_model(there: JsonObject, now: JsonObject) -> bool:
     """Whether both settings have the sums of the same files of a model, wherever these lie."""
     return all(str(there.get(key)).startswith("sha256 ") and there.get(key) == now.get(key) for key in MODEL)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import zarr
@@ -19,7 +18,7 @@ from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.experiment.resume import REQUEST
-from probe.files import read_result
+from probe.files import JsonObject, read_result
 from probe.layout import LAYOUTS
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
@@ -64,7 +63,7 @@ class Status:
     path: Path
     state: str
     parts: tuple[Part, ...]
-    holder: dict[str, Any]
+    holder: JsonObject
     lacking: str = ""
     by: str = ""
 
@@ -77,7 +76,7 @@ class Status:
         lines = {part.command: part.resume for part in parts if part.resume}
         return lines | ({"report": shlex.join(["mesa-lens", "report", str(self.path)])} if self.by == "report" else {})
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """One line a part, ready for JSON."""
         rows = []
         for part in self.parts:
@@ -88,7 +87,7 @@ class Status:
             rows.append({key: value for key, value in row.items() if value not in ("", [])})
         return rows
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """All of it, ready for JSON."""
         rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "journals"}
         names = ("done", "failed", "left", "of", "seconds_left")
@@ -227,7 +226,7 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
     yield Part("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 
 
-def _summary(path: Path, summary: Path) -> dict[str, Any]:
+def _summary(path: Path, summary: Path) -> JsonObject:
     """What a run wrote at its end, where that is not older than `path`; else nothing."""
     try:
         if summary.stat().st_mtime < path.stat().st_mtime:

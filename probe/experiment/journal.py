@@ -14,11 +14,11 @@ from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.resume import REQUEST
 from probe.experiment.task import Key
-from probe.files import checksum, difference
+from probe.files import JsonObject, checksum, difference
 from probe.identity import CHECKSUM, is_whole, same_model
 
 Row = Mapping[str, Any]
-Rows = Mapping[Key, dict[str, Any]]
+Rows = Mapping[Key, JsonObject]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
 _COLUMNS = "columns"
@@ -35,8 +35,8 @@ class JournalFile:
     whole: bytes of its whole lines. damaged: numbers of lines that are not what was written; `rows` leaves these out.
     """
 
-    settings: dict[str, Any] | None
-    rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    settings: JsonObject | None
+    rows: dict[Key, JsonObject] = field(default_factory=dict)
     expected: int | None = None
     request: Any = None
     whole: int = 0
@@ -77,7 +77,7 @@ def read_journal(path: Path) -> JournalFile:
     return journal
 
 
-def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def check_settings(path: Path, stored: JsonObject, settings: JsonObject) -> None:
     """Raises FileExistsError, naming what differs, for a file of a run with other settings than the stored ones."""
     now = json.loads(json.dumps(settings))
     keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
@@ -87,7 +87,7 @@ def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str,
         raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
-def known_rows(path: Path, settings: Mapping[str, Any] | None = None) -> Rows:
+def known_rows(path: Path, settings: JsonObject | None = None) -> Rows:
     """The rows of a journal that a run with these settings would continue; none where it is another's or damaged."""
     try:
         file = read_journal(path)
@@ -118,17 +118,17 @@ class Journal:
     def __init__(
         self,
         path: Path,
-        settings: Mapping[str, Any],
+        settings: JsonObject,
         method_of: Callable[[Key], Method | None] = lambda key: None,
         needed: Sequence[str] = (),
-        request: Mapping[str, Any] | None = None,
+        request: JsonObject | None = None,
         columns: Any = None,
     ) -> None:
         self.path, self.settings, self.needed, self._method_of = path, dict(settings), needed, method_of
         self.columns = columns
-        self.rows: dict[Key, dict[str, Any]] = {}
-        self._about: dict[str, Any] = {} if request is None else {REQUEST: request}
-        self._written: dict[str, Any] = {}
+        self.rows: dict[Key, JsonObject] = {}
+        self._about: JsonObject = {} if request is None else {REQUEST: request}
+        self._written: JsonObject = {}
         if path.exists() and path.stat().st_size:
             self._read()
 
@@ -159,7 +159,7 @@ class Journal:
             self._write("a", about)
             self._written = about
 
-    def _config(self, key: Key) -> dict[str, Any]:
+    def _config(self, key: Key) -> JsonObject:
         """The config of a row's method, as JSON gives it back."""
         method = self._method_of(key)
         return {"config": json.loads(json.dumps(method.describe()))} if method else {}

@@ -7,15 +7,15 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
+from probe.files import JsonObject
 from probe.identity import recorded
 from probe.layout import JOURNALS, STORES
 
@@ -150,7 +150,7 @@ def _create(folder: Path, option: str) -> list[Path]:
     return missing
 
 
-def lock_state(folder: Path) -> tuple[bool, dict[str, Any]]:
+def lock_state(folder: Path) -> tuple[bool, JsonObject]:
     """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `journals`.
 
     The second is also what a process that died left; empty where there is nothing. Writes nothing.
@@ -182,7 +182,7 @@ def journal_lines(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.read_bytes().count(b"\n") for path in paths if path.is_file()}
 
 
-def _this_process(folder: Path) -> dict[str, Any]:
+def _this_process(folder: Path) -> JsonObject:
     """Who writes, since when, and what the journals held then."""
     return {
         "journals": journal_lines(folder),
@@ -193,7 +193,7 @@ def _this_process(folder: Path) -> dict[str, Any]:
     }
 
 
-def holder_text(holder: Mapping[str, Any]) -> str:
+def holder_text(holder: JsonObject) -> str:
     """Who `lock_state` says writes to a folder, in words."""
     if not holder:
         return "another process"

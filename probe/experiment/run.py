@@ -20,7 +20,7 @@ from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.resume import recorded
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
-from probe.files import check_ours
+from probe.files import JsonObject, check_ours
 from probe.identity import check_of_run
 
 
@@ -63,7 +63,7 @@ class Experiment:
         return self.worker_class.of(self.plan)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """What a resumed run must have the same, ready for JSON."""
         return self.plan.settings
 
@@ -135,7 +135,7 @@ class Experiment:
         """No worker could finish a task."""
 
 
-def summary_of(plan: Any) -> dict[str, Any]:
+def summary_of(plan: Any) -> JsonObject:
     """What every summary of a plan says of the model and the methods, ready for JSON."""
     return {
         "model": plan.request.model,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from mesa.errors import NotFound, Refused
-from probe.files import json_text, read_result, write_result
+from probe.files import JsonObject, json_text, read_result, write_result
 from probe.identity import left_out, tell_left_out
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -64,12 +64,12 @@ class ResultFile(Generic[T]):
         """Writes it with its checksum."""
         write_result(folder / self.path, as_json(result), self.indent)
 
-    def parse(self, content: Mapping[str, Any], path: Path) -> T:
+    def parse(self, content: JsonObject, path: Path) -> T:
         """The typed result of a file's content; raises Refused, naming what is missing or wrong."""
         try:
             return self._adapter.validate_python(content)
         except ValidationError as error:
-            if content.get("version") != (expected := self.type.__dataclass_fields__["version"].default):
+            if content.get("version") != (expected := cast(Any, self.type).__dataclass_fields__["version"].default):
                 raise Refused(f"{path} is of another version of mesa-lens, not of version {expected}") from error
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -92,7 +92,7 @@ class OfHead:
         return f"{self.layer}.{self.head}"
 
 
-def as_json(result: Any) -> dict[str, Any]:
+def as_json(result: Any) -> JsonObject:
     """A typed result as plain values, null for NaN: what its file holds."""
     return json.loads(json_text(TypeAdapter(type(result)).dump_python(result)))
 

@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
 from probe.experiment.resume import REQUEST
-from probe.files import SEAL, difference, seal_of
+from probe.files import SEAL, JsonObject, difference, seal_of
 from probe.identity import same_model
 from probe.store.reader import FINGERPRINTS, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
@@ -56,7 +56,7 @@ class Template:
     positions: Sequence[int]
     dims: Sequence[int]
     hooks: Sequence[str]
-    attrs: Mapping[str, Any]
+    attrs: JsonObject
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     return "dtype" if any(stored_array(group, hook).dtype != wanted.dtype for hook in wanted.hooks) else None
 
 
-def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
+def differing_key(stored: JsonObject, attrs: JsonObject) -> str | None:
     """The first config key in which a store's attributes differ from `attrs`; fingerprints, where both have them."""
     either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
     compared = either - {*_NOT_COMPARED} - ({*FINGERPRINTS} - both)

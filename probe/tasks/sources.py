@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from mesa.errors import NotFound, Refused
+from probe.files import JsonObject
 
 HELDOUT_FILES = tuple(
     f"{name}.py" for name in "argparse configparser difflib fractions heapq mailbox statistics textwrap".split()
@@ -68,7 +69,7 @@ def pairs(source: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows(source: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _rows(source: str) -> Iterator[tuple[int, JsonObject]]:
     """Rows by number: of a file, the line's."""
     path = Path(source)
     if path.is_file():
@@ -103,7 +104,7 @@ def _dataset(source: str) -> Any:
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 
-def _field(row: Mapping[str, Any], name: str, source: str, number: int) -> str:
+def _field(row: JsonObject, name: str, source: str, number: int) -> str:
     if name not in row:
         raise Refused(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
     if not isinstance(row[name], str):

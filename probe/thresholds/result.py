@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import field
 from math import nan
-from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure
@@ -126,7 +126,7 @@ class PromptDrift:
 class DriftResult:
     """The rule that drift was read by, and what it gave by prompt."""
 
-    rule: dict[str, Any]
+    rule: JsonObject
     prompts: dict[str, PromptDrift]
 
 
@@ -183,7 +183,7 @@ class Findings:
     """The first one."""
     word: str | None
     reference: str
-    rule: dict[str, Any]
+    rule: JsonObject
     """By which thresholds were read."""
     onset_by: str
     """The rule of the onsets that are shown: drift or paper."""
@@ -207,7 +207,7 @@ class Findings:
     """None: nothing was measured by length."""
     stated_window: StatedWindow | None
     measured_lengths: list[int]
-    method_configs: dict[str, dict[str, Any]]
+    method_configs: dict[str, JsonObject]
     versions: dict[str, str]
     created: str | None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 
+from probe.files import JsonObject
 from probe.statistics import shown, student
 from probe.thresholds.failure import lasting
 
@@ -82,7 +82,7 @@ class WindowEstimate:
             f"The largest power of two up to there is {2 ** int(np.log2(self.works))}."
         )
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """All of it as plain numbers."""
         values = asdict(self)
         return {**values, "lengths": list(values.pop("compared")), "text": str(self)}

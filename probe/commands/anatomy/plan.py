@@ -14,6 +14,7 @@ from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy.request import AnatomyRequest
 from probe.commands.eval.plan import PROMPTS
+from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import tell_left_out
 from probe.tasks import sources
@@ -76,7 +77,7 @@ class AnatomyPlan:
                     yield from (AnatomyKey(part, name, length, number) for number in range(len(prompts)))
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that a row depends on beside its key and its method, ready for JSON."""
         return {
             **self.request.identity,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile
 
 
@@ -100,7 +101,7 @@ class Anatomy:
     seed: int
     executor: str
     versions: dict[str, str]
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, JsonObject]
     """Configs by name."""
     lengths: list[int]
     layers: list[int]

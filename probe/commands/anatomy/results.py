@@ -25,6 +25,7 @@ from probe.commands.anatomy.result import (
 from probe.commands.anatomy.sentences import RETRIEVES
 from probe.experiment.journal import Journal
 from probe.experiment.run import summary_of
+from probe.files import JsonObject
 from probe.statistics import half_width, wilson
 from probe.store.result_file import having
 
@@ -90,7 +91,7 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
     )
 
 
-def _retrieval(plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Retrieval]:
+def _retrieval(plan: AnatomyPlan, labels: JsonObject, rows: Sequence[JsonObject]) -> list[Retrieval]:
     """An entry a head: its score at each offset, and at the better one."""
     scores = np.array([row["score"] for row in rows])
     entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in _OFFSETS})
@@ -100,7 +101,7 @@ def _retrieval(plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping
     return [Retrieval(**entry) for entry in entries]
 
 
-def _by_span(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+def _by_span(rows: Sequence[JsonObject]) -> dict[str, dict[str, np.ndarray]]:
     """Statistics (prompt, layer, head) of a method and length, by where the queries stand."""
     mass = np.array([row["mass"] for row in rows])
     values = {f"mass_{name}": mass[..., at] for at, name in enumerate(MASS_PARTS)}
@@ -108,7 +109,7 @@ def _by_span(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarra
     return {span: {name: value[:, at] for name, value in values.items()} for at, span in enumerate(rows[0]["spans"])}
 
 
-def _by_head(plan: AnatomyPlan, labels: dict[str, Any], values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def _by_head(plan: AnatomyPlan, labels: JsonObject, values: Mapping[str, np.ndarray]) -> list[JsonObject]:
     """An entry a layer and head, of values (prompt, layer, head)."""
     columns = {name: intervals(value, _largest(name), counts="offset" in name) for name, value in values.items()}
     return [

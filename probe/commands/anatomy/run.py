@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
+from probe.files import JsonObject
 
 _DIGITS = 7
 
@@ -31,7 +31,7 @@ class AnatomyWorker(PlanWorker):
 
 
 @torch.no_grad()
-def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> dict[str, Any]:
+def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> JsonObject:
     """The row of one prompt: statistics by span, retrieval scores, or every token. RuntimeError if not finite."""
     part, name, length, number = AnatomyKey(*task.key)  # type: ignore[arg-type]
     if part == "tokens":

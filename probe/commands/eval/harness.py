@@ -27,6 +27,7 @@ from probe.experiment.resume import recorded
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
+from probe.files import JsonObject
 
 JOURNAL, RESULTS = "harness.jsonl", HARNESS_SCORES.path.name
 
@@ -49,7 +50,7 @@ def run_harness(
     """
     experiment = Harness(plan, names, include_path, limit)
     journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)
-    results: dict[str, dict[str, Any]] = {name: {} for name in plan.methods}
+    results: dict[str, JsonObject] = {name: {} for name in plan.methods}
     for key in experiment.keys:
         if key in journal.rows:
             results[key.method].update(journal.rows[key]["results"])
@@ -77,7 +78,7 @@ class Harness(Experiment):
         return HarnessWorker.of(self.plan, include_path=self.include_path, limit=self.limit)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """As for Experiment."""
         plan = self.plan
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
@@ -109,13 +110,13 @@ class HarnessWorker(PlanWorker):
         """Loads the model; a task gives its journal row."""
         loaded = self.source.loaded()
 
-        def row(task: Task) -> dict[str, Any]:
+        def row(task: Task) -> JsonObject:
             name, method, _ = eval_key(task)
             return {"results": self._scores(loaded, name, method)}
 
         return row
 
-    def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, dict[str, Any]]:
+    def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, JsonObject]:
         """lm-eval's numbers, by part of the task."""
         model, executor = loaded.model, self.plan.request.executor
         models = importlib.import_module("lm_eval.models.huggingface")

@@ -14,6 +14,7 @@ from mesa.models import tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.result import EvalKey
+from probe.files import JsonObject
 from probe.request import tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
@@ -62,7 +63,7 @@ class EvalPlan:
         return sorted(cells, key=lambda cell: cell.length)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
         pairs = [[*"\0".join(pair).encode()] for pair in self.setting.pairs]
         return {

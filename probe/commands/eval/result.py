@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile
 
 
@@ -76,7 +77,7 @@ class Evaluated:
     seed: int
     executor: str
     versions: dict[str, str]
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, JsonObject]
     """Configs by name."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of tasks, in words."""

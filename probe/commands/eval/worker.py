@@ -18,6 +18,7 @@ from probe.commands.eval.plan import TASKS, EvalPlan, memory_bytes
 from probe.commands.eval.result import EvalKey
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import Measure, Task
+from probe.files import JsonObject
 from probe.tasks.latency import devices, watched_peak
 
 
@@ -51,7 +52,7 @@ class EvalWorker(PlanWorker):
 def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> Measure:
     """The function that measures a plan's tasks on a loaded model."""
 
-    def row(task: Task) -> dict[str, Any] | None:
+    def row(task: Task) -> JsonObject | None:
         name, method, length = eval_key(task)
         try:
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
@@ -72,7 +73,7 @@ def _row(
     length: int,
     prepared: Sequence[Any],
     memory: int | None,
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
     batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1

@@ -17,6 +17,7 @@ from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
 from probe.experiment.task import Key
+from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.tasks import sources
 from probe.tasks.base import Setting
@@ -74,7 +75,7 @@ class LocatePlan:
         return [name for name in self.methods if name != ORIGIN]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that the losses of a task depend on beside its key and its method, ready for JSON."""
         return {
             **self.request.identity,

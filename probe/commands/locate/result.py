@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile
 
 
@@ -36,7 +37,7 @@ class Loss:
         return self.baseline - self.patched
 
     @property
-    def labels(self) -> dict[str, Any]:
+    def labels(self) -> JsonObject:
         """Method, length and measure: its effects and sets have the same."""
         return {"method": self.method, "length": self.length, "measure": self.measure}
 
@@ -131,7 +132,7 @@ class Located:
     seed: int
     executor: str
     versions: dict[str, str]
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, JsonObject]
     """Configs by name, Origin's first."""
     layers: list[int]
     heads: int

@@ -24,6 +24,7 @@ from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Measure, Task
+from probe.files import JsonObject
 from probe.tasks.retrieval import repeated_word
 
 
@@ -46,7 +47,7 @@ class RunCache:
         self._scope: tuple[Any, ...] = ()
 
     @torch.no_grad()
-    def measure(self, task: Task) -> list[tuple[Key, dict[str, Any]]]:
+    def measure(self, task: Task) -> list[tuple[Key, JsonObject]]:
         """The rows of a task."""
         if task.kind == DIMS:
             return [(task.key, {"rules": self._dims(LocateKey.of(task.key).length)})]

@@ -21,6 +21,7 @@ from probe.commands.predict.calibration import LOG_N, ORIGIN, REFERENCE, Key, ga
 from probe.commands.predict.formula import scored_queries
 from probe.commands.predict.kind import moved_methods
 from probe.commands.predict.request import PredictRequest
+from probe.files import JsonObject
 from probe.tasks import sources
 from probe.tasks.retrieval import first_ids
 from probe.tasks.score import SLICE, heldout_ids, text_windows
@@ -93,7 +94,7 @@ class PredictPlan:
         return (self.longest,)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that losses depend on beside method, length and text, ready for JSON."""
         return {
             **self.request.identity,

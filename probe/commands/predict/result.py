@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile
 
 Interval = tuple[Number, Number]
@@ -56,7 +57,7 @@ class Failure:
 class MethodPrediction:
     """A method: what is predicted of it, or the refusal, and what was measured."""
 
-    config: dict[str, Any]
+    config: JsonObject
     refusal: str
     """Why nothing is predicted; else empty."""
     cost_inside: Number = math.nan

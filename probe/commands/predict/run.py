@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from probe.experiment.journal import Rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, Measure, Task
+from probe.files import JsonObject
 from probe.tasks.score import nll
 
 FOLDER, SUMMARY = PREDICTION.path.parts
@@ -41,7 +42,7 @@ class PredictWorker(PlanWorker):
         """Loads the model; a task gives its journal row."""
         loaded, passes, texts = self.source.loaded(), self.plan.passes, self.plan.texts
 
-        def row(task: Task) -> dict[str, Any]:
+        def row(task: Task) -> JsonObject:
             name, length, text = task.key
             part = passes[name, length]
             with (

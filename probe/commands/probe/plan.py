@@ -22,6 +22,7 @@ from probe.commands.eval.by_length import check_lengths, default_lengths
 from probe.commands.eval.plan import EvalPlan, unfit_length
 from probe.commands.eval.request import EvalRequest
 from probe.commands.probe.request import ProbeRequest
+from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT
 from probe.request import MethodsRequest, tell_left_out
 from probe.tasks.base import Setting
@@ -168,7 +169,7 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
     return EvalPlan(eval_request, plan.methods, setting, plan.config)
 
 
-def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> dict[str, Any]:
+def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> JsonObject:
     """Labels, hooks, dtype and attributes of the plan's store, with the fingerprints `known`."""
     spec, kept = plan.request.spec, plan.kept
     return {
@@ -183,7 +184,7 @@ def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> dict[st
     }
 
 
-def provenance(plan: ProbePlan) -> dict[str, Any]:
+def provenance(plan: ProbePlan) -> JsonObject:
     """The attributes of the plan's store: everything that its numbers depend on."""
     request = plan.request
     _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.settings)
