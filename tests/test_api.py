@@ -1,31 +1,45 @@
-"""docs/api.md lists all public names of the packages; its examples, the README's and the guides' do what they say."""
+"""The reference has every public name and option; the examples of README, guides and docs/api.md do what they say."""
 
 import importlib
 import itertools
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+from commands import parsers
+
+from mesa_lens.cli import parser
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
-SECTIONS = {part.partition("\n")[0]: part.partition("\n")[2] for part in PAGE.split("\n## ")[1:]}
+PACKAGES = ("mesa", "probe", "theory")
+PAGES = [ROOT / "README.md", ROOT / "docs" / "api.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
+TABLES = runpy.run_path(str(ROOT / "docs" / "site" / "reference.py"))
+"""The hook that makes tables of options."""
 
 
-def test_every_package_has_its_section():
-    assert list(SECTIONS) == ["mesa", "probe", "theory"]
-
-
-@pytest.mark.parametrize("package", list(SECTIONS))
-def test_the_page_lists_every_public_name(package):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_reference_has_every_public_name_once(package):
     public = importlib.import_module(package)
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", SECTIONS[package], re.MULTILINE)
-    assert sorted(name for name, _ in rows) == sorted(public.__all__) == dir(public)
-    assert all(line for _, line in rows)
+    page = (ROOT / "docs" / f"api-{package}.md").read_text(encoding="utf-8")
+    names = re.findall(rf"^::: {package}\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == sorted(public.__all__) == dir(public)
 
 
-@pytest.mark.parametrize("package", list(SECTIONS))
+def test_the_reference_has_every_option_of_every_command():
+    sections = {part.partition("\n")[0]: part for part in ("\n" + TABLES["commands"]()).split("\n## ")[1:]}
+    for name, command in parsers(parser()).items():
+        flags = {flag for action in command._actions for flag in action.option_strings} - {"-h", "--help"}
+        assert [flag for flag in flags if f"| `{flag}" not in sections[name]] == [], name
+
+
+def test_fields_of_a_request_have_their_defaults():
+    rows = TABLES["fields"]("probe", "ProbeRequest").splitlines()
+    assert "| `length` | `--length` | 4 times M | tokens of the prompts whose hidden states are stored |" in rows
+    assert [row for row in rows if row.startswith("| `spec.hooks` | `--hooks` | resid_post | ")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_public_names_are_there_and_none_is_a_folders_or_a_files(package):
     public = importlib.import_module(package)
     for name in public.__all__:
@@ -36,7 +50,7 @@ def test_public_names_are_there_and_none_is_a_folders_or_a_files(package):
         _ = public.serach
 
 
-@pytest.mark.parametrize("package", list(SECTIONS))
+@pytest.mark.parametrize("package", PACKAGES)
 def test_names_for_type_checkers_are_those_loaded_lazily(package):
     text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
     block = text.partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
@@ -45,18 +59,6 @@ def test_names_for_type_checkers_are_those_loaded_lazily(package):
         for name, _, alias in (item.partition(" as ") for item in names.split(", ")):
             stated[alias or name] = f"{module}:{name}" if alias else module
     assert stated == importlib.import_module(package)._LAZY
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("package", list(SECTIONS))
-def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
-    """The blocks of a section run one after another, in one session."""
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", SECTIONS[package], re.MULTILINE | re.DOTALL))
-    printed = re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE)
-    assert len(printed) == code.count("print(") >= 1
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, f"docs/api.md, {package}", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == printed
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -70,7 +72,3 @@ def test_examples_of_readme_and_guides_run_as_printed(page, tmp_path, monkeypatc
     exec(compile("\n".join(code for code, _ in blocks), str(page), "exec"), {})
     expected = [re.findall(printed, code, re.MULTILINE) or output.splitlines() for code, output in blocks]
     assert [line for line in capsys.readouterr().out.splitlines() if line] == [*itertools.chain(*expected)]
-
-
-def test_the_apis_examples_are_all_in_a_section_that_runs():
-    assert sum(section.count("```python") for section in SECTIONS.values()) == PAGE.count("```python")
