@@ -69,7 +69,7 @@ class Device(TorchDispatchMode):
         given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         on_device = [tensor for tensor in given if tensor.is_meta]
         name = func.__name__.split(".")[0] if hasattr(func, "__name__") else str(func)
-        to_host = on_device and (func is _aten._local_scalar_dense.default or _moves_to_host(func, kwargs, args))
+        to_host = bool(on_device) and (func is _aten._local_scalar_dense.default or _moves_to_host(func, kwargs, args))
         if to_host or (on_device and name in ("nonzero", "masked_select", "_unique2", "unique_dim", "equal")):
             self.counts.transfers += 1
             return self._on_host(func, args, kwargs, to_host)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
+from probe.thresholds.bounds import SIZE, Blocks
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
-_BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
+_DIMS, _ROWS = 1024, 256  # summed, and averaged, at a time
 _CROSSED = ("crossing", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
+_ROUNDING = 1e-4  # more than that of float32 sums
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -161,7 +163,7 @@ def searches(
 ) -> list[xr.Dataset]:
     """`search` in each of the `windows`, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
-    threshold_dims_only: crossings and `inside` are read at threshold dims alone, and are NaN elsewhere.
+    threshold_dims_only: all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many times faster.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
@@ -178,11 +180,12 @@ def searches(
         layer = hidden.isel(dict(zip([*several, "layer"], labels, strict=True)))
         by_window: list[dict[str, Any]] = [{} for _ in windows]
         for row in order:
-            stored = layer.isel({"method": row}).transpose("dim", "position")
+            stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
+            blocks = Blocks.of(x) if threshold_dims_only and row == order[0] else None
             for values, layout in zip(by_window, layouts, strict=True):
                 if not values:
-                    values |= _score(x, layout, rule)
+                    values |= _score_likely(blocks, layout, rule) if blocks else _score(x, layout, rule)
                     values |= {name: np.full((len(methods), len(x)), np.nan) for name in _CROSSED}
                 dims = np.flatnonzero(values["threshold_dim"]) if threshold_dims_only else slice(None)
                 crossings = _cross(x[dims], values["side"][dims], values["limit"][dims], layout, rule)
@@ -212,9 +215,9 @@ def check_positions(position: Sequence[int], trained_length: int, rule: Crossing
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
     start, _ = run_bounds(values["position"].values)
-    moved = values.transpose(..., "position")
-    rows = moved.values.reshape(-1, len(start))
-    return moved.copy(data=_smooth(rows, start, smoothing).reshape(moved.shape)).transpose(*values.dims)
+    moved = values.transpose("position", ...)
+    mean = _smooth(moved.values.reshape(len(start), -1), start, smoothing)
+    return moved.copy(data=mean.T.reshape(moved.shape)).transpose(*values.dims)
 
 
 def _whole(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
@@ -244,14 +247,54 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
 
 def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
+    size = np.median(np.abs(x[:, layout.inside]), axis=1)
+    alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
+    return _scored(x, layout, rule, size, np.median(size), alone)
+
+
+def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
+    x, dims = blocks.values, _likely(blocks, layout, rule)
+    part = x[dims]
+    size = np.median(np.abs(part[:, layout.inside]), axis=1)
+    if _one_way(part[:, layout.inside.start : layout.beyond.stop], size)[1].any():  # whether alone, all dims tell
+        return _score(x, layout, rule)
+    typical = blocks.median_size(layout.inside) if len(dims) else np.float32(0)
+    scored = _scored(part, layout, rule, size, typical, np.zeros(len(dims), bool))
+    whole = {
+        name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
+        for name, values in scored.items()
+    }
+    for name, values in scored.items():
+        whole[name][dims] = values
+    return whole
+
+
+def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> np.ndarray:
+    """The dims whose score may reach `minimum_score`, and few others."""
+    inside, beyond = layout.inside, slice(layout.trained + 1, layout.beyond.stop)
+    threshold, (least, most) = blocks.values[:, layout.trained], blocks.quantile(beyond, 0.5)
+    motion = np.maximum(most - threshold, threshold - least)
+    size = blocks.magnitudes().quantile(inside, 0.5)[0]
+    width = blocks.quantile(inside, 0.95)[0] - blocks.quantile(inside, 0.05)[1]
+    spread = np.maximum(width / 3.29, rule.floor * np.median(size))
+    seen = blocks.values[:, inside.start : beyond.stop]
+    path = np.abs(np.diff(seen[:, ::SIZE], axis=1)).sum(axis=1)  # of some steps: no longer than that of all
+    may_be_alone = path <= _ONE_WAY * np.abs(seen[:, -1] - seen[:, 0]) * (1 + _ROUNDING)
+    spread = np.maximum(np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread), _TINY)
+    return np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * spread)
+
+
+def _scored(
+    x: np.ndarray, layout: _Layout, rule: CrossingRule, size: np.ndarray, typical: np.floating, alone: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`_score` of some dims; size: their median absolute values inside, typical: the layer's; alone: singled out."""
     trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
     inside, outside = x[:, layout.inside], x[:, trained + 1 : layout.beyond.stop]
     low, high = np.quantile(inside, (0.05, 0.95), axis=1)
-    size = np.median(np.abs(inside), axis=1)
     motion = np.median(outside, axis=1) - threshold
     side = np.sign(motion)
-    alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
-    spread = np.maximum((high - low) / 3.29, max(rule.floor * np.median(size), _TINY))
+    spread = np.maximum((high - low) / 3.29, max(rule.floor * typical, _TINY))
     spread = np.where(alone, np.maximum(rule.floor * size, _TINY), spread)
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
     trend = np.where(alone, 0.0, np.maximum(0, side * _slope(inside, position[layout.inside])) * reach)
@@ -280,11 +323,17 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
+    turning, one_way, moving = _one_way(x, size)
+    rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
+    return one_way & rough
+
+
+def _one_way(x: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By dim: path over net motion, whether it moves one way only, and whether it moves by more than rounding."""
     path, net = np.abs(np.diff(x, axis=1)).sum(axis=1), x[:, -1] - x[:, 0]
     moving = path > 1e-3 * np.maximum(size, _TINY)
     turning = path / np.maximum(np.abs(net), 1e-6 * path + _TINY)
-    rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
-    return moving & (turning <= _ONE_WAY) & rough
+    return turning, moving & (turning <= _ONE_WAY), moving
 
 
 def _cross(
@@ -309,16 +358,18 @@ def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
-    """Mean over the last `smoothing` of `values` (dim, position), fewer at a run's start; float32."""
-    values = np.ascontiguousarray(values, np.promote_types(values.dtype, np.float32))
-    index, mean = np.arange(values.shape[1]), np.empty(values.shape, np.float32)
+    """Mean over the last `smoothing` of `values` (position, dim), fewer at a run's start; (dim, position) float32."""
+    index, mean = np.arange(len(values)), np.empty(values.shape[::-1], np.float32)
     begin = np.maximum(start, index - smoothing + 1)
-    total = np.zeros((_BLOCK, len(index) + 1))
-    for first in range(0, len(values), _BLOCK):
-        block = values[first : first + _BLOCK]
-        sums = total[: len(block)]
-        np.cumsum(block, axis=1, dtype=float, out=sums[:, 1:])
-        mean[first : first + _BLOCK] = (sums[:, 1:] - sums[:, begin]) / (index + 1 - begin)
+    count = (index + 1 - begin)[:, None]
+    for first in range(0, values.shape[1], _DIMS):
+        part = values[:, first : first + _DIMS]
+        total = np.zeros((len(index) + 1, part.shape[1]))
+        for row, (before, after) in enumerate(pairwise(total)):  # along rows: many times faster than cumsum
+            np.add(before, part[row], out=after)
+        for row in range(0, len(index), _ROWS):
+            rows = slice(row, row + _ROWS)
+            mean[first : first + _DIMS, rows] = ((total[1:][rows] - total[begin[rows]]) / count[rows]).T
     return mean
 
 

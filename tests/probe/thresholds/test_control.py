@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.bounds import Blocks
+from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
 from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
 M, LENGTH = 128, 320
@@ -97,3 +98,48 @@ def test_what_was_not_captured_leaves_places_out():
         negative_control(states(140).sel(position=slice(110, None)), M, RULE)
     with pytest.raises(ValueError, match=r"places .* lie 48 positions behind the 62 left out at the start .* no room"):
         negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, warm_up=32 + 30))
+
+
+def test_bounds_leave_out_no_threshold_dim():
+    """Every window's search, with bounds first, finds the threshold dims that it finds of all dims: M 1024, 5 kinds."""
+    rng, length, trained = np.random.default_rng(0), 2304, 1024
+    position = np.arange(length)
+    kinds = [
+        lambda: rng.normal(0, 1, length).cumsum() * 0.05,  # wanders
+        lambda: 1 + (position > rng.integers(300, 1500)) * rng.normal(0, 1),  # steps
+        lambda: rng.normal(0, 0.02) * np.sqrt(position),  # moves one way only
+        lambda: rng.normal(0, 1) + rng.normal(0, 0.003) * np.maximum(0, position - 900),  # begins to rise
+        lambda: 5 * np.sin(position * rng.uniform(0.001, 0.1)),
+    ]
+    columns = [kinds[dim % 5]() + rng.normal(0, 0.1, length) * (dim % 3 > 0) for dim in range(120)]
+    data = np.stack(columns, -1)[None, None].repeat(2, 1)
+    data[0, 1] = rng.normal(0, 1, (length, 120)).cumsum(0)[:, ::-1]
+    coords = {"method": ["origin"], "layer": [0, 1], "position": position, "dim": np.arange(120)}
+    hidden = xr.DataArray(data.astype(np.float32), coords, ("method", "layer", "position", "dim"), name="resid_post")
+    rule = CrossingRule.scaled(trained)
+    windows = [SearchWindow(at, 256, at + 700) for at in (500, 777, 1024)] + [SearchWindow(1024, 700, 1400)]
+    whole = searches(hidden, windows, rule)
+    few = searches(hidden, windows, rule, threshold_dims_only=True)
+    assert sum(int(one["qualified"]) for one in whole) > 20
+    for one, other in zip(whole, few, strict=True):
+        np.testing.assert_array_equal(one["threshold_dim"], other["threshold_dim"])
+        np.testing.assert_array_equal(one["rank"], other["rank"])
+        chosen = one["threshold_dim"]
+        for name in ("score", "crossing", "inside", "limit"):
+            np.testing.assert_array_equal(one[name].where(chosen), other[name].where(chosen))
+
+
+@pytest.mark.parametrize("window", [slice(0, 640), slice(3, 1000), slice(130, 190), slice(500, 501)])
+def test_quantiles_lie_in_their_bounds_and_the_median_size_is_exact(window):
+    values = np.random.default_rng(1).normal(0, 1, (41, 1000)).astype(np.float32)
+    values[:20] = values[:20].cumsum(1)
+    blocks = Blocks.of(values)
+    for share in (0.05, 0.5, 0.95):
+        low, high = blocks.quantile(window, share)
+        exact = np.quantile(values[:, window], share, axis=1)
+        assert (low <= exact + 1e-6).all()
+        assert (high >= exact - 1e-6).all()
+    size = np.median(np.abs(values[:, window]), axis=1)
+    assert blocks.median_size(window) == np.median(size)
+    least, most = blocks.magnitudes().quantile(window, 0.5)
+    assert ((least <= size) & (size <= most)).all()

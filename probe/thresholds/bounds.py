@@ -1,0 +1,55 @@
+"""Bounds on medians and quantiles of many windows of the same values, by the least and the largest of short blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SIZE = 64
+"""Positions of a block: smoothed values differ little within one."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The least and the largest of `values` (dim, position) in each block of `SIZE` positions: (dim, block)."""
+
+    values: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Blocks:
+        """Blocks of all values, read once."""
+        starts = np.arange(0, values.shape[1], SIZE)
+        whole = values[:, : values.shape[1] // SIZE * SIZE].reshape(len(values), -1, SIZE)
+        low, high = (
+            np.concatenate([reduce(whole, axis=2), reduce(values[:, starts[-1] :], axis=1, keepdims=True)], 1)
+            for reduce in (np.min, np.max)
+        )
+        return cls(values, low, high)
+
+    def magnitudes(self) -> Blocks:
+        """The blocks of the absolute values."""
+        low = np.maximum(0, np.maximum(self.low, -self.high))
+        return Blocks(self.values, low, np.maximum(self.high, -self.low))
+
+    def quantile(self, window: slice, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Between which two values each dim's quantile over the positions of `window` lies: (dim,) each.
+
+        Fewer than m SIZE values are below the m-th least of the blocks' least: these belong to the blocks before it.
+        """
+        last, blocks = window.stop - window.start - 1, slice(window.start // SIZE, -(-window.stop // SIZE))
+        below, above = int(share * last) // SIZE, int((1 - share) * last) // SIZE
+        low, high = np.sort(self.low[:, blocks], axis=1), np.sort(self.high[:, blocks], axis=1)
+        return low[:, below], high[:, -1 - above]
+
+    def median_size(self, window: slice) -> np.floating:
+        """The median over dims of each dim's median absolute value in `window`, exact: most dims need not be read."""
+        low, high = self.magnitudes().quantile(window, 0.5)
+        middle = (len(low) - 1) // 2, len(low) // 2
+        least, most = np.sort(low)[middle[0]], np.sort(high)[middle[1]]
+        sizes = np.where(high < least, -np.inf, np.inf).astype(self.values.dtype)
+        near = (high >= least) & (low <= most)
+        sizes[near] = np.median(np.abs(self.values[near, window]), axis=1)
+        return np.median(sizes)
