@@ -76,14 +76,14 @@ def ideal_position(positions: Any, N: int, E: int | None = None) -> Any:
 
 
 def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0) -> Any:
-    """D(t) = 1 / (attention on <bos> in layer 2) in closed form, where positions are recovered ideally.
+    """D(t) = 1 / (attention on `<bos>` in layer 2) in closed form, where positions are recovered ideally.
 
     Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). Without a stair the keys fall in three groups: D = t for t
     <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond. With one: a sum over
     keys up to t = 2N, a line for each phase beyond.
 
     Args:
-        positions: t, one or an array, from 1 (<bos>) on.
+        positions: t, one or an array, from 1 (`<bos>`) on.
         N: The window, in tokens.
         E: The width of a stair's step, in tokens; default None, theorem 3.3.
         slope: m of the additive encoding q.k - m W(t - i); default 1, the paper's.

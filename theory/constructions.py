@@ -134,7 +134,7 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
 
     Args:
         name: As for `construction`.
-        parameters: As for `construction`. `shape` is by default 24 dims and a vocabulary of <bos> and the bytes.
+        parameters: As for `construction`. `shape` is by default 24 dims and a vocabulary of `<bos>` and the bytes.
 
     Returns:
         A `PreTrainedModel` in float64.

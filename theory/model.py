@@ -182,14 +182,14 @@ def float_name(dtype: torch.dtype) -> str:
 
 
 def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
-    """<bos> and random tokens, (1, length)."""
+    """`<bos>` and random tokens, (1, length)."""
     tokens = torch.randint(1, vocabulary, (1, length), generator=torch.Generator().manual_seed(seed))
     tokens[:, 0] = 0
     return tokens
 
 
 class Construction(HookedRootModule):
-    """A transformer with given matrices, as in the proofs: no layer norm, token 0 is <bos>.
+    """A transformer with given matrices, as in the proofs: no layer norm, token 0 is `<bos>`.
 
     `construction` makes one. `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and the like can be
     printed; the module theory.model lists the hook points.
@@ -246,7 +246,7 @@ class Construction(HookedRootModule):
         return f"blocks.{len(self.blocks) - 1}.attn.hook_out"
 
     def tokens(self, length: int, seed: int = 0) -> Tensor:
-        """<bos> and random tokens, (1, length)."""
+        """`<bos>` and random tokens, (1, length)."""
         return random_tokens(self.W_E.shape[1], length, seed)
 
     def captured(self, length: int, *names: str, seed: int = 0) -> dict[str, Tensor]:
@@ -258,7 +258,7 @@ class Construction(HookedRootModule):
         """The theorems' head output o_t.
 
         Args:
-            length: Tokens, <bos> among them.
+            length: Tokens, `<bos>` among them.
             seed: Of the random tokens; default 0.
 
         Returns:
@@ -267,12 +267,12 @@ class Construction(HookedRootModule):
         return self.captured(length, self.output_hook, seed=seed)[self.output_hook][:, POSITION].double().numpy()
 
     def bos_attention(self, length: int, seed: int = 0) -> np.ndarray:
-        """The last layer's attention on <bos>, 1 / D(t).
+        """The last layer's attention on `<bos>`, 1 / D(t).
 
-        It is what head 0 reads where <bos> alone has a value, 1.
+        It is what head 0 reads where `<bos>` alone has a value, 1.
 
         Args:
-            length: Tokens, <bos> among them.
+            length: Tokens, `<bos>` among them.
             seed: Of the random tokens; default 0.
 
         Returns:
@@ -293,7 +293,7 @@ class Construction(HookedRootModule):
         """The position that layer 1 of a two-layer construction writes.
 
         Args:
-            length: Tokens, <bos> among them.
+            length: Tokens, `<bos>` among them.
             seed: Of the random tokens; default 0.
 
         Returns:

@@ -63,7 +63,7 @@ def run_probe(
         runner: Who runs the tasks. Default: this process.
 
     Returns:
-        (summary, text): what summary.json holds, and its table for a terminal.
+        The summary, as summary.json holds it, and its table as text.
 
     Raises:
         Refused: A value is wrong; the message names it.
