@@ -16,6 +16,11 @@ demo: .venv/installed  ## set up, then probe the shipped model, predict who fail
 	$(BIN)/mesa-lens anatomy --parts heads,tokens --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)
 	$(BIN)/mesa-lens eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
+	@printf '%s\n' '' 'Done. Open next:' \
+	  '  make app               the dashboard: this run, a finished run of SmolLM2, the methods, the theorems' \
+	  '  $(OUT)/report.html     the answer for the shipped model on one page' \
+	  '  docs/guide-length.md   your own model: mesa-lens probe --model <hub id or local path> --out runs/mine' \
+	  '`. $(BIN)/activate` puts mesa-lens on the path.'
 
 real: .venv/installed  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)
 	$(BIN)/mesa-lens fetch smollm2
