@@ -16,11 +16,11 @@ import xarray as xr
 from mesa.errors import NotFound, Refused
 from probe.commands.anatomy.export import anatomy_export
 from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.anatomy.sentences import anatomy_findings
+from probe.commands.anatomy.sections import headline
 from probe.commands.anatomy.token_views import attention_view, loss_view
 from probe.commands.locate.export import located_export, located_tables
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sentences import located_findings
+from probe.commands.locate.sections import clearest, places
 from probe.commands.predict.figures import prediction_export
 from probe.commands.predict.result import PREDICTION
 from probe.commands.predict.sentences import sentences
@@ -29,7 +29,7 @@ from probe.commands.probe.result import Summary, Verdict, run_summary
 from probe.commands.probe.rows import predicted_failure
 from probe.commands.probe.tables import drift_table, onset_title
 from probe.commands.probe.verdict import verdict
-from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
+from probe.figures.export import Export, curves_export, drift_export, heatmap_export, threshold_export
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import (
     default_regions,
@@ -42,6 +42,7 @@ from probe.figures.heatmap import (
 )
 from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
+from probe.figures.section import as_text
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
@@ -344,20 +345,18 @@ class Run(reader.Run):
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
         summary = LOCATED.read(self.folder)
-        text = "\n\n".join(f"{heading}: {' '.join(sentences)}" for heading, sentences in located_findings(summary))
-        clearest = summary.clearest
-        if clearest is None:
+        main, text = next(iter(clearest(summary).figures), None), as_text(places(summary))
+        if summary.clearest is None:
             tables = located_tables(summary, {})
             return Result(tables, text, Export({}, tables))
         export = located_export(summary)
-        main = f"locate-map-{safe_name(clearest.method)}-{clearest.length}-{clearest.measure}"
         return Result(export.numbers, text, export, main)
 
     def anatomy(self) -> Result:
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
         summary = ANATOMY.read(self.folder)
         export = anatomy_export(summary)
-        return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
+        return Result(export.numbers, as_text(headline(summary)), export)
 
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.

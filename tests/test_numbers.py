@@ -8,11 +8,8 @@ from probe.statistics import shown
 from probe.store.results import ranged
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (
-    "research probe/verdict probe/thresholds probe/evaluation probe/interventions probe/attention probe/figures "
-    "mesa_lens/dashboard"
-).split()
-FILES = ("probe/run.py probe/figures/embedded.py probe/store/results.py ").split()
+FOLDERS = ("research probe/commands probe/thresholds probe/figures mesa_lens/dashboard").split()
+FILES = ("probe/run.py probe/figures/section.py probe/store/results.py ").split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
 """A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
 

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
+from markupsafe import Markup
 
 from mesa_lens.dashboard.runs import Context, find_status
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Drawable, Panel
 from probe.figures.render import least_width, untitled
+from probe.figures.section import Section
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of
 from probe.status import Status
@@ -172,6 +174,36 @@ def table(values: Table) -> None:
         if length > _LONG
     }
     sheet(columns, title, height="content", column_config=wide)
+
+
+# Sections
+
+
+def draw(sections: Iterable[Section], key: str) -> None:
+    """Sections of a result page, with widgets for what is folded. key: of the figures, before their names."""
+    for section in sections:
+        place = st.expander(section.title) if section.folded else st.container()
+        if section.title and not section.folded:
+            place.subheader(plain(section.title), anchor=False)
+        with place:
+            one = len(section.sentences) == 1
+            st.markdown(plain(section.sentences[0]) if one else bullets(section.sentences))
+            for name, figure in section.figures.items():
+                if isinstance(figure, Markup):
+                    st.html(figure)
+                else:
+                    show(figure, f"{key}-{name}")
+            for values in section.tables:
+                table(values)
+            draw(section.parts, key)
+
+
+def choose_part(parts: Sequence[Section], key: str) -> None:
+    """Of sections the texts, and that part which is chosen by its title."""
+    draw([part for part in parts if part.is_text], key)
+    others = {part.title: part for part in parts if not part.is_text}
+    if others:
+        draw([replace(others[choose_one("Show", list(others), key)], title="")], key)
 
 
 # Widgets

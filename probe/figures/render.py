@@ -75,7 +75,9 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
     inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px">{inner}</div>'
     seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
     figure_style, kind = "margin: 1em 0 0; overflow-x: auto", "chart" if isinstance(figure, Chart) else "maps"
-    return f'<div class="{kind}"><figure style="{figure_style}">{caption}{inner}</figure>{seen}</div>'
+    basis = f"{least_width(figure)}px" if isinstance(figure, Chart) else "100%"  # charts stand beside each other
+    drawn = f'<figure style="{figure_style}">{caption}{inner}</figure>{seen}'
+    return f'<div class="{kind}" style="flex: 1 1 {basis}">{drawn}</div>'
 
 
 def least_width(figure: Drawable) -> int:

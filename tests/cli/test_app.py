@@ -128,7 +128,7 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_measure").set_value("passkey").run()
     assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
     assert "mesa in one layer alone restores: layer 2 70%" in shown_texts(app)
-    for kind, title in (("smallest set", "Heads added"), ("clamps", "held in")):
+    for kind, title in (("Smallest sets", "Heads added"), ("Clamps", "held in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
         assert title in titles(app)[0]
     app.selectbox(key="locate_method").set_value("dynamic-ntk").run()
@@ -141,18 +141,15 @@ def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
     assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: 2\.3", shown_texts(app))
     assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
-    app.selectbox(key="anatomy_method").set_value("rerope")
-    app.segmented_control(key="anatomy_figures").set_value("attention").run()
-    app.selectbox(key="anatomy_length").set_value(256).run()
+    app.selectbox(key="anatomy_method").set_value("rerope").run()
     for statistic, text in (
         ("entropy", "Entropy of attention"),
-        ("keys beyond M", "not measured here"),
+        ("keys beyond M", "Attention to keys M or more tokens away"),
         ("keys within N", "Attention to keys at most N tokens away"),
     ):
-        app.selectbox(key="anatomy_statistic").set_value(statistic).run()
+        app.segmented_control(key="anatomy_figures").set_value(statistic).run()
         assert text in shown_texts(app)
-    app.segmented_control(key="anatomy_figures").set_value("all heads").run()
-    app.selectbox(key="anatomy_length").set_value(1024).run()
+    app.segmented_control(key="anatomy_figures").set_value("All heads").run()
     table = app.dataframe[0].value.set_index(["method", "queries"])
     assert table.loc[("origin", "beyond M"), "beyond M"] == "0.40 [0.36, 0.44]"
     assert not app.exception

@@ -9,16 +9,17 @@ from probe.commands.anatomy.plan import AnatomyPlan
 from probe.commands.anatomy.report import write_anatomy_report
 from probe.commands.anatomy.results import write
 from probe.commands.anatomy.run import AnatomyExperiment
-from probe.commands.anatomy.sentences import anatomy_findings, head_table
+from probe.commands.anatomy.sections import headline
 from probe.experiment.run import CommandResult
 from probe.experiment.run import run as run_plan
+from probe.figures.section import as_text
 
 
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
     journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
     summary = write(plan, journal, out)
-    paragraphs = [head_table(summary), *anatomy_findings(summary)]
+    text = as_text(headline(summary))
     if journal.rows:
-        paragraphs.append(f"wrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables")
-    return CommandResult(summary, "\n".join(filter(None, paragraphs)), len(failed), str(summary.tasks_left or ""))
+        text += f"\n\nwrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables"
+    return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

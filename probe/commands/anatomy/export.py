@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.commands.anatomy.figures import STATISTICS, head_map
 from probe.commands.anatomy.result import Anatomy, Mean
-from probe.figures.chosen import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
-from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Figure
-
-
-def head_figures(summary: Anatomy, method: str, length: int) -> Figures:
-    """The maps of one method at one length, by name; without those not run."""
-    return present({name: head_map(summary, name, method, length) for name in STATISTICS})
-
-
-def anatomy_labels(summary: Anatomy) -> dict[str, list[Any]]:
-    """The methods and lengths of the summary."""
-    return {"method": list(summary.methods), "length": summary.lengths}
+from probe.commands.anatomy.sections import place
+from probe.figures.chosen import Labels, Row, chosen_labels, chosen_rows, labels_text
+from probe.figures.export import Export
+from probe.figures.section import figures_of
 
 
 def anatomy_export(
@@ -33,13 +22,9 @@ def anatomy_export(
 
     Raises Refused for a method or length that is not there.
     """
-    known = anatomy_labels(summary)
+    known = {"method": list(summary.methods), "length": summary.lengths}
     chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
-    figures: dict[str, Figure] = {
-        f"anatomy-{name}-{safe_name(method)}-{length}": figure
-        for length, method in product(chosen["length"], chosen["method"])
-        for name, figure in head_figures(summary, method, length).items()
-    }
+    figures = figures_of([place(summary, length, chosen["method"]) for length in chosen["length"]])
     if not figures:
         raise Refused(f"nothing is there for {labels_text(chosen)}; run those --parts of `mesa-lens anatomy`")
     return Export(figures, anatomy_tables(summary, chosen))

@@ -18,6 +18,7 @@ Row = HeadMeasured | Retrieval
 class Statistic:
     """A number of every head: its table and column in the summary, and how it is written; whole: a scale up to 1."""
 
+    label: str
     table: str
     column: str
     title: str
@@ -29,14 +30,20 @@ class Statistic:
 _WITHOUT = "without the first 4"
 _RETRIEVAL = "Retrieval score: how often a head attends most to the passkey's token, or to the one after it"
 STATISTICS = {
-    "retrieval": Statistic("retrieval", "best", _RETRIEVAL, "score", whole=True),
-    "first": Statistic("heads", "mass_first", "Attention to the first 4 keys", "share"),
-    "near": Statistic("heads", "mass_near", f"Attention to keys at most N tokens away, {_WITHOUT}", "share"),
-    "window": Statistic("heads", "mass_window", f"Attention to keys from N to M tokens away, {_WITHOUT}", "share"),
-    "beyond": Statistic("heads", "mass_beyond", f"Attention to keys M or more tokens away, {_WITHOUT}", "share"),
-    "distance": Statistic("heads", "mean_distance", "Mean attention distance", "tokens", 0),
-    "entropy": Statistic("heads", "entropy", "Entropy of attention", "nats", 1),
-    "sink": Statistic("heads", "sink", "Attention on token 0", "share"),
+    "retrieval": Statistic("retrieval", "retrieval", "best", _RETRIEVAL, "score", whole=True),
+    "beyond": Statistic(
+        "keys beyond M", "heads", "mass_beyond", f"Attention to keys M or more tokens away, {_WITHOUT}", "share"
+    ),
+    "window": Statistic(
+        "keys from N to M", "heads", "mass_window", f"Attention to keys from N to M tokens away, {_WITHOUT}", "share"
+    ),
+    "near": Statistic(
+        "keys within N", "heads", "mass_near", f"Attention to keys at most N tokens away, {_WITHOUT}", "share"
+    ),
+    "first": Statistic("first 4 keys", "heads", "mass_first", "Attention to the first 4 keys", "share"),
+    "distance": Statistic("mean distance", "heads", "mean_distance", "Mean attention distance", "tokens", 0),
+    "entropy": Statistic("entropy", "heads", "entropy", "Entropy of attention", "nats", 1),
+    "sink": Statistic("token 0", "heads", "sink", "Attention on token 0", "share"),
 }
 """The maps, by name."""
 

@@ -1,4 +1,4 @@
-"""The main results of an anatomy run as sentences and small tables, computed from its summary. No torch.
+"""The main results of an anatomy run as sentences computed from its summary. No torch.
 
 "Cannot tell" is an outcome of its own: intervals that leave a question open, and parts that were not measured, show no
 absence.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import pandas as pd
-
 from probe.commands.anatomy.result import Anatomy, HeadMeasured, Retrieval, RetrievalHead
 from probe.store.result_file import having
 from probe.store.results import ranged
@@ -17,12 +15,6 @@ from probe.store.results import ranged
 RETRIEVES = 0.3
 """Least score inside M of a retrieval head."""
 _NAMED = 6  # heads in a sentence, at most
-_COLUMNS = {
-    "mean distance": ("mean_distance", 0),
-    "beyond M": ("mass_beyond", 2),
-    "sink": ("sink", 2),
-    "entropy": ("entropy", 2),
-}
 _PREVIOUS = 0.5  # least share on the token before of a previous-token head
 
 
@@ -33,17 +25,6 @@ def anatomy_findings(summary: Anatomy) -> list[str]:
     paragraphs.append(f"Not measured: {absent} (--parts)." if absent else "")
     paragraphs.append(f"{summary.tasks_left} tasks are left to run." if summary.tasks_left else "")
     return [paragraph for paragraph in paragraphs if paragraph]
-
-
-def head_table(summary: Anatomy) -> str:
-    """A row a method, length and span: means over all heads; empty where none were measured."""
-    rows = [
-        {"length": row.length, "method": row.method, "queries": row.span, "prompts": row.n}
-        | {title: f"{getattr(row, name).mean:z.{digits}f}" for title, (name, digits) in _COLUMNS.items()}
-        for row in summary.all_heads
-    ]
-    table = pd.DataFrame(rows).to_string(index=False)
-    return f"Means over heads, by position of the query:\n{table}" if rows else ""
 
 
 def _retrieval(summary: Anatomy) -> Iterator[str]:

@@ -10,33 +10,14 @@ from typing import Any
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.commands.locate.figures import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.commands.locate.result import Located, Loss, SmallestSet
-from probe.figures.chosen import Figures, Labels, chosen_labels, chosen_rows, labels_text, present
-from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Figure
+from probe.commands.locate.sections import place
+from probe.figures.chosen import Labels, chosen_labels, chosen_rows, labels_text
+from probe.figures.export import Export
+from probe.figures.section import figures_of
 from probe.store.result_file import having
 
 TABLES = ("loss_gaps", "effects", "smallest")
-
-
-def method_figures(summary: Located, method: str, length: int, measure: str) -> Figures:
-    """The located figures of one method at one length, by name, the restoration map first; without those not run."""
-    at = (summary, method, length, measure)
-    rules = dict.fromkeys(row.rule for row in having(summary.effects, kind="clamp"))
-    clamps = {f"clamp-{safe_name(rule)}" if rule else "clamp": clamp_chart(*at, rule) for rule in rules}
-    return present({"map": restoration_map(*at), "map-without": restoration_map(*at, "without"), **clamps})
-
-
-def common_figures(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Figures:
-    """The located figures of several methods at one length, by name; without those not run."""
-    at = (summary, length, measure, methods)
-    return present({"layers": layer_chart(*at), "smallest": smallest_chart(*at)})
-
-
-def judged_labels(summary: Located) -> dict[str, list[Any]]:
-    """The methods, lengths and measures with a judged loss in the summary, each in its order."""
-    return _labels(having(summary.loss_gaps, judged=True))
 
 
 def located_export(
@@ -50,13 +31,10 @@ def located_export(
     Raises Refused for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
-    chosen = chosen_labels(requested, _labels(summary.loss_gaps), judged_labels(summary), "located")
-    figures: dict[str, Figure] = {}
-    for at in product(chosen["length"], chosen["measure"]):
-        parts = {"": common_figures(summary, *at, chosen["method"])}
-        parts |= {f"{safe_name(method)}-": method_figures(summary, method, *at) for method in chosen["method"]}
-        for part, (name, figure) in ((part, item) for part, named in parts.items() for item in named.items()):
-            figures[f"locate-{name}-{part}{at[0]}-{at[1]}"] = figure
+    judged = _labels(having(summary.loss_gaps, judged=True))
+    chosen = chosen_labels(requested, _labels(summary.loss_gaps), judged, "located")
+    places = product(chosen["length"], chosen["measure"])
+    figures = figures_of([place(summary, length, measure, chosen["method"]) for length, measure in places])
     if not figures:
         raise Refused(
             f"no effect is there for {labels_text(chosen)}: baseline and method do not differ, or it was not run"

@@ -15,11 +15,13 @@ from tqdm import tqdm
 
 from mesa.errors import Occupied
 from probe import glossary
-from probe.commands.anatomy.report import anatomy_section
-from probe.commands.anatomy.result import TOKENS
+from probe.commands.anatomy.report import ANATOMY_REPORT
+from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.anatomy.sentences import anatomy_findings
 from probe.commands.anatomy.token_views import token_views
-from probe.commands.locate.report import located_section
+from probe.commands.locate.report import LOCATE_REPORT
 from probe.commands.locate.result import LOCATED
+from probe.commands.locate.sections import clearest
 from probe.commands.predict.result import PREDICTION
 from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_text, threshold_doubt
@@ -30,6 +32,7 @@ from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_n
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.render import html_embed, page, rendered
+from probe.figures.section import embed
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
@@ -154,6 +157,7 @@ def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> st
     opening = f"<p>{glossary.explained(summary.verdict.about)}</p><div class='beside'>{beside}</div>"
     raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
     folder, drifts = analysis.run.folder, {} if isinstance(analysis.drifts, str) else analysis.drifts
+    located, anatomy = LOCATED.find(folder), ANATOMY.find(folder)
     return glossary.template("commands/probe/report.html").render(
         summary=summary,
         verdict=summary.verdict.html(opening),
@@ -167,8 +171,11 @@ def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> st
         top=TOP,
         least=LEAST,
         drift_map=[html_embed(charts["drift-map"])] if drifts else [],
-        located=located_section(folder),
-        anatomy=anatomy_section(folder),
+        located=clearest(located) if located else None,
+        located_report=_existing(folder, LOCATE_REPORT),
+        anatomy=anatomy_findings(anatomy) if anatomy else [],
+        anatomy_report=_existing(folder, ANATOMY_REPORT),
+        embed=embed,
         token_views=token_views(TOKENS.find(folder)),
         drift=[html_embed(drift_chart(drift, prompt=name)) for name, drift in drifts.items()],
         thresholds=[html_embed(chart) for name, chart in charts.items() if name.startswith("threshold")],
@@ -210,6 +217,11 @@ def write_figures(analysis: Analysis, summary: Summary, folder: Path, maps: Maps
     for name, chart in tqdm(_charts(analysis, summary).items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
             write(folder / f"{name}.{form}", rendered(chart, form))
+
+
+def _existing(folder: Path, report: Path) -> str | None:
+    """The report's path as text, if it is in the folder."""
+    return report.as_posix() if (folder / report).is_file() else None
 
 
 def _charts(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:

@@ -3,7 +3,8 @@
 import anatomized
 from located import matching
 
-from probe.commands.anatomy.sentences import anatomy_findings, head_table
+from probe.commands.anatomy.sections import all_heads
+from probe.commands.anatomy.sentences import anatomy_findings
 
 
 def retrieval(**changes):
@@ -42,7 +43,8 @@ def test_one_prompt_cannot_tell_of_loss():
 
 
 def test_the_table_holds_means_by_method_and_span():
-    head, *rows = [line.split() for line in head_table(anatomized.typed()).splitlines()[1:]]
-    assert head[:4] == ["length", "method", "queries", "prompts"]
-    assert len([row for row in rows if row[:1] == ["1024"] and "beyond" in row]) == 3
-    assert head_table(anatomized.typed(anatomized.summary() | {"all_heads": []})) == ""
+    (section,) = all_heads(anatomized.typed(), [1024])
+    (table,) = section.tables
+    assert table.head[:4] == ("method", "length", "queries", "prompts")
+    assert [row[1:3] for row in table.rows].count(("1024", "beyond M")) == 3
+    assert all_heads(anatomized.typed(anatomized.summary() | {"all_heads": []}), [1024]) == []

@@ -1,0 +1,106 @@
+"""A result page as data: sections, drawn as text for a terminal and as HTML; the dashboard draws them too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from probe.figures.figure_data import Drawable
+from probe.figures.render import html_embed
+from probe.figures.tables import csv_bytes
+from probe.files import write
+from probe.glossary import template
+from probe.tables import Table, filled, plain_table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a result page, drawn in the order of its fields.
+
+    Args:
+        title: Its heading; default none.
+        sentences: One is a paragraph, several are a list.
+        figures: By the names of their files. `Markup` is HTML of its own, which the terminal leaves out.
+        tables: Each under its title.
+        links: Addresses of further files by their text, on HTML pages alone.
+        parts: Sections one level below; those of text alone are a list of terms.
+        folded: Whether it opens by a click on its title; the terminal leaves it out.
+
+    Examples:
+        >>> print(as_text([Section("Found", ["One head is enough."])]))
+        Found
+        One head is enough.
+    """
+
+    title: str = ""
+    sentences: Sequence[str] = ()
+    figures: Mapping[str, Drawable | Markup] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    parts: Sequence[Section] = ()
+    folded: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a title with sentences, and nothing else."""
+        return bool(self.title and self.sentences) and not (
+            self.figures or self.tables or self.links or self.parts or self.folded
+        )
+
+
+def figures_of(sections: Sequence[Section]) -> dict[str, Drawable]:
+    """All figures of the sections and their parts, by name, in the order of the page."""
+    figures: dict[str, Drawable] = {}
+    for section in sections:
+        figures |= {name: figure for name, figure in section.figures.items() if not isinstance(figure, Markup)}
+        figures |= figures_of(section.parts)
+    return figures
+
+
+def as_text(sections: Sequence[Section]) -> str:
+    """Titles, sentences and tables, for a terminal; without figures, and without what is folded."""
+    return "\n\n".join(filter(None, (_as_text(section) for section in sections if not section.folded)))
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """An HTML page that opens offline: plotly.js inlined once, every text escaped, terms of the glossary explained."""
+    return template("figures/section.html").render(
+        title=title, sections=sections, embed=embed, plotly_js=get_plotlyjs()
+    )
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section], tables: Mapping[str, xr.Dataset]) -> Path:
+    """Writes the tables as csv beside the page, then the page with links to them; returns the page's path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        write(path.with_name(f"{name}.csv"), csv_bytes(table))
+    files = [Section("Tables", links={f"{name}.csv": f"{name}.csv" for name in tables})] if tables else []
+    write(path, page(title, [*sections, *files]).encode())
+    return path
+
+
+def provenance(summary: Any) -> Section:
+    """Seed, executor, versions, and the methods with their parameters, of a summary that has them."""
+    rows = [("seed", str(summary.seed)), ("executor", summary.executor)]
+    for name, config in summary.methods.items():
+        rows.append((name, ", ".join(f"{key}={value}" for key, value in config.items() if key != "name")))
+    rows += summary.versions.items()
+    return Section("Provenance", tables=[Table("", ("what", "value"), tuple(rows))], folded=True)
+
+
+def _as_text(section: Section) -> str:
+    """A section with its title; empty where it has figures alone."""
+    blocks = ["\n".join(map(filled, section.sentences)), *map(plain_table, section.tables), as_text(section.parts)]
+    text = "\n\n".join(filter(None, blocks))
+    return f"{section.title}\n{text}" if section.title and text else text
+
+
+def embed(figure: Drawable | Markup) -> Markup:
+    """The figure as a part of a page that has plotly.js."""
+    return figure if isinstance(figure, Markup) else Markup(html_embed(figure))
