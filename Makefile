@@ -18,7 +18,7 @@ demo: .venv/installed  ## set up, then probe the shipped model, predict who fail
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
 	@printf '%s\n' '' 'Done. Open next:' \
 	  '  make app               the dashboard: this run, a finished run of SmolLM2, the methods, the theorems' \
-	  '  $(OUT)/report.html     the answer for the shipped model on one page' \
+	  '  $(OUT)/report.html  the answer for the shipped model on one page' \
 	  '  docs/guide-length.md   your own model: mesa-lens probe --model <hub id or local path> --out runs/mine' \
 	  '`. $(BIN)/activate` puts mesa-lens on the path.'
 
