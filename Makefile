@@ -11,7 +11,7 @@ demo: .venv/installed  ## set up, then probe the shipped model, predict who fail
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
 	$(BIN)/mesa-lens report $(dir $(OUT))smollm2-16k > /dev/null
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
-	$(BIN)/mesa-lens locate --methods rerope --lengths 1024 --samples 4 --try weave --ways only --out $(OUT)
+	$(BIN)/mesa-lens locate --methods rerope --lengths 1024 --samples 4 --try patch --ways only --out $(OUT)
 	$(BIN)/mesa-lens predict --samples 8 --config leaky-rerope:k=2,log_n=false --out $(OUT)
 	$(BIN)/mesa-lens anatomy --parts heads,tokens --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)
 	$(BIN)/mesa-lens eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval

@@ -227,7 +227,7 @@ class FolderOptions(ExportOptions):
 
 @dataclass(frozen=True)
 class LocateOptions(FolderOptions):
-    """What methods and clamps in one place restore, by layer and head."""
+    """What methods and clamps in one place recover, by layer and head."""
 
     measures: Names | None = option(None, "nll, passkey", unset="all")
 

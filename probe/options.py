@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mesa.errors import Refused
+from probe.heads import parse_head
 
 MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
 MAX_COUNT = 10_000
@@ -146,6 +147,16 @@ def _range_text(value: Any) -> str:
     return str(value)
 
 
+def parse_heads(value: Any) -> list[tuple[int, int]] | None:
+    """(layer, head) pairs from names such as 'L2H3,L2H5'; None for a text that names no head."""
+    names = str(value).split(",")
+    return [parse_head(name.strip()) for name in names] if names[0].strip().startswith("L") else None
+
+
+def _heads_text(value: Any) -> str:
+    return str(value) if parse_heads(value) else _range_text(value)
+
+
 def _path(value: Any) -> Path:
     """A path, '~' expanded, that the system can look for: no circle of links, no name beyond its limits."""
     if not isinstance(value, str | Path):
@@ -203,6 +214,8 @@ Lengths = Annotated[tuple[Tokens, ...], BeforeValidator(parse_lengths)]
 Length = Annotated[int, BeforeValidator(lambda value: _tokens(str(value), str(value)))]
 """A length in tokens, e.g. 512 or 16k."""
 RangeText = Annotated[str, BeforeValidator(_range_text)]
+HeadsText = Annotated[str, BeforeValidator(_heads_text)]
+"""Ranges of layers, or heads such as L2H3."""
 """Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
 InputPath = Annotated[Path, BeforeValidator(_path)]

@@ -64,7 +64,7 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
 SHOTS = {"app-overview": ("", 1350), "app-tokens": ("tokens", 900)}
 """Screenshots: the dashboard's page, and how many pixels of it are seen from the top."""
 _DRIFT = RESEARCH / "real_model" / "results" / "drift-16k" / "levels.csv"
-_MAP = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",), "kind": ("weave",), "way": ("only",)}
+_MAP = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",), "kind": ("patch",), "way": ("only",)}
 NUMBERS = {  # pictures of runs that are not in the repository: their numbers, from tables that are
     "docs/mechanism-map": of_table(
         RESEARCH / "mechanism" / "results" / "effects.csv", _MAP, ("layer", "head", "share", "low", "high")

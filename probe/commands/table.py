@@ -73,7 +73,7 @@ COMMANDS = {
         Command(
             "locate",
             "apply a method in one layer or head alone: what share of the loss comes back?",
-            "finds the layers and heads where a method restores the loss beyond M",
+            "finds the layers and heads where a method recovers the loss beyond M",
             "--out runs/demo",
             "Locate",
             (LocateRequest,),

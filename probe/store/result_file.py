@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from mesa.errors import NotFound, Refused
 from probe.files import JsonObject, json_text, read_result, write_result
+from probe.heads import head_name
 from probe.identity import left_out, tell_left_out
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -87,9 +88,9 @@ class OfHead:
     head: Any
 
     @property
-    def place(self) -> str:
-        """Layer and head, such as '3.1'."""
-        return f"{self.layer}.{self.head}"
+    def name(self) -> str:
+        """Layer and head, such as 'L3H1'."""
+        return head_name(self.layer, self.head)
 
 
 def as_json(result: Any) -> JsonObject:

@@ -47,7 +47,7 @@ def patched(model: str) -> dict[Head, float]:
     """Shares that heads restore when patched: all heads of the shipped model and of SmolLM2."""
     if model == "smollm2":
         return {place: share for place, share in located(TEXT).items() if place[1] >= 0} | other_heads()
-    wanted = {"method": "rerope", "length": "1024", "measure": "nll", "kind": "weave", "way": "only"}
+    wanted = {"method": "rerope", "length": "1024", "measure": "nll", "kind": "patch", "way": "only"}
     table = [row for row in rows("effects.csv") if wanted.items() <= row.items() and row["head"]]
     return {(int(row["layer"]), int(row["head"])): float(row["share"]) for row in table}
 

@@ -158,13 +158,13 @@ def table(journal: Journal) -> list[dict[str, Any]]:
     for layer in range(len(texts[0]["layers"])):
         losses = {label: [row["layers"][layer][label] for row in texts] for label in texts[0]["layers"][layer]}
         for label, array in losses.items():
-            row = {"layer": layer, "edit": label, **_values("share", judge.share(array, restores=False))}
+            row = {"layer": layer, "edit": label, **_values("share", judge.share(array, again=True))}
             kind, _, count = label.partition(", ")
             random = [
                 other for name, other in losses.items() if name.startswith("random") and name.endswith(f", {count}")
             ]
             if kind in ("word", "text"):
-                less = judge.share((np.array(inside) + array - np.mean(random, axis=0)).tolist(), restores=False)
+                less = judge.share((np.array(inside) + array - np.mean(random, axis=0)).tolist(), again=True)
                 row |= _values("less_random", less)
             if label == CLAMPED:
                 row |= _values("taken", PairedLosses(losses[WHOLE], inside).share(array))

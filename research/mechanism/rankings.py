@@ -27,7 +27,7 @@ def rankings(effects: Sequence[Mapping[str, Any]], length: int, anatomy: Mapping
     alone = {
         (row["layer"], row["head"]): row["share"]
         for row in effects
-        if row["kind"] == "weave" and row["way"] == "only" and row["share"] is not None
+        if row["kind"] == "patch" and row["way"] == "only" and row["share"] is not None
     }
     ranked = []
     for what, values in _by_head(anatomy, length):

@@ -37,15 +37,15 @@ RUNNING = {  # what is run, in this order, and its folder
     "anatomy": ("mechanism", ""),
     "locate": (
         "mechanism",
-        f"{METHODS} --lengths 512,1024,2048 --try weave,clamp,smallest",
+        f"{METHODS} --lengths 512,1024,2048 --try patch,clamp,smallest",
     ),
     "locate passkeys": (
         "mechanism-passkey",
-        f"{METHODS} --lengths 1024 --measure passkey --try weave,smallest",
+        f"{METHODS} --lengths 1024 --measure passkey --try patch,smallest",
     ),
     "locate masks": (
         "mechanism-mask",
-        "--methods lm-infinite,streaming-llm --samples 6 --lengths 1024 --try weave",
+        "--methods lm-infinite,streaming-llm --samples 6 --lengths 1024 --try patch",
     ),
 }
 TABLES = {  # table in a run's folder: its name in research/mechanism/results
@@ -131,7 +131,7 @@ def share_table(summary: Mapping[str, Any]) -> list[str]:
     alone = {
         (row["length"], row["method"], row["layer"], row["head"]): row
         for row in summary["effects"]
-        if (row["kind"], row["way"]) == ("weave", "only")
+        if (row["kind"], row["way"]) == ("patch", "only")
     }
     for gap in summary["loss_gaps"]:
         here = gap["length"], gap["method"]

@@ -93,7 +93,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert passkeys.startswith("Retrieval: passkeys found")
     assert drift.startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
     assert located.startswith("rerope in one place only")
-    assert "rerope in one layer alone restores: layer 2 82%" in shown_texts(app)
+    assert "Loss recovered by rerope in one layer alone: layer 2 82%" in shown_texts(app)
     assert "What does the inside look like?" in shown_texts(app)
     assert plain(next(iter(anatomy_findings(ANATOMY.find(root / "first"))))) in [mark.value for mark in app.markdown]
     assert "first-repeated-drift-map.csv" in downloads(app)
@@ -127,13 +127,13 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
     assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
-    assert "mesa in one layer alone restores: layer 2 70%" in shown_texts(app)
-    for kind, title in (("Smallest sets", "Heads added"), ("Clamps", "held in")):
+    assert "Loss recovered by mesa in one layer alone: layer 2 70%" in shown_texts(app)
+    for kind, title in (("Smallest sets", "Heads added"), ("Clamps", "clamped in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
         assert title in titles(app)[0]
     app.selectbox(key="locate_method").set_value("dynamic-ntk").run()
     assert "is not significant" in shown_texts(app)
-    assert not [title for title in titles(app) if "held in" in title]
+    assert not [title for title in titles(app) if "clamped in" in title]
     assert not app.exception
 
 

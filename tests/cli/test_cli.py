@@ -58,7 +58,7 @@ def test_lines_are_those_of_the_terminal(capsys, monkeypatch):
 ESTIMATES = {  # options, and what the estimate says of them
     "probe": ("--length 400 --texts 0 --samples 0", " MiB; disk: "),
     "eval": ("--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2", "8 tasks: "),
-    "locate": ("--lengths 320 --samples 1 --try weave", ""),
+    "locate": ("--lengths 320 --samples 1 --try patch", ""),
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
     "predict": ("--lengths 512 --samples 2 --methods rerope", "40 tasks: 40 passes, "),
 }

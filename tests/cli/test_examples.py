@@ -22,7 +22,7 @@ def runs(tmp_path, monkeypatch):
     ("page", "text"),
     [
         pytest.param("overview", "At 16384 tokens the mean NLL is"),
-        pytest.param("mechanism", "rerope in one layer alone restores", marks=pytest.mark.slow),
+        pytest.param("mechanism", "Loss recovered by rerope in one layer alone", marks=pytest.mark.slow),
         pytest.param("thresholds", "of 32 (layer, dim) pairs", marks=pytest.mark.slow),
         pytest.param("heatmaps", "Colour scale ends at", marks=pytest.mark.slow),
     ],

@@ -1,4 +1,4 @@
-"""What `mesa-lens anatomy` writes, made up: one head that is lost and restored, one method without intervals."""
+"""What `mesa-lens anatomy` writes, made up: one head that is lost and recovered, one method without intervals."""
 
 from pathlib import Path
 

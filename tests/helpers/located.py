@@ -9,7 +9,7 @@ from probe.files import write_result
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
 LENGTHS = (512, 1024)
-TOP = {"rerope": 0.82, "mesa": 0.7, "dynamic-ntk": 0.3}  # restored by the second last headed layer alone
+TOP = {"rerope": 0.82, "mesa": 0.7, "dynamic-ntk": 0.3}  # recovered by the second last headed layer alone
 
 
 def summary(layers=4, heads=8, seed=0, model="default", trained=256):
@@ -27,7 +27,7 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
                 gaps.append(labels | dict(zip(names, gap, strict=True)) | {"judged": judged, "items": 12})
                 if judged:
                     shares = _shares(rng, layers, heads, headed, TOP[method])
-                    effects += [labels | row for row in (*_weaves(rng, shares, headed), *_clamps(rng, layers))]
+                    effects += [labels | row for row in (*_patches(rng, shares, headed), *_clamps(rng, layers))]
                     smallest.append(labels | _smallest(shares, headed, method))
     return {
         "model": model,
@@ -63,7 +63,7 @@ def write(folder, **sizes):
 
 
 def _shares(rng, layers, heads, headed, top):
-    """Share restored by each layer and, below it, by each of its heads; one layer and two of its heads count."""
+    """Share recovered by each layer and, below it, by each of its heads; one layer and two of its heads count."""
     best = headed[-2]
     by_layer = rng.normal(0.01, 0.02, layers)
     by_layer[best], by_layer[0] = top, 0.18
@@ -78,14 +78,14 @@ def _row(kind, way, layer, head, share, wide, **more):
     return {**place, "share": share, **ends, "loss": 3.23 - 1.2 * share, "items": 12, **more}
 
 
-def _weaves(rng, shares, headed):
+def _patches(rng, shares, headed):
     by_layer, by_head = shares
     for way, scale in (("only", 1.0), ("without", 0.8)):
         for layer, share in enumerate(by_layer):
-            yield _row("weave", way, layer, None, scale * share, 0.03 + 0.3 * abs(share))
+            yield _row("patch", way, layer, None, scale * share, 0.03 + 0.3 * abs(share))
         for layer in headed:
             for head, share in enumerate(by_head[layer]):
-                row = _row("weave", way, layer, head, scale * share, 0.02 + 0.2 * abs(share))
+                row = _row("patch", way, layer, head, scale * share, 0.02 + 0.2 * abs(share))
                 if way == "only" and layer == headed[0] and head < 2:  # the two ways of having no number
                     row |= (
                         {"low": None, "high": None} if head else dict.fromkeys(("share", "low", "high"), float("nan"))

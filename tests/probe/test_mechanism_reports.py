@@ -15,7 +15,7 @@ from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
-SENTENCES = {"locate": "in one layer alone restores: layer 2 82% [54, 110]", "anatomy": "lost 1: 2.3 (0.75 to 0.10)."}
+SENTENCES = {"locate": "in one layer alone: layer 2 82% [54, 110]", "anatomy": "lost 1: L2H3 (0.75 to 0.10)."}
 FIGURES = {  # one a method and length; locate: by measure as well, where a loss is judged, and three common ones
     "locate": 1 + (3 * 4 - 2) * 4 + 2 * 4,
     "anatomy": 3 * (7 + 8),  # inside M no key is M away

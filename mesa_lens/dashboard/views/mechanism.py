@@ -1,4 +1,4 @@
-"""Where inside: what a method or a clamp in one place restores, by layer and head."""
+"""Where inside: what a method or a clamp in one place recovers, by layer and head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest, losses, place
 from probe.store.result_file import having
 
-_FIRST = 3  # sentences on the Overview: what was lost, which layers restore it, which are needed
+_FIRST = 3  # sentences on the Overview: the excess loss, which layers recover it, which are needed
 
 
 def page(context: Context) -> None:

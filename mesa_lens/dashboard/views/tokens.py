@@ -8,6 +8,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.commands.anatomy.result import TOKENS
 from probe.commands.anatomy.token_views import attention_view, head_changes, loss_view, methods_of
+from probe.heads import head_name, parse_head
 
 _DEFAULT = "the most changed"
 
@@ -18,10 +19,10 @@ def page(context: Context) -> None:
     if tokens is None:
         return
     methods, heads = list(tokens.methods), range(head_changes(tokens).shape[1])
-    places = [_DEFAULT, *(f"{layer}.{head}" for layer in tokens.layers for head in heads)]
+    places = [_DEFAULT, *(head_name(layer, head) for layer in tokens.layers for head in heads)]
     first = {"method": methods_of(tokens)[1], "head": _DEFAULT}
     chosen = ui.choose_labels({"method": methods, "head": places}, first, "tokens")
-    place = [] if chosen["head"] == _DEFAULT else map(int, chosen["head"].split("."))
+    place = [] if chosen["head"] == _DEFAULT else parse_head(chosen["head"])
     losses = loss_view(tokens, chosen["method"])
     attention = attention_view(tokens, chosen["method"], *place)
     st.html(losses)

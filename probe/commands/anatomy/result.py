@@ -89,7 +89,7 @@ class RetrievalHead(OfHead):
     lost: bool
     kept: bool
     restored: list[str]
-    """The methods that restore it."""
+    """The methods that recover it."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _MADE = {
     "end.",
     "Retrieval score": "Share of the passkey's tokens at which the key that a head attends to most holds the token to "
     "be emitted, or follows it; the better of both. Such a head is lost where its score falls below half of that "
-    "inside M and the intervals are apart; a method restores it where its score is half or more and above the "
+    "inside M and the intervals are apart; a method recovers it where its score is half or more and above the "
     "reference's.",
 }
 

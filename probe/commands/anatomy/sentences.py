@@ -28,7 +28,7 @@ def anatomy_findings(summary: Anatomy) -> list[str]:
 
 
 def _retrieval(summary: Anatomy) -> Iterator[str]:
-    """Which heads stop retrieving beyond M, which methods restore them, and where neither can be told."""
+    """Which heads stop retrieving beyond M, which methods recover them, and where neither can be told."""
     reference, trained = summary.reference, summary.trained_length
     measured = having(summary.retrieval, method=reference)
     lengths = sorted({row.length for row in measured})
@@ -43,7 +43,7 @@ def _retrieval(summary: Anatomy) -> Iterator[str]:
     text = f"Retrieval: {len(heads)} of {_heads(inside)} {score}"
     if not heads:
         best = max(inside, key=lambda row: row.best.mean)
-        yield f"{text}; highest: {best.place}, {ranged(*best.best)}."
+        yield f"{text}; highest: {best.name}, {ranged(*best.best)}."
         return
     after = sum(row.best_offset for row in heads)
     yield f"{text}{f', {after} of them on the token after the one emitted' if after else ''}."
@@ -52,9 +52,8 @@ def _retrieval(summary: Anatomy) -> Iterator[str]:
         yield _lost(rows, reference, _prompts(having(measured, length=length)))
         if lost := having(rows, lost=True):
             others = [name for name in summary.methods if name != reference and name in rows[0].beyond]
-            yield (
-                f"Of the lost heads, restored: {'; '.join(_restored(lost, name) for name in others)}." if others else ""
-            )
+            recovered = "; ".join(_recovered(lost, name) for name in others)
+            yield f"Of the lost heads, recovered: {recovered}." if others else ""
 
 
 def _lost(rows: Sequence[RetrievalHead], reference: str, prompts: str) -> str:
@@ -64,13 +63,13 @@ def _lost(rows: Sequence[RetrievalHead], reference: str, prompts: str) -> str:
         outcomes["lost" if row.lost else "kept" if row.kept else "cannot tell"].append(row)
     parts = []
     for outcome, members in outcomes.items():
-        named = [f"{row.place} ({row.inside.mean:z.2f} to {row.beyond[reference].mean:z.2f})" for row in members]
+        named = [f"{row.name} ({row.inside.mean:z.2f} to {row.beyond[reference].mean:z.2f})" for row in members]
         more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
         parts += [f"{outcome} {len(members)}: {', '.join(named[:_NAMED])}{more}"] if members else []
-    return f"At {rows[0].length} tokens ({prompts}; layer.head, score inside to beyond): {'; '.join(parts)}."
+    return f"At {rows[0].length} tokens ({prompts}; score inside to beyond M): {'; '.join(parts)}."
 
 
-def _restored(lost: Sequence[RetrievalHead], name: str) -> str:
+def _recovered(lost: Sequence[RetrievalHead], name: str) -> str:
     """How many lost heads retrieve again under a method, and of how many that is open."""
     others = [row for row in lost if name not in row.restored]
     unclear = sum(not (name in row.beyond and row.beyond[name].high < row.inside.mean / 2) for row in others)
@@ -88,7 +87,7 @@ def _previous(summary: Anatomy) -> Iterator[str]:
         heads = [row for row in ranked if row.previous.mean >= _PREVIOUS]
         parts = [_beyond(summary, row) for row in heads[:_NAMED]]
         parts += [f"and {len(heads) - _NAMED} more"] if len(heads) > _NAMED else []
-        text = "; ".join(parts) or f"highest: {ranked[0].place}, {ranged(*ranked[0].previous)}"
+        text = "; ".join(parts) or f"highest: {ranked[0].name}, {ranged(*ranked[0].previous)}"
         of = f"of {_heads(inside)} (attention on the token before at least {_PREVIOUS} inside M, {_prompts(inside)})"
         yield f"Previous-token heads under {reference} at {length} tokens: {len(heads)} {of}; {text}."
 
@@ -96,7 +95,7 @@ def _previous(summary: Anatomy) -> Iterator[str]:
 def _beyond(summary: Anatomy, row: HeadMeasured) -> str:
     beyond = having(summary.heads, layer=row.layer, head=row.head, length=row.length, span="beyond M")
     scores = ", ".join(f"{other.previous.mean:z.2f} {other.method}" for other in beyond)
-    return f"{row.place} {row.previous.mean:z.2f}{f' (beyond M {scores})' if scores else ''}"
+    return f"{row.name} {row.previous.mean:z.2f}{f' (beyond M {scores})' if scores else ''}"
 
 
 def _heads(rows: Sequence[HeadMeasured | Retrieval]) -> str:

@@ -57,7 +57,7 @@ def _labels(gaps: Sequence[Loss]) -> dict[str, list[Any]]:
 
 
 def _by_size(rows: Sequence[SmallestSet]) -> Iterator[dict[str, Any]]:
-    """A row for each size of every smallest set: the head added, and what so many restore."""
+    """A row for each size of every smallest set: the head added, and the loss recovered in so many."""
     for row in rows:
         labels = {"method": row.method, "length": row.length, "measure": row.measure}
         for n, (layer, head) in enumerate(row.heads):

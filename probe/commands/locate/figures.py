@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from probe.commands.locate.result import Effect, Located, SmallestSet
+from probe.commands.locate.result import PATCH, Effect, Located, SmallestSet
 from probe.figures.figure_data import (
     Chart,
     Heatmaps,
@@ -24,16 +24,20 @@ from probe.figures.figure_data import (
     tiles,
 )
 from probe.figures.styles import GREY, RED, Look, style
+from probe.heads import head_name
 from probe.store.result_file import having
 from probe.store.results import percent
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 SUFFICIENT = 0.9
-"""Share of the loss that a sufficient set of heads restores."""
-_WAYS = {"only": "enough: restored by that layer alone", "without": "needed: lost again without that layer"}
+"""Share of the excess loss that a sufficient set of heads recovers."""
+_WAYS = {
+    "only": "enough: loss recovered in that layer alone",
+    "without": "needed: loss that returns without that layer",
+}
 _CLAMPS = {
-    "at-M": "held at their values at M",
-    "range": "held within their range",
+    "at-M": "clamped at their values at M",
+    "range": "clamped to their range inside M",
 }
 _CLAMPED_LOOKS: dict[str, Look] = {"threshold": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
 _SHARE_ENDS = 2.0  # of what intervals of shares are drawn
@@ -57,30 +61,30 @@ def triple(row: Effect) -> list[float]:
     return [row.share, row.low, row.high]
 
 
-def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
-    """Layers x heads: what the method in that place alone restores, or what is lost without it there; None if not run.
+def recovery_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
+    """Layers x heads: what the method in that place alone recovers, or what is lost without it there; None if not run.
 
     Whole layers stand in a column beside their heads. way: "only" or "without".
     """
-    rows = having(summary.effects, kind="weave", way=way, method=method, length=length, measure=measure)
+    rows = having(summary.effects, kind=PATCH, way=way, method=method, length=length, measure=measure)
     baseline = baseline_name(summary)
-    text = f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s loss restored"
+    text = f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s excess loss recovered"
     if way == "without":
-        text = f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
+        text = f"{method} everywhere except in one place: share of {baseline}'s excess loss that returns"
     layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
     whole = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
     single = {(row.layer, row.head): triple(row) for row in rows if row.layer is not None and row.head is not None}
     blocks = [tiles("layer", ["all"], layers, whole)] if whole else []
     blocks += [tiles("head", heads, layers, single)] if single else []
-    colour_title = "share lost again" if way == "without" else "share restored"
+    colour_title = "share of the loss that returns" if way == "without" else "share of the loss recovered"
     return tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None
 
 
 def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
-    """What each method restores at one layer alone ("enough") and what is lost without it there ("needed")."""
+    """What each method recovers at one layer alone ("enough") and what is lost without it there ("needed")."""
     layers, panels = summary.layers, []
     for way, title in _WAYS.items():
-        rows = having(summary.effects, kind="weave", way=way, length=length, measure=measure, head=None)
+        rows = having(summary.effects, kind=PATCH, way=way, length=length, measure=measure, head=None)
         by_method = {name: subset for name in methods if (subset := having(rows, method=name))}
         lines = []
         for index, (name, subset) in enumerate(by_method.items()):
@@ -90,12 +94,12 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
             lines.append(_line(name, x, [triple(row) for row in ordered], style(name), texts))
         if lines:
             panels.append(_panel(title, "layer", lines, layers, rules=(_ZERO, _ALL)))
-    title = f"One layer at a time: share of {baseline_name(summary)}'s loss, 95% intervals"
+    title = f"One layer at a time: share of {baseline_name(summary)}'s excess loss, 95% intervals"
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
-    """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
+    """Share recovered by heads added one by one, beside random sets of the same size; a panel a method."""
     rows = having(summary.smallest, length=length, measure=measure)
     panels = [_smallest(row) for name in methods for row in having(rows, method=name) if row.heads]
     title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
@@ -103,7 +107,7 @@ def smallest_chart(summary: Located, length: int, measure: str, methods: Sequenc
 
 
 def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> Chart | None:
-    """What clamping the threshold dims restores, beside as many random ones: by layer, and in all layers at once.
+    """What clamping the threshold dims recovers, beside as many random ones: by layer, and in all layers at once.
 
     rule: by which the dims are threshold dims, of those in the summary.
     """
@@ -121,7 +125,8 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
         title = _CLAMPS.get(str(way), str(way))
         panels.append(_panel(title, "layer", lines, range(len(places)), names, rules=(_ZERO,)))
     by = f" by the rule “{rule}”" if rule else ""
-    title = f"Dims{by} held in {baseline_name(summary)}'s run beyond M: share of its loss to {method} restored"
+    run = f"{baseline_name(summary)}'s run beyond M"
+    title = f"Dims{by} clamped in {run}: share of its excess loss over {method} recovered"
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
@@ -153,7 +158,7 @@ def _panel(
     return Panel(
         title,
         x_title,
-        "share of the loss",
+        "share of the excess loss",
         tuple(lines),
         axis_range(lines, rules, _SHARE_ENDS),
         points,
@@ -180,7 +185,7 @@ def _smallest(row: SmallestSet) -> Panel:
     triples = [*zip(row.share, row.low, row.high, strict=True)]
     look = style(method)
     texts = [
-        f"{size} heads, {layer}.{head} added: {percent(*values)}"
+        f"{size} heads, {head_name(layer, head)} added: {percent(*values)}"
         for size, (layer, head), values in zip(sizes, row.heads, triples, strict=True)
     ]
     lines = [
@@ -195,7 +200,7 @@ def _smallest(row: SmallestSet) -> Panel:
     ]
     points, enough = (), row.enough
     if enough:
-        names = ", ".join(f"{layer}.{head}" for layer, head in row.heads[:enough])
+        names = ", ".join(head_name(*head) for head in row.heads[:enough])
         text = f"{method}: {enough} {'head is' if enough == 1 else 'heads are'} enough ({names})"
         points = (Point(text, enough, row.share[enough - 1], look[0]),)
     rules = (_ZERO, Rule(SUFFICIENT, f"{SUFFICIENT:.0%}", RED))

@@ -1,4 +1,4 @@
-"""The smallest set of heads that restores the loss: chosen greedily on some items, scored on others, beside random."""
+"""The smallest set of heads that recovers the loss: chosen greedily on some items, scored on others, beside random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from mesa.fingerprints import ids_fingerprint
 from probe.commands.locate.interventions import Head, Heads, HeadSet, by_layer
-from probe.commands.locate.loss_gap import LEAST, LossGap, PairedLosses
+from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS, LossGap, PairedLosses
 from probe.commands.locate.plan import ORIGIN, Group, LocatePlan
 from probe.experiment.journal import Rows
 from probe.experiment.task import Key
@@ -17,7 +17,7 @@ from probe.experiment.task import Key
 ENOUGH = 0.9
 RANDOM_SETS = 20
 MOST = 32
-"""Heads at which a search ends that has not restored `ENOUGH`."""
+"""Heads at which a search ends that has not recovered `ENOUGH`."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ def has_runs(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool:
 
 
 def is_searchable(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool:
-    """Whether each half of the items has a gap of which sets can restore a share; not of one item."""
+    """Whether each half of the items has an excess loss of which sets can recover a share; not of one item."""
     numbers = halves(len(plan.items[group]))
-    return len(numbers[1]) > 0 and all(paired(plan, rows, group, name, half).gap.size >= LEAST for half in numbers)
+    return len(numbers[1]) > 0 and all(
+        paired(plan, rows, group, name, half).gap.size >= MIN_EXCESS_LOSS for half in numbers
+    )
 
 
 def next_round(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Round | None:
@@ -106,7 +108,7 @@ def random_sets(candidates: Sequence[Head], size: int) -> list[Heads]:
 
 
 def target_loss(gap: LossGap) -> float:
-    """The loss at which `ENOUGH` of a gap is restored."""
+    """The loss at which `ENOUGH` of the excess loss is recovered."""
     return gap.baseline - ENOUGH * gap.size
 
 

@@ -12,11 +12,13 @@ Head = tuple[int, int]
 Heads = Mapping[int, tuple[int, ...]]
 """Heads by layer, as methods take them."""
 WAYS = ("only", "without")
+JOURNALED = "weave"
+"""What journals call a patch, as those of earlier versions do, so that they stay readable."""
 
 
 @dataclass(frozen=True)
-class Weave:
-    """The method in a layer, or a head of it, and nowhere else ('only'), or everywhere else ('without').
+class Patch:
+    """Activation patching by a method: in a layer, or a head of it, alone ('only'), or everywhere else ('without').
 
     Only: is it sufficient there? Without: is it necessary there?
     """
@@ -28,7 +30,7 @@ class Weave:
     @property
     def key(self) -> tuple[str | int, ...]:
         """Its name in the journal."""
-        return ("weave", self.way, self.layer, -1 if self.head is None else self.head)
+        return (JOURNALED, self.way, self.layer, -1 if self.head is None else self.head)
 
     def run(self, pair: RunPair) -> Outcome:
         """The outcome on one item."""
@@ -89,8 +91,8 @@ def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:
     return {layer: tuple(head for at, head in ordered if at == layer) for layer, _ in ordered}
 
 
-def weaves(layers: Sequence[int], heads: Sequence[Head], ways: Sequence[str]) -> Iterator[Weave]:
+def patches(layers: Sequence[int], heads: Sequence[Head], ways: Sequence[str]) -> Iterator[Patch]:
     """The method in every layer and (layer, head), in each of these ways."""
     for way in (way for way in WAYS if way in ways):
-        yield from (Weave(way, layer) for layer in layers)
-        yield from (Weave(way, layer, head) for layer, head in heads)
+        yield from (Patch(way, layer) for layer in layers)
+        yield from (Patch(way, layer, head) for layer, head in heads)

@@ -1,4 +1,4 @@
-"""The share of a loss gap that an intervention restores, with its interval; no torch."""
+"""The share of an excess loss that an intervention recovers, with its interval; no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from mesa.errors import Refused
 from probe.statistics import Ends, fieller, student
 
-LEAST = 0.01
-"""Nats/token; a smaller gap counts as none."""
+MIN_EXCESS_LOSS = 0.01
+"""Nats/token; a smaller one counts as none."""
 _DRAWS = 2000
 
 
 class Share(NamedTuple):
-    """A share of the loss gap, with its 95% interval; NaN where there is none."""
+    """A share of the excess loss, with its 95% interval; NaN where there is none."""
 
     share: float
     low: float
@@ -36,13 +36,13 @@ class LossGap:
 
     @property
     def size(self) -> float:
-        """Baseline less patched, nats/token."""
+        """Baseline minus patched, nats/token."""
         return self.baseline - self.patched
 
     @property
     def judged(self) -> bool:
-        """Whether the baseline is significantly worse, by `LEAST` or more, so that shares are defined."""
-        return self.low > 0 and self.size >= LEAST
+        """Whether the baseline is significantly worse, by `MIN_EXCESS_LOSS` or more, so that shares are defined."""
+        return self.low > 0 and self.size >= MIN_EXCESS_LOSS
 
 
 class PairedLosses:
@@ -61,20 +61,21 @@ class PairedLosses:
 
     @property
     def gap(self) -> LossGap:
-        """The gap between both runs."""
+        """The excess loss of the baseline."""
         lost = self.baseline - self.patched
         low, high = _widened(self._ends(self._resampled(lost)), student(lost.mean(1)))
         return LossGap(float(self.baseline.mean()), float(self.patched.mean()), low, high)
 
-    def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
-        """The share of the gap that an intervention restores or, without `restores`, loses again.
+    def share(self, losses: Sequence[Sequence[float]], *, again: bool = False) -> Share:
+        """The share of the excess loss that an intervention recovers or, with `again`, loses again.
 
-        (baseline - losses) / gap, else (losses - patched) / gap: a ratio of means over the same items and blocks. An
-        interval that a gap near 0 makes unbounded is NaN, and so is the share where the gap is below `LEAST`.
+        (baseline - losses) / excess, with `again` (losses - patched) / excess: a ratio of means over the same items and
+        blocks. An interval that an excess near 0 makes unbounded is NaN, and so is the share where the excess is below
+        `MIN_EXCESS_LOSS`.
         """
         array = np.asarray(losses, float)
-        moved, lost = self.baseline - array if restores else array - self.patched, self.baseline - self.patched
-        if lost.mean() < LEAST:
+        moved, lost = array - self.patched if again else self.baseline - array, self.baseline - self.patched
+        if lost.mean() < MIN_EXCESS_LOSS:
             return Share(np.nan, np.nan, np.nan)
         above, below = self._resampled(moved), self._resampled(lost)
         value, by_items = float(moved.mean() / lost.mean()), fieller(moved.mean(1), lost.mean(1))

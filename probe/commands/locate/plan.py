@@ -18,7 +18,8 @@ from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
 from probe.experiment.task import Key
 from probe.files import JsonObject
-from probe.options import parse_ranges
+from probe.heads import head_name
+from probe.options import parse_heads, parse_ranges
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.retrieval import word_ids
@@ -141,6 +142,11 @@ def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[
         named = "all" if len(layers) * heads <= _MANY_HEADS else "none"
     if named == "none":
         return layers, []
+    if pairs := parse_heads(named):
+        depth = config.num_hidden_layers
+        if missing := [head_name(*pair) for pair in pairs if pair[0] >= depth or pair[1] >= heads]:
+            raise Refused(f"--heads {missing[0]} is not there: the model has {depth} layers of {heads} heads")
+        return layers, sorted({*pairs})
     headed = CaptureSpec(layers=parse_ranges(named, "--heads")).resolve(config, 1).layers
     return layers, [(layer, head) for layer in headed if layer in layers or request.heads for head in range(heads)]
 

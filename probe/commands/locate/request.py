@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from probe.options import (
     Count,
+    HeadsText,
     Lengths,
     RangeText,
     Split,
@@ -15,7 +16,7 @@ from probe.options import (
 )
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
-Kind = Literal["weave", "clamp", "smallest"]
+Kind = Literal["patch", "clamp", "smallest"]
 
 
 Measure = Literal["nll", "passkey"]
@@ -33,37 +34,37 @@ def _tried(*kinds: Kind) -> dict[str, Any]:
 class LocateRequest(MethodsRequest):
     """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
 
-    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
-    64. ways: of weaves. dims: clamped in a layer. candidates: heads that the smallest set is chosen from. word: the
-    repeated word whose threshold dims are clamped.
+    layers: to go over. heads: to go over, such as 'L2H3', or the layers with all theirs, 'all' or 'none'; None: all, if
+    they are at most 64. ways: of patches. dims: clamped in a layer. candidates: heads that the smallest set is chosen
+    from. word: the repeated word whose threshold dims are clamped.
     """
 
     default_methods: ClassVar[str] = "rerope"
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
     kinds: Annotated[tuple[Kind, ...], Split] = option(
-        ("weave", "clamp"),
-        "weave: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
-        "that restore 90%",
+        ("patch", "clamp"),
+        "patch: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
+        "that recover 90% of the excess loss",
         key="try",
     )
     measures: Annotated[tuple[Measure, ...], Split] = option(
         ("nll",), "the loss of text, or of a passkey's answer", key="measure"
     )
-    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="4 times M")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="4x M")
     samples: Count = option(8, "prompts at each length")
     layers: RangeText = option("all", "layers to try, e.g. 0-10, both ends included")
-    heads: RangeText | None = option(
+    heads: HeadsText | None = option(
         None,
-        "try every head of these layers, e.g. 15-19, all or none",
+        "heads to try, e.g. L2H3,L2H5, or all heads of these layers, e.g. 15-19, all or none",
         unset="all, if the model has at most 64 heads",
-        **_tried("weave", "smallest"),
+        **_tried("patch", "smallest"),
     )
     ways: Annotated[tuple[Way, ...], Split] = option(
-        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("weave")
+        ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("patch")
     )
     dims: Count = option(10, "threshold dims to clamp in each layer", **_tried("clamp"))
     candidates: Count = option(
-        64, "choose the smallest set among this many heads, those that restore most alone", **_tried("smallest")
+        64, "choose the smallest set among this many heads, those that recover most alone", **_tried("smallest")
     )
     word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
     text: Text | None = option(

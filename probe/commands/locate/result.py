@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile
 
+PATCH = "patch"
+"""The kind of an effect of a method in one place."""
+
 
 @dataclass(frozen=True)
 class Loss:
-    """What a group of items lost beyond M under Origin: mean NLL in nats/token."""
+    """The excess loss of a group of items beyond M under Origin: mean NLL in nats/token."""
 
     method: str
     length: int
@@ -24,7 +28,7 @@ class Loss:
     patched: Number
     """The method's loss."""
     low: Number
-    """95% interval of baseline less patched, over items; NaN where there is none."""
+    """95% interval of baseline minus patched, over items; NaN where there is none."""
     high: Number
     judged: bool
     """Whether baseline is significantly above patched, so that shares of it are defined."""
@@ -33,7 +37,7 @@ class Loss:
 
     @property
     def size(self) -> float:
-        """Baseline less patched, nats/token."""
+        """Baseline minus patched, nats/token."""
         return self.baseline - self.patched
 
     @property
@@ -44,13 +48,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class Effect(OfHead):
-    """The share of a `Loss` that a method in one place, or a clamp, restores (or, `without` it there, loses again)."""
+    """The share of a `Loss` that a method in one place, or a clamp, recovers (or, `without` it there, loses again)."""
 
     method: str
     length: int
     measure: str
-    kind: str
-    """weave: the method in one place; clamp: threshold dims held."""
+    kind: Annotated[str, BeforeValidator(lambda kind: PATCH if kind == "weave" else kind)]
+    """patch (weave in earlier files): the method in one place; clamp: threshold dims clamped."""
     way: str
     """only or without; of a clamp at-M or range."""
     layer: int | None
@@ -92,10 +96,10 @@ class InsideCost:
 
 @dataclass(frozen=True)
 class SmallestSet:
-    """A greedy search for a sufficient set of heads: what its first 1, 2, ... heads restore of a `Loss`.
+    """A greedy search for a sufficient set of heads: what its first 1, 2, ... heads recover of a `Loss`.
 
     Shares are of the half of the items that the heads were not chosen on; empty lists: no search, since one half of the
-    items shows no loss.
+    items shows no excess loss.
     """
 
     method: str
@@ -112,7 +116,7 @@ class SmallestSet:
     """Their median."""
     random_high: list[Number] = field(default_factory=list)
     enough: int | None = None
-    """The number of heads that restore 90%; None where none do."""
+    """The number of heads that recover 90%; None where none do."""
     candidates: int = 0
     """Heads that the search chose among."""
     finished: bool = True
@@ -143,7 +147,7 @@ class Located:
     smallest: list[SmallestSet]
     inside: list[InsideCost] = field(default_factory=list)
     refusal: str = ""
-    """Why a finished run has nothing to restore."""
+    """Why a finished run has no loss to recover."""
     version: Literal[1] = 1
 
     @property

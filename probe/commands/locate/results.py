@@ -1,4 +1,4 @@
-"""The summary of a locate run: loss gaps, effects and smallest sets with their intervals."""
+"""The summary of a locate run: excess losses, effects and smallest sets with their intervals."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from probe.commands.locate.head_search import (
     set_key,
     target_loss,
 )
-from probe.commands.locate.interventions import Heads, by_layer
+from probe.commands.locate.interventions import JOURNALED, Heads, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan
-from probe.commands.locate.result import LOCATED, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.commands.locate.tasks import no_gap, remaining
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.run import summary_of
 
-_WEAVE = ("kind", "way", "layer", "head")
+_PATCH = ("kind", "way", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
 _SET = ("share", "low", "high", "random_low", "random", "random_high")
 
 
 def summarize(plan: LocatePlan, journal: Journal) -> Located:
-    """The summary of a plan; shares only where the gap is judged.
+    """The summary of a plan; shares only where the excess loss is significant.
 
     What is there for some items alone is scored on these; `items` says on how many. refusal: why a finished run has
-    nothing to restore; else empty.
+    no loss to recover; else empty.
     """
     rows, gaps, effects, smallest, inside = journal.rows, list[Loss](), list[Effect](), list[SmallestSet](), []
     for group in sorted(plan.items, key=lambda group: group[1]):
@@ -80,11 +80,11 @@ def write(plan: LocatePlan, journal: Journal, out: Path) -> Located:
 
 
 def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Effect]:
-    """What each weave of a method, and each clamp of Origin, restores or loses again."""
+    """The loss that each patch of a method, and each clamp of Origin, recovers or loses again."""
     name = loss.method
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
     for key in map(LocateKey.of, rows):
-        is_effect = key.group == group and key.method in (name, ORIGIN) and key.tried[:1] in (("weave",), ("clamp",))
+        is_effect = key.group == group and key.method in (name, ORIGIN) and key.tried[:1] in ((JOURNALED,), ("clamp",))
         if is_effect and "inside" not in key.tried and key.item < len(plan.items[group]):
             numbers_of.setdefault((key.method, *key.tried), []).append(key.item)
     effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
@@ -92,10 +92,11 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Eff
         numbers = tuple(sorted(unordered))
         if numbers not in losses_of:
             losses_of[numbers] = paired(plan, rows, group, name, numbers)
-        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _WEAVE, parts, strict=True))
+        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _PATCH, parts, strict=True))
+        entry |= {"kind": PATCH} if parts[0] == JOURNALED else {}
         entry.pop("span", None)
         losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
-        share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
+        share = losses_of[numbers].share(losses, again=entry["way"] == "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
         measures = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
         effects.append(Effect(**loss.labels, **entry | place, **measures))
@@ -120,7 +121,7 @@ def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
 def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[SmallestSet]:
     """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
-    finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they restore
+    finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they recover
     `ENOUGH` of the other half too. Without heads: no search, since one half shows no loss.
     """
     name, sizes = loss.method, dict[str, int]()

@@ -113,7 +113,7 @@ class Locate(Experiment):
         return tasks(self.plan, rows, batch=self.batch)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
-        """As for Experiment: as if every gap were judged; not the clamps, nor a search's later rounds."""
+        """As for Experiment: as if every excess loss were significant; not the clamps, nor a search's later rounds."""
         return tasks(self.plan, rows, batch=self.batch, foresee=True)
 
     def remaining(self, rows: Rows) -> int:
@@ -121,7 +121,7 @@ class Locate(Experiment):
         return remaining(self.plan, rows)
 
     def refusal(self, rows: Rows) -> str:
-        """As for Experiment: why there is nothing to restore."""
+        """As for Experiment: why there is no loss to recover."""
         return no_gap(self.plan, rows)
 
     def method(self, key: Key) -> Method | None:

@@ -10,7 +10,7 @@ from probe.commands.locate.figures import (
     about,
     clamp_chart,
     layer_chart,
-    restoration_map,
+    recovery_map,
     smallest_chart,
 )
 from probe.commands.locate.result import Located, Loss
@@ -22,13 +22,13 @@ from probe.store.result_file import having
 from probe.tables import Table
 
 _MADE = {
-    "Share restored, share lost again": "(baseline − changed) / (baseline − method), and (changed − method) / "
-    "(baseline − method): 100% is all of the difference, below 0 it gets worse. Intervals are over resampled items, "
-    "paired, and as wide as Fieller's at least, which hold with few items; none where their loss may be 0. Written as "
-    "layer.head: 2.3 is head 3 of layer 2.",
-    "Enough, needed": "Enough: the method in that place alone, the rest as trained. Needed: the method everywhere but "
+    "Loss recovered, loss that returns": "(baseline − changed) / (baseline − method), and (changed − method) / "
+    "(baseline − method): 100% is all of the excess loss, below 0 it gets worse. Intervals are over resampled items, "
+    "paired, and as wide as Fieller's at least, which hold with few items; none where the excess loss may be 0. L2H3 "
+    "is head 3 of layer 2.",
+    "Enough, needed": "Enough: the method in that place alone, the unmodified model elsewhere. Needed: the method everywhere but "
     "there.",
-    "Held": "Threshold dims held at their values at M, or within their in-window range, beside as many random dims of "
+    "Clamped": "Threshold dims clamped at their values at M, or within their in-window range, beside as many random dims of "
     "the same layer matched in variance.",
     "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, beside random sets "
     "of every size.",
@@ -37,7 +37,7 @@ _MADE = {
 
 def title(summary: Located) -> str:
     """The page's heading."""
-    return f"{summary.model}: where inside it breaks beyond its trained window of {summary.trained_length} tokens"
+    return f"{summary.model}: where inside it fails beyond its trained length of {summary.trained_length} tokens"
 
 
 def sections(summary: Located) -> list[Section]:
@@ -52,7 +52,7 @@ def clearest(summary: Located) -> Section:
         return Section(sentences=["No loss is clear at any length and measure, so nothing is located."])
     at = summary.clearest.labels
     sentences = [sentence for _, sentences in located_findings(summary, **at) for sentence in sentences]
-    return Section("", sentences, present({_name("map", **at): restoration_map(summary, **at)}))
+    return Section("", sentences, present({_name("map", **at): recovery_map(summary, **at)}))
 
 
 def places(summary: Located) -> list[Section]:
@@ -90,7 +90,7 @@ def _kind(title: str, common: Figures, by_method: Mapping[str, Figures]) -> Sect
 def _maps(summary: Located, method: str, length: int, measure: str) -> Figures:
     at = (method, length, measure)
     ways = {"map": "only", "map-without": "without"}
-    return present({_name(name, *at): restoration_map(summary, *at, way) for name, way in ways.items()})
+    return present({_name(name, *at): recovery_map(summary, *at, way) for name, way in ways.items()})
 
 
 def _clamps(summary: Located, method: str, length: int, measure: str) -> Figures:
@@ -105,13 +105,22 @@ def _name(kind: str, method: str = "", length: int = 0, measure: str = "") -> st
 
 
 def losses(summary: Located) -> Section:
-    """What each method makes good, with intervals, and what was judged."""
-    head = ("method", "length", "measure", "items", "baseline", "with the method", "difference, 95% interval", "judged")
+    """The excess loss over each method, with intervals, and which are significant."""
+    head = (
+        "method",
+        "length",
+        "measure",
+        "items",
+        "baseline",
+        "with the method",
+        "excess loss, 95% interval",
+        "significant",
+    )
     note = (
-        "In nats a token. Not judged: the interval includes 0, or there is none, or the difference is below 0.01, so "
+        "In nats/token. Not significant: the interval includes 0, or there is none, or the excess loss is below 0.01, so "
         "that shares of it mean nothing."
     )
-    return Section("What was lost", [note], tables=[Table("", head, tuple(map(_loss, summary.loss_gaps)))])
+    return Section("Excess loss", [note], tables=[Table("", head, tuple(map(_loss, summary.loss_gaps)))])
 
 
 def _loss(gap: Loss) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from probe.commands.locate.result import Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import PATCH, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.heads import head_name
 from probe.store.result_file import having
 from probe.store.results import percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
-_ENOUGH = 0.9  # of the gap
-_NAMED = 3  # layers named in a sentence
+_ENOUGH = 0.9  # of the excess loss
+_MAX_NAMED = 3  # layers named in a sentence
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
@@ -31,19 +32,19 @@ def _sentences(summary: Located, gap: Loss) -> list[str]:
     size = f"{gap.size:z.2f} {_interval(gap)} nats/token"
     items = "1 item, so the interval covers that text alone" if gap.items == 1 else f"{gap.items} items"
     if gap.high < 0:
-        return [f"{at} {method} is worse than {origin} (gap {size}; {items}): there is nothing to restore."]
+        return [f"{at} {method} is worse than {origin} (excess loss {size}; {items}): there is no loss to recover."]
     if not gap.judged:
         reason = "too small to locate" if gap.low > 0 else "not significant"
-        return [f"{at} the gap between {origin} and {method} is {reason} ({size}; {items})."]
+        return [f"{at} the excess loss of {origin} over {method} is {reason} ({size}; {items})."]
     effects = [row for row in having(summary.effects, **gap.labels) if not math.isnan(row.share)]
-    weaves = having(effects, kind="weave")
-    layers = [row for row in having(weaves, head=None) if row.layer is not None]
-    heads = [row for row in having(weaves, way="only") if row.head is not None]
+    patches = having(effects, kind=PATCH)
+    layers = [row for row in having(patches, head=None) if row.layer is not None]
+    heads = [row for row in having(patches, way="only") if row.head is not None]
     fewer = min((row.items for row in effects), default=gap.items)
     sentences = [
-        f"{at} {origin}'s loss exceeds that of {method} by {size} ({items}).",
-        _layers(having(layers, way="only"), f"{method} in one layer alone restores"),
-        _layers(having(layers, way="without"), f"Leaving {method} out of one layer loses again"),
+        f"{at} the excess loss of {origin} over {method} is {size} ({items}).",
+        _layers(having(layers, way="only"), f"Loss recovered by {method} in one layer alone"),
+        _layers(having(layers, way="without"), f"Loss that returns with {method} everywhere but in one layer"),
         _best(heads),
         _smallest(having(summary.smallest, **gap.labels)),
         _clamps(effects, having(summary.inside, length=gap.length, measure=gap.measure)),
@@ -59,8 +60,8 @@ def _layers(rows: Sequence[Effect], begin: str) -> str:
         return ""
     rows = _ranked(rows)
     more, less = ([row for row in rows if row.is_clear and (row.share > 0) == sign] for sign in (True, False))
-    parts = [f"layer {row.layer} {_share(row)}" for row in more[:_NAMED]]
-    parts += [f"less in {_numbers(more[_NAMED:])}"] if more[_NAMED:] else []
+    parts = [f"layer {row.layer} {_share(row)}" for row in more[:_MAX_NAMED]]
+    parts += [f"less in {_numbers(more[_MAX_NAMED:])}"] if more[_MAX_NAMED:] else []
     parts += [f"a negative share in {_numbers(less)}"] if less else []
     if unclear := [row for row in rows if not row.is_clear]:
         largest = f" (the largest: layer {rows[0].layer} {_share(rows[0])})" if unclear[0] is rows[0] else ""
@@ -73,11 +74,11 @@ def _best(rows: Sequence[Effect]) -> str:
     if not rows:
         return ""
     rows = _ranked(rows)
-    text = f"The best of {len(rows)} single heads restores {_share(rows[0])} ({rows[0].place})"
+    text = f"The best of {len(rows)} single heads, {rows[0].name}, recovers {_share(rows[0])}"
     if rows[0].is_clear:
         return f"{text}."
     clear = next((row for row in rows if row.is_clear and row.share > 0), None)
-    other = f"the best significant one {_share(clear)} ({clear.place})" if clear else "none is"
+    other = f"the best significant one, {clear.name}, recovers {_share(clear)}" if clear else "none is"
     return f"{text}, which is not significant; {other}."
 
 
@@ -86,12 +87,12 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
         return ""
     row = rows[0]
     if not row.heads:
-        return "No head set was searched for: half of the items have no gap."
+        return "No head set was searched for: half of the items have no excess loss."
     size = row.size
     share = (ends[size - 1] for ends in (row.share, row.low, row.high))
     random = (ends[size - 1] for ends in (row.random, row.random_low, row.random_high))
     heads = f"{size} head{'s' * (size > 1)}"
-    text = f"{heads} ({', '.join(f'{layer}.{head}' for layer, head in row.heads[:size])}) restore{'s' * (size == 1)} "
+    text = f"{heads} ({', '.join(head_name(*head) for head in row.heads[:size])}) recover{'s' * (size == 1)} "
     text += f"{percent(*share)} (random sets of {size}: {percent(*random)})."
     if not row.finished:
         return f"The search for the smallest set is unfinished: {text}"
@@ -100,9 +101,9 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
     known = [share for share in row.share if not math.isnan(share)]
     if max(known, default=0.0) >= _ENOUGH:
         return (
-            f"It is unclear whether a set restores {_ENOUGH:.0%}: one did ({max(known):.0%}), the last did not: {text}"
+            f"It is unclear whether a set recovers {_ENOUGH:.0%}: one did ({max(known):.0%}), the last did not: {text}"
         )
-    return f"None of {len(known)} sets restores {_ENOUGH:.0%}; the last: {text}"
+    return f"None of {len(known)} sets recovers {_ENOUGH:.0%}; the last: {text}"
 
 
 def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> str:
@@ -114,10 +115,10 @@ def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> str:
     shares = _share(clamped[0]) if len(clamped) == 1 else f"{_share(clamped[-1])} to {_share(clamped[0])}"
     random = sorted(round(100 * row.share) for row in everywhere if row not in clamped)
     beside = f" (random dims {random[0]}% to {random[-1]}%)" if random else ""
-    text = f"Clamping the threshold dims of all layers beyond M restores {shares}{beside}."
+    text = f"Clamping the threshold dims of all layers beyond M recovers {shares}{beside}."
     costs = sorted(having(inside, which="threshold"), key=lambda row: row.cost)
     if costs:
-        text += f" Inside the window it costs up to {costs[-1].cost:z.2f} {_interval(costs[-1])} nats/token."
+        text += f" Inside M it costs up to {costs[-1].cost:z.2f} {_interval(costs[-1])} nats/token."
     return text
 
 

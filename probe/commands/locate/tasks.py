@@ -7,10 +7,11 @@ from typing import Any
 
 from probe.commands.locate.clamp import Clamp, clamps
 from probe.commands.locate.head_search import has_runs, is_searchable, next_round, paired, rounds
-from probe.commands.locate.interventions import HeadSet, Plain, weaves
-from probe.commands.locate.loss_gap import LEAST
+from probe.commands.locate.interventions import HeadSet, Plain, patches
+from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS
 from probe.commands.locate.passes import BASELINE, PATCHED
 from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan, task_bytes
+from probe.commands.locate.result import PATCH
 from probe.experiment.journal import Rows
 from probe.experiment.task import Key, Task
 
@@ -23,9 +24,9 @@ BATCH = 64
 def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False) -> list[Task]:
     """The tasks that can run now; none once the run is finished. Their inputs are one row of the journal each.
 
-    Plain runs come first. Once a group has those of Origin and a method, and their gap is judged, weaves follow, and
-    the search for threshold dims; once these are there, clamps; then head searches, round by round. foresee: also what
-    follows from plain runs that are missing, as if every gap were judged.
+    Plain runs come first. Once a group has those of Origin and a method, and the excess loss is significant, patches
+    follow, and the search for threshold dims; once these are there, clamps; then head searches, round by round.
+    foresee: also what follows from plain runs that are missing, as if every excess loss were significant.
     """
     result, wanted = list[Task](), plan.request.kinds
     groups = sorted(plan.items, key=lambda group: group[1])
@@ -39,11 +40,11 @@ def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False
         for group, names in tried.items():
             names += [name for name in plan.compared if not has_runs(plan, rows, group, name)]
     tried = {group: names for group, names in tried.items() if names}
-    if "weave" in wanted:
-        woven = list(weaves(plan.layers, plan.heads, plan.request.ways))
+    if PATCH in wanted:
+        patched = list(patches(plan.layers, plan.heads, plan.request.ways))
         for group, names in tried.items():
             for place in ((*group, name, n) for n in range(len(plan.items[group])) for name in names):
-                result += _on_item(plan, rows, "weave", place, woven, batch)
+                result += _on_item(plan, rows, PATCH, place, patched, batch)
     if "clamp" in wanted:
         for length in sorted({length for _, length in tried}):
             if not any(LocateKey.of(key).group == (DIMS, length) for key in rows):
@@ -68,13 +69,13 @@ def remaining(plan: LocatePlan, rows: Rows) -> int:
 
 
 def judged_methods(plan: LocatePlan, rows: Rows, group: Group) -> list[str]:
-    """The methods with a significant gap to Origin, of those whose plain runs are all there."""
+    """The methods with a significant excess loss of Origin, of those whose plain runs are all there."""
     there = [name for name in plan.compared if has_runs(plan, rows, group, name)]
     return [name for name in there if paired(plan, rows, group, name).gap.judged]
 
 
 def no_gap(plan: LocatePlan, rows: Rows) -> str:
-    """Why a run that has all its rows has nothing to restore; empty where it has, or is not finished."""
+    """Why a run that has all its rows has no loss to recover; empty where it has, or is not finished."""
     if tasks(plan, rows) or any(judged_methods(plan, rows, group) for group in plan.items):
         return ""
     gaps = {(name, *group): paired(plan, rows, group, name).gap for group in plan.items for name in plan.compared}
@@ -83,8 +84,8 @@ def no_gap(plan: LocatePlan, rows: Rows) -> str:
         for (name, measure, length), gap in gaps.items()
     ]
     return (
-        f"no method is significantly better than Origin, by {LEAST} nats/token or more; Origin's loss less the "
-        f"method's: {', '.join(intervals)}; take longer --lengths, other --methods or more --samples"
+        f"no method is significantly better than Origin, by {MIN_EXCESS_LOSS} nats/token or more; Origin's excess "
+        f"loss: {', '.join(intervals)}; take longer --lengths, other --methods or more --samples"
     )
 
 

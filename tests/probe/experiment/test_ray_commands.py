@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 COMMANDS = {
     "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
-    "locate": "--lengths 320 --samples 4 --try weave,clamp,smallest --heads 1",
+    "locate": "--lengths 320 --samples 4 --try patch,clamp,smallest --heads 1",
     "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2",
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }

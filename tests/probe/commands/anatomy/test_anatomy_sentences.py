@@ -18,7 +18,9 @@ def rows(**labels):
 def test_retrieval_heads_are_counted_with_their_offset():
     counted = "1 of 32 heads score 0.3 or more inside M under origin (4 prompts), 1 of them on the token after the one"
     assert counted in retrieval()
-    lost = "lost 1: 2.3 (0.75 to 0.10). Of the lost heads, restored: 1 of 1 by rerope; 0 of 1 by mesa (cannot tell: 1)."
+    lost = (
+        "lost 1: L2H3 (0.75 to 0.10). Of the lost heads, recovered: 1 of 1 by rerope; 0 of 1 by mesa (cannot tell: 1)."
+    )
     assert lost in retrieval()
 
 
@@ -27,7 +29,8 @@ def test_what_was_not_run_is_not_called_absent():
     assert beyond == "Retrieval: cannot tell which heads are lost; no length up to M was measured."
     weak = [row | {"best": [0.2, 0.1, 0.3]} for row in rows()]
     assert retrieval(retrieval=weak, retrieval_heads=[]) == (
-        "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: 0.0, 0.20 [0.10, 0.30]."
+        "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: L0H0, 0.20 [0.10, "
+        "0.30]."
     )
     findings = anatomy_findings(anatomized.typed(anatomized.summary() | {"heads": [], "all_heads": []}))
     assert findings[1:] == ["Not measured: heads (--parts)."]
@@ -37,7 +40,7 @@ def test_what_was_not_run_is_not_called_absent():
 def test_one_prompt_cannot_tell_of_loss():
     one = {"inside": [0.75, None, None], "beyond": {"origin": [0.0, None, None]}, "lost": False, "restored": []}
     text = retrieval(retrieval_heads=[anatomized.summary()["retrieval_heads"][0] | one])
-    assert "At 1024 tokens (4 prompts; layer.head, score inside to beyond): cannot tell 1: 2.3 (0.75 to 0.00)." in text
+    assert "At 1024 tokens (4 prompts; score inside to beyond M): cannot tell 1: L2H3 (0.75 to 0.00)." in text
     assert "lost" not in text
     assert "kept" not in text
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mesa_lens.cli import main
-from probe.commands.locate.figures import restoration_map
+from probe.commands.locate.figures import recovery_map
 from probe.commands.locate.result import LOCATED
 from probe.figures import interactive, static
 from probe.store.result_file import having
@@ -31,14 +31,14 @@ def blocks(figure):
 
 
 def test_the_map_holds_the_shares_of_layers_and_heads(summary):
-    layer, heads = blocks(restoration_map(summary, *AT))
+    layer, heads = blocks(recovery_map(summary, *AT))
     assert (layer.values.shape, heads.values.shape) == ((4, 1), (4, 8))
-    for row in effects(summary, kind="weave", way="only"):
+    for row in effects(summary, kind="patch", way="only"):
         block, column = (layer, 0) if row.head is None else (heads, row.head)
         np.testing.assert_equal(block.values[row.layer, column], row.share)
         clear = row.is_clear or row.low == row.high == 0
         assert block.muted[row.layer, column] == (np.isfinite(row.share) and not clear)
-    without = blocks(restoration_map(summary, *AT, way="without"))[0]
+    without = blocks(recovery_map(summary, *AT, way="without"))[0]
     np.testing.assert_allclose(without.values, 0.8 * layer.values)
     assert heads.muted[0, 1]  # a share without an interval
     assert heads.texts[0, 1].endswith("(no interval)")
@@ -46,7 +46,7 @@ def test_the_map_holds_the_shares_of_layers_and_heads(summary):
 
 
 def test_both_renderers_draw_the_cells(summary):
-    cells = restoration_map(summary, *AT)
+    cells = recovery_map(summary, *AT)
     figure = interactive.draw(cells)
     heatmaps = [trace for trace in figure.data if trace.type == "heatmap"]
     np.testing.assert_allclose(heatmaps[1].z, blocks(cells)[1].values)
@@ -72,9 +72,9 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     assert not [name for name in names if "mesa" in name or "512" in name]
     rows = list(csv.DictReader(io.StringIO((folder / "exports" / "effects.csv").read_text())))
     assert len(rows) == len(effects(LOCATED.read(folder)))
-    (best,) = located.matching(rows, kind="weave", way="only", layer="2", head="3")
+    (best,) = located.matching(rows, kind="patch", way="only", layer="2", head="3")
     assert float(best["share"]) == pytest.approx(0.41)
-    assert len(located.matching(rows, kind="weave", way="only", layer="2", head="")) == 1
+    assert len(located.matching(rows, kind="patch", way="only", layer="2", head="")) == 1
 
 
 @pytest.mark.parametrize(

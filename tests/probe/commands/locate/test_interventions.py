@@ -9,7 +9,7 @@ import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.models import tokenizer_of
 from probe.commands.locate.clamp import Clamp
-from probe.commands.locate.interventions import weaves
+from probe.commands.locate.interventions import patches
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import BASELINE, PATCHED, Item, RunPair, Start, run
 
@@ -39,15 +39,15 @@ def test_a_pass_begun_in_the_middle_equals_the_whole_pass():
 
 
 @torch.no_grad()
-def test_the_planted_head_alone_restores_the_loss():
+def test_the_planted_head_alone_recovers_the_loss():
     model = planted()
     model.lm_head.weight *= 50
     pairs = [RunPair(bridged(model), item(seed), METHODS) for seed in (3, 5, 6)]
     losses = PairedLosses(*[[[pair.outcome(of).losses.mean().item()] for pair in pairs] for of in (BASELINE, PATCHED)])
     assert losses.gap.size > 0.1
-    for intervention in weaves(range(3), HEADS, ("only", "without")):
+    for intervention in patches(range(3), HEADS, ("only", "without")):
         share = losses.share(
-            [[intervention.run(pair).losses.mean().item()] for pair in pairs], restores=intervention.way == "only"
+            [[intervention.run(pair).losses.mean().item()] for pair in pairs], again=intervention.way == "without"
         )
         is_planted = (intervention.layer, intervention.head) in (HEAD, (HEAD[0], None))
         assert share.share == pytest.approx(float(is_planted), abs=2e-3), intervention

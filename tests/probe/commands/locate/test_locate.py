@@ -35,15 +35,15 @@ def located(folder, out, *options):
 
 def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     """Interrupted, resumed, and called again."""
-    kinds = ("--try", "weave,clamp,smallest")
+    kinds = ("--try", "patch,clamp,smallest")
     assert located(checkpoint, tmp_path, *kinds, "--minutes", "0.0001") == 0
     assert "tasks are left; the same command continues" in capsys.readouterr().err
     assert located(checkpoint, tmp_path, *kinds, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary == read_result(tmp_path / "locate" / "summary.json")
     assert summary["tasks_left"] == 0
-    weaves = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("weave", "only")]
-    alone = {(row["layer"], row["head"]): row["share"] for row in weaves}
+    patches = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("patch", "only")]
+    alone = {(row["layer"], row["head"]): row["share"] for row in patches}
     assert max(alone, key=alone.get) in (HEAD, (1, None))
     assert alone[HEAD] == pytest.approx(1, abs=1e-2)
     assert all(abs(share) < 1e-2 for place, share in alone.items() if place not in (HEAD, (1, None)))
@@ -55,17 +55,17 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
-    locate_plan = planned(checkpoint, "weave", "clamp", "smallest", layers="1", heads="1")
+    locate_plan = planned(checkpoint, "patch", "clamp", "smallest", layers="1", heads="1")
     for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
         assert locate(locate_plan, tmp_path / name, runner=runner)[1] == []
     one, other = ((tmp_path / name / "locate" / "journal.jsonl").read_bytes() for name in ("local", "other"))
     assert one == other
-    for kind in ("weave", "dims", "chosen"):
+    for kind in ("weave", "dims", "chosen"):  # weave: a patch, as in earlier journals
         assert f'"{kind}"'.encode() in one
 
 
 def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
-    locate_plan = planned(checkpoint, "weave", heads="none")
+    locate_plan = planned(checkpoint, "patch", heads="none")
     lost = ("nll", 320, "rerope", 1, "weave", "only", 0, -1)
     journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
     assert [task.key for task in failed] == [lost]
@@ -79,7 +79,7 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
     assert summarize(locate_plan, journal).tasks_left == 0
 
 
-def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):
+def test_a_model_without_an_excess_loss_has_nothing_to_recover(tmp_path, capsys):
     """Its run is finished, and says so wherever one looks: there is nothing left that could change it."""
     run, model, reason = tmp_path / "run", headed.folder(tmp_path / "model", []), "no method is significantly better"
     assert located(model, run) == 1
@@ -112,6 +112,7 @@ def weightless(tmp_path_factory):
         ({"methods": "origin"}, "names nothing to compare with Origin"),
         ({"settings": ("rerope.layers=(0,)",)}, "--set gives rerope its layers or heads"),
         ({"layers": "0-3"}, "layer 0-3 is out of range"),
+        ({"heads": "L0H1,L9H0"}, "--heads L9H0 is not there: the model has 3 layers of 4 heads"),
         ({"kinds": ("smallest",), "samples": 1}, "--samples 1: the smallest set"),
         ({"measures": ("passkey",), "samples": 1}, "--samples 1: one answer has no interval, give at least 2"),
         ({"kinds": ("smallest",), "heads": "none"}, "--try smallest has no heads to choose from"),
@@ -124,6 +125,6 @@ def test_bad_requests_are_refused_before_any_weights(weightless, options, messag
 
 
 def test_the_estimate_counts_passes_from_the_changed_layer_on(weightless):
-    located = Locate(planned(weightless, "weave"))
+    located = Locate(planned(weightless, "patch"))
     passes = 2 + 2 * (3 + 2 + 1) / 3 * 5  # both runs; alone and without, each layer and its 4 heads from there on
     assert sum(passes_of(work_of(located, located.all_tasks({}))).values()) == pytest.approx(4 * passes, rel=1e-3)

@@ -26,12 +26,12 @@ def changed(table, change, **labels):
 def test_the_sentences_hold_the_numbers():
     text = text_of(located.summary())
     for part in (
-        "At 1024 tokens origin's loss exceeds that of rerope by 1.20 [0.86, 1.56] nats/token (12 items).",
-        "rerope in one layer alone restores: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not signif",
-        "Leaving rerope out of one layer loses again: layer 2 66% [38, 93]",
-        "The best of 31 single heads restores 41% [31, 51] (2.3).",
-        "Smallest set found: 3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] (random sets of 3: 6% [2, 16]).",
-        "Clamping the threshold dims of all layers beyond M restores ",
+        "At 1024 tokens the excess loss of origin over rerope is 1.20 [0.86, 1.56] nats/token (12 items).",
+        "Loss recovered by rerope in one layer alone: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not",
+        "Loss that returns with rerope everywhere but in one layer: layer 2 66% [38, 93]",
+        "The best of 31 single heads, L2H3, recovers 41% [31, 51].",
+        "Smallest set found: 3 heads (L2H3, L2H5, L2H0) recover 92% [80, 102] (random sets of 3: 6% [2, 16]).",
+        "Clamping the threshold dims of all layers beyond M recovers ",
         " (random dims -",
     ):
         assert part in text
@@ -50,34 +50,35 @@ LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": Fa
     ("summary", "expected"),
     [
         (changed("effects", EVERY), "4 of 4 layers not significant (the largest: layer 2 82% [-50, 150])."),
-        (changed("effects", EVERY), "restores 41% [-50, 150] (2.3), which is not significant; none is."),
+        (changed("effects", EVERY), "L2H3, recovers 41% [-50, 150], which is not significant; none is."),
         (changed("effects", NEGATIVE, layer=3, head=None, way="only"), "a negative share in layer 3"),
         (
             changed("smallest", {"enough": None}),
-            "unclear whether a set restores 90%: one did (102%), the last did not:",
+            "unclear whether a set recovers 90%: one did (102%), the last did not:",
         ),
         (
             changed("smallest", {"finished": False, "enough": None}),
             "search for the smallest set is unfinished: 7 heads (",
         ),
-        (changed("smallest", {"heads": []}), "No head set was searched for: half of the items have no gap."),
+        (changed("smallest", {"heads": []}), "No head set was searched for: half of the items have no excess loss."),
         (
             changed("loss_gaps", LOST),
-            "rerope is worse than origin (gap -0.50 [-0.70, -0.30] nats/token; 12 items): ther",
+            "rerope is worse than origin (excess loss -0.50 [-0.70, -0.30] nats/token; 12 items): there is no loss "
+            "to recover.",
         ),
         (changed("loss_gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
         (located.summary() | {"effects": [], "smallest": [], "tasks_left": 3}, "items). 3 tasks are left to run."),
-        (located.summary() | {"inside": INSIDE}, "Inside the window it costs up to 0.07 [0.00, 0.14] nats/token."),
+        (located.summary() | {"inside": INSIDE}, "Inside M it costs up to 0.07 [0.00, 0.14] nats/token."),
     ],
 )
 def test_each_outcome_has_its_sentence(summary, expected):
     assert expected in text_of(summary)
 
 
-def test_methods_without_a_gap_or_a_set():
+def test_methods_without_an_excess_loss_or_a_set():
     text = text_of(located.summary(), "dynamic-ntk", 512)
     assert text.endswith("dynamic-ntk is not significant (0.04 [-0.05, 0.13] nats/token; 12 items).")
-    assert "None of 7 sets restores 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
+    assert "None of 7 sets recovers 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
     unknown = changed("effects", dict.fromkeys(("share", "low", "high")))
     assert "%" not in text_of(unknown).partition("3 heads")[0]
 
@@ -103,7 +104,17 @@ def test_a_summary_is_read_or_its_remedy_named(tmp_path):
         LOCATED.read(tmp_path)
     folder = located.write(tmp_path / "run")
     assert LOCATED.read(folder).heads == 8
-    for text in ("{", "[]", '{"model": "x"}', json.dumps(located.summary() | {"version": 2})):
+    again = r"; write it anew: `mesa-lens locate --out"
+    for text in ("{", "[]", json.dumps(located.summary() | {"effects": 1, "version": 1})):
         (folder / "locate" / "summary.json").write_text(text)
-        with pytest.raises(ValueError, match=r"is damaged .*; write it anew: `mesa-lens locate --out"):
+        with pytest.raises(ValueError, match=rf"is damaged .*{again}"):
             LOCATED.find(folder)
+    for version in (0, 2):
+        (folder / "locate" / "summary.json").write_text(json.dumps(located.summary() | {"version": version}))
+        with pytest.raises(ValueError, match=rf"is of another version of mesa-lens, not of version 1{again}"):
+            LOCATED.find(folder)
+
+
+def test_what_earlier_versions_called_a_weave_is_a_patch():
+    earlier = changed("effects", {"kind": "weave"}, kind="patch")
+    assert located.typed(earlier) == located.typed()

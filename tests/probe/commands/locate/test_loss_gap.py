@@ -52,7 +52,7 @@ def test_shares_are_paired():
     share = losses.share(level + 0.25 + rng.normal(0, 0.05, (6, 4)))
     assert share.share == pytest.approx(0.75, abs=0.05)
     assert share.high - share.low < 0.2
-    assert losses.share(level + 0.25, restores=False).share == pytest.approx(0.25)
+    assert losses.share(level + 0.25, again=True).share == pytest.approx(0.25)
     same = PairedLosses(level + rng.normal(0, 0.5, (6, 4)), level)
     assert not same.gap.judged
     assert np.isnan(same.share(level).low)

@@ -31,15 +31,15 @@ def add(journal, locate_plan, key, **row):
 
 
 def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
-    locate_plan = planned(model, "weave", "clamp", "smallest")
+    locate_plan = planned(model, "patch", "clamp", "smallest")
     assert [task.kind for task in tasks(locate_plan, {})] == ["run"] * 2 * 4
-    weaves, first_round = 2 * (3 + 12) * 4, 12 * 2
-    assert remaining(locate_plan, {}) == 2 * 4 + weaves + 2 + first_round + 1  # 2: dims and what follows
+    patches, first_round = 2 * (3 + 12) * 4, 12 * 2
+    assert remaining(locate_plan, {}) == 2 * 4 + patches + 2 + first_round + 1  # 2: dims and what follows
     no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
     assert tasks(locate_plan, no_gap.rows) == []
-    every = (tasks(planned(model, kind), {}, foresee=True) for kind in ("smallest", "weave"))
-    smallest, woven = (max(each.memory_bytes for each in known) for known in every)
-    assert smallest > woven  # states of every item
+    every = (tasks(planned(model, kind), {}, foresee=True) for kind in ("smallest", "patch"))
+    smallest, patched = (max(each.memory_bytes for each in known) for known in every)
+    assert smallest > patched  # states of every item
 
 
 def searched(locate_plan, journal, losses, journaled=3):

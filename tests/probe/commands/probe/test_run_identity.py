@@ -13,7 +13,7 @@ from probe.identity import check_of_run, run_settings, taken
 
 PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
 COMMANDS = {
-    "locate": "--methods rerope --lengths 400 --samples 1 --layers 0 --heads none --try weave --ways only".split(),
+    "locate": "--methods rerope --lengths 400 --samples 1 --layers 0 --heads none --try patch --ways only".split(),
     "anatomy": "--methods origin --lengths 200 --samples 1 --layers 0 --parts heads".split(),
     "predict": "--methods origin,rerope --lengths 200,320 --samples 2".split(),
     "eval": "--task nll --methods origin --lengths 200 --samples 1".split(),
