@@ -17,7 +17,7 @@ _REMEDIES = {
     torch.float32: _WIDER.format("float64"),
     torch.float64: "its config.json or its weights are another model's, or damaged",
 }
-"""By the dtype of a model whose states are no numbers; of halves, float32."""
+"""By the dtype of a model whose states are not finite; of halves, float32."""
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class Plan(Bounded):
         length: Tokens.
         regions: Disjoint sets of query-key pairs with the positions of both; pairs in none are masked.
         frequency_scale: The factors on rotary frequencies, from (numbers, rotary dims, base). Default: none changes.
-        by_prompt: Whether positions or factors follow from the prompt's length; default False.
+        by_prompt: True if positions or scale factors depend on prompt length; default False.
 
     Examples:
         >>> plan = mesa.ReRoPE(trained_length=4, window=2).plan(5)
@@ -178,7 +178,7 @@ class Plan(Bounded):
     regions: tuple[Region, ...]
     frequency_scale: FrequencyScale | None = None
     by_prompt: bool = False
-    """Whether pairs' positions or factors follow from the prompt's length, other than by what is seen."""
+    """True if positions or scale factors depend on prompt length, not only on which pairs are seen."""
 
 
 def distances(plan: Plan) -> np.ndarray:

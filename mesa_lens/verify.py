@@ -26,7 +26,7 @@ class ClaimOptions:
 
     claim: Text | None = option(None, "check this claim only, with those named NAME-...", metavar="NAME")
     M: Whole | None = option(None, "the window, in tokens", unset="each claim's own grid")
-    N: Whole | None = option(None, "the weave's window, in tokens", unset="each claim's own grid")
+    N: Whole | None = option(None, "the remap's window, in tokens", unset="each claim's own grid")
     E: Whole | None = option(None, "the stair's width, in tokens", unset="each claim's own grid")
     H: Number = option(0.5, "the threshold")
     dtype: Literal["float32", "float64"] = option("float64", "precision of the constructions")
@@ -47,12 +47,12 @@ def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Checks the claims and prints them; returns 1 where one fails that must hold."""
     from probe.experiment.threads import computing
     from theory.claim import PAPER, summary
-    from theory.claims import Settings, selected
+    from theory.claims import VerifyOptions, selected
 
     if given.quick and given.full:
         raise Refused("--quick and --full ask for the shortest and the longest inputs; take one of the two")
     path = _checked(given.html)
-    settings = Settings(given.M, given.N, given.E, given.H, given.dtype, given.seed, given.quick, given.full)
+    settings = VerifyOptions(given.M, given.N, given.E, given.H, given.dtype, given.seed, given.quick, given.full)
     checks = selected(given.claim)
     _check_read(given, checks)
     unsuited = settings.unsuited(checks)

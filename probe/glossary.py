@@ -8,9 +8,9 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-WEAVE = (
-    "To weave is to give attention another distance between two tokens than the true one, so that none exceeds "
-    "the distances that the model was trained on."
+REMAP = (
+    "To remap distances is to give attention another distance between two tokens than the true one, so that none "
+    "exceeds the distances that the model was trained on."
 )
 DIM = "A dim is one coordinate of the hidden state after a layer."
 THRESHOLD_DIM = (
@@ -38,7 +38,7 @@ TERMS = {
     "dim": DIM,
     "threshold dim": THRESHOLD_DIM,
     "threshold": "A dim's value at M under the unmodified model; a method crosses it where its own passes it for good.",
-    "weave": WEAVE,
+    "remap": REMAP,
     "rank": "Methods that the same texts do not separate share a rank.",
     "95% interval": "Where the mean would lie, with 95% certainty, if other texts of this kind were drawn.",
     "false detection": "The same rule detects drift inside the trained window, where the model works.",

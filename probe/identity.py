@@ -170,7 +170,7 @@ def left_out(folder: Path, command: str) -> str:
     return f"{folder / command} is left out: it is of {problem}; {remedy}" if problem else ""
 
 
-def tell_left_out(folder: Path, command: str) -> bool:
+def warn_other_model(folder: Path, command: str) -> bool:
     """Whether results are left out, which is said on stderr."""
     reason = left_out(folder, command)
     if reason:

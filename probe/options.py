@@ -35,7 +35,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def _whole(value: Any) -> int:
-    """A whole number, or its decimal digits."""
+    """An integer, or its decimal digits."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]{0,39})\s*", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -44,7 +44,7 @@ def _whole(value: Any) -> int:
 
 
 def _token_count(value: Any) -> int:
-    """A whole number, or one of thousands such as 16k: times 1024."""
+    """An integer, or one of thousands such as 16k: times 1024."""
     thousands = re.fullmatch(r"\s*([1-9][0-9]{0,11})[kK]\s*", value) if isinstance(value, str) else None
     return 1024 * int(thousands[1]) if thousands else _whole(value)
 
@@ -60,9 +60,9 @@ def _finite(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """A text that is not blank, in characters that can be encoded."""
+    """A string that is not blank, in characters that can be encoded."""
     if not isinstance(value, str):
-        raise Refused(f"{_SHORT.repr(value)} is not text")
+        raise Refused(f"{_SHORT.repr(value)} is not a string")
     if not value.strip():
         raise Refused(f"{value!r} is empty")
     try:
@@ -73,7 +73,7 @@ def _text(value: Any) -> str:
 
 
 def _split(value: Any) -> tuple[str, ...]:
-    """Names from a text with commas, or from a list; doubles go."""
+    """Names from a string with commas, or from a list; doubles go."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise Refused(f"{_SHORT.repr(value)} is not a list of names")
@@ -90,7 +90,7 @@ def _joined(value: Any) -> str:
 def _strings(value: Any) -> tuple[str, ...]:
     parts = (value,) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise Refused(f"{_SHORT.repr(value)} is not a list of texts")
+        raise Refused(f"{_SHORT.repr(value)} is not a list of strings")
     return tuple(parts)
 
 
@@ -148,7 +148,7 @@ def _range_text(value: Any) -> str:
 
 
 def parse_heads(value: Any) -> list[tuple[int, int]] | None:
-    """(layer, head) pairs from names such as 'L2H3,L2H5'; None for a text that names no head."""
+    """(layer, head) pairs from names such as 'L2H3,L2H5'; None for a string that names no head."""
     names = str(value).split(",")
     return [parse_head(name.strip()) for name in names] if names[0].strip().startswith("L") else None
 
@@ -205,7 +205,7 @@ Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]
 Text = Annotated[str, BeforeValidator(_text)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Split = BeforeValidator(_split)
-"""Makes a tuple of choices readable from a text with commas."""
+"""Makes a tuple of choices readable from a string with commas."""
 JoinedNames = Annotated[str, BeforeValidator(_joined)]
 """Names, as one text with commas."""
 Repeated = Annotated[tuple[str, ...], BeforeValidator(_strings)]

@@ -98,7 +98,7 @@ class ModelOptions:
         if self.trained_length is not None:
             return config, self.trained_length
         length = stated_length(config)
-        tell_length_choice(length_choice(config))
+        warn_length_choice(length_choice(config))
         return config, length
 
     def check_names(self) -> None:
@@ -163,18 +163,18 @@ class MethodsRequest(ModelRequest):
 
         check_executor(self.executor)
         methods, left_out = self.fitting_methods(config, trained_length, self.settings)
-        tell_left_out(left_out)
+        warn_skipped(left_out)
         return methods
 
 
 @cache
-def tell_length_choice(choice: str) -> None:
+def warn_length_choice(choice: str) -> None:
     """Says on stderr, once, which of two lengths a config's M is."""
     if choice:
         sys.stderr.write(f"{choice}\n")
 
 
-def tell_left_out(left_out: Mapping[str, str]) -> None:
+def warn_skipped(left_out: Mapping[str, str]) -> None:
     """Says on stderr why something of a default set is left out."""
     for reason in left_out.values():
         sys.stderr.write(f"left out: {reason}\n")

@@ -123,7 +123,7 @@ class Result:
         return cast(Drawable, self.export.figures[name])
 
 
-class Run(reader.Run):
+class Run(reader.StoredRun):
     """An opened run: hidden states, scores by length, and a method for each part of its report.
 
     `open_run` makes one. `hidden` and `evaluation` are xarray Datasets; `evaluation` is None where nothing was measured

@@ -29,7 +29,7 @@ EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "prob
 
 
 @dataclass(frozen=True)
-class Part:
+class CommandStatus:
     """One kind of work in a folder. cells: how many in all, None where that is unknown. failed: left out for good.
 
     file: its journal. damaged: numbers of lines. seconds: the time left; None: unknown, or nothing is running. refusal:
@@ -62,7 +62,7 @@ class Status:
 
     path: Path
     state: str
-    parts: tuple[Part, ...]
+    parts: tuple[CommandStatus, ...]
     holder: JsonObject
     lacking: str = ""
     by: str = ""
@@ -77,7 +77,7 @@ class Status:
         return lines | ({"report": shlex.join(["mesa-lens", "report", str(self.path)])} if self.by == "report" else {})
 
     def rows(self) -> list[JsonObject]:
-        """One line a part, ready for JSON."""
+        """One line a part, as JSON."""
         rows = []
         for part in self.parts:
             seconds = None if part.seconds is None else round(part.seconds, 1)
@@ -88,7 +88,7 @@ class Status:
         return rows
 
     def as_dict(self) -> JsonObject:
-        """All of it, ready for JSON."""
+        """All of it, as JSON."""
         rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "journals"}
         names = ("done", "failed", "left", "of", "seconds_left")
         columns = {name: [row[name] for row in rows] for name in names}
@@ -162,7 +162,7 @@ def _lacking(folder: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _with_time(part: Part, folder: Path) -> Part:
+def _with_time(part: CommandStatus, folder: Path) -> CommandStatus:
     """The part with its seconds left: at the pace of its journal since the run that is writing began."""
     running, holder = lock_state(folder)
     if not running or part.left is None or part.file is None:
@@ -177,7 +177,7 @@ def _with_time(part: Part, folder: Path) -> Part:
     return replace(part, seconds=seconds)
 
 
-def _parts(folder: Path) -> Iterator[Part]:
+def _parts(folder: Path) -> Iterator[CommandStatus]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
     if (path := LAYOUTS["eval"].journal_paths(folder)[1]).exists():
         journal = read_journal(path)
@@ -196,12 +196,12 @@ def _parts(folder: Path) -> Iterator[Part]:
 
 def _journal_part(
     command: str, what: str, folder: Path, path: Path, journal: JournalFile, total: int | None, failed: int = 0
-) -> Part:
+) -> CommandStatus:
     resume = resume_command(command, folder, journal.request)
-    return Part(command, what, len(journal.rows), total, failed, path, tuple(journal.damaged), resume=resume)
+    return CommandStatus(command, what, len(journal.rows), total, failed, path, tuple(journal.damaged), resume=resume)
 
 
-def _probe_parts(folder: Path) -> Iterator[Part]:
+def _probe_parts(folder: Path) -> Iterator[CommandStatus]:
     whole, path = store_of(folder), folder / "measured.jsonl"
     store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
     if store is None:
@@ -223,7 +223,7 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
         total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
         part = _journal_part("probe", "measured cells", folder, path, journal, total)
         yield replace(part, done=len(keys), resume=resume)
-    yield Part("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
+    yield CommandStatus("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 
 
 def _summary(path: Path, summary: Path) -> JsonObject:

@@ -148,7 +148,7 @@ def frequencies(rotary: nn.Module, method: Method, length: int) -> tuple[np.ndar
     frozen: Any = rotary_modules.frozen_rotary(rotary)
     rotary_modules.settle(frozen, method.trained_length)
     trained = frozen.inv_freq
-    if method.as_trained:
+    if method.uses_model_rope:
         in_use: Any = copy.deepcopy(rotary)
         device = in_use.inv_freq.device
         in_use(torch.zeros(1, device=device), torch.tensor([[length - 1]], device=device))

@@ -31,7 +31,7 @@ from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
 from theory.bounds import first_failure, step_failure
-from theory.claims import Settings
+from theory.claims import VerifyOptions
 from theory.figures import STYLES, curve_end
 from theory.report import curves
 
@@ -96,7 +96,7 @@ def draw(runs: Path, root: Path) -> list[str]:
 
 def draw_theory(root: Path) -> None:
     """Draws the constructions' curves over the position."""
-    data = curves(Settings())
+    data = curves(VerifyOptions())
     excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
     for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
         draw_curves(values.assign_attrs(data.attrs), level, root / f"research/theorems/{name}.png")

@@ -1,6 +1,6 @@
 """Closed forms of the theorems: how far a woven construction reaches. Numbers and numpy arrays, no torch.
 
-Positions t count from 1, with <bos> at t = 1. M is the window, N the weave's window, E the stair's width (None: the
+Positions t count from 1, with <bos> at t = 1. M is the window, N the remap's window, E the stair's width (None: the
 weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additive encoding's m in q.k - m * W(t - i)
 (the paper's is 1). The head output of every theorem is o_t = M / D(t) - 1 + H, so o_t > H exactly where D(t) < M.
 """
@@ -26,7 +26,7 @@ def check_window(M: int, N: int, E: int | None = None) -> None:
     encoding). The paper asks for N << M only.
     """
     if M < 3:
-        raise Refused(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
+        raise Refused(f"M={M} is below 3: the remap has nothing to extend; take M >= 3")
     if N < 1:
         raise Refused(f"N={N} is below 1; take 1 <= N <= {M - 1}")
     if N >= M:
@@ -191,7 +191,7 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
 
 
 def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest: int = 2 * 10**7) -> int | None:
-    """The first t > M where o_t > H fails under the weave with the step MLP's own rounding; None up to `longest`.
+    """The first t > M where o_t > H fails under the remap with the step MLP's own rounding; None up to `longest`.
 
     K: the positions that the MLP tells apart (default: all there are). b: how sharp its steps are (theory.recovery).
     D(t) = sum over keys i of e^(1 - p_i + W(t-1) - W(t-i)): p_i is k while 1 / x_i lies between sqrt(A_(k-1) A_k) and

@@ -59,15 +59,15 @@ def summary(claims: Iterable[tuple[str, str, str]]) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """What was measured: the worst distance from a wrong verdict, and the worst deviation from the closed form."""
 
     margin: float
     error: float = 0.0
 
-    def __and__(self, other: Reading) -> Reading:
-        """The worse of both."""
-        return Reading(min(self.margin, other.margin), max(self.error, other.error))
+    def __and__(self, other: Measurement) -> Measurement:
+        """The worst of both: the smaller margin, the larger error."""
+        return Measurement(min(self.margin, other.margin), max(self.error, other.error))
 
     @property
     def holds(self) -> bool:
@@ -75,8 +75,8 @@ class Reading:
         return self.margin > SAFETY * self.error
 
 
-NOTHING = Reading(math.inf)
-"""The reading of nothing: what `&` starts from."""
+IDENTITY = Measurement(math.inf)
+"""The measurement that leaves every other as it is: what `&` starts from."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Outcome:
 
     parameters: dict[str, Any]
     tested: str
-    reading: Reading
+    reading: Measurement
     _: KW_ONLY
     unit: str = "o"
     correction: str = ""
@@ -152,7 +152,7 @@ class Claim(Outcome):
 
 @dataclass(frozen=True)
 class Check:
-    """The check of a claim, called with `theory.claims.Settings`; the statement is its docstring's first paragraph."""
+    """The check of a claim, called with `theory.claims.VerifyOptions`; the statement is its docstring's first lines."""
 
     name: str
     expected: Verdict

@@ -13,7 +13,7 @@ import xarray as xr
 
 from theory.bounds import extended_length
 
-NOPE, PE, WEAVE, IDEAL, STAIR = "NoPE", "PE", "weave", "weave, ideal recovery", "Stair"
+NOPE, PE, WEAVE, IDEAL, STAIR = "NoPE", "PE", "remap", "remap, ideal recovery", "Stair"
 """The constructions: theorem 3.1, theorem 3.2, theorem 3.3 with the step MLP and with ideal recovery, the corollary."""
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def curve_data(rows: Mapping[str, tuple[np.ndarray, ...]], M: int, N: int, E: in
 def curve_end(data: xr.Dataset | xr.DataArray) -> str:
     """Where the curves over t stop, and why, where a T* lies beyond; empty where none does."""
     end = int(data.t[-1])
-    reaches = {"Stair PE": data.attrs["T_stair"], "the weave": data.attrs["T_weave"]}
+    reaches = {"Stair PE": data.attrs["T_stair"], "the remap": data.attrs["T_weave"]}
     beyond = [f"T* of {name}, {reach:.5g}," for name, reach in reaches.items() if reach > end]
     if not beyond:
         return ""
@@ -83,7 +83,7 @@ def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
     figure = _over_t(data.excess.assign_attrs(data.attrs))
     figure.add_hline(least, line={"color": "black", "width": 1})
-    marks = {"M": (data.M, PE), "T* stair": (data.T_stair, STAIR), "T* weave": (data.T_weave, WEAVE)}
+    marks = {"M": (data.M, PE), "T* stair": (data.T_stair, STAIR), "T* remap": (data.T_weave, WEAVE)}
     for place, (name, (position, curve)) in enumerate(marks.items()):  # one below the other, for they stand close
         figure.add_vline(position, line={"color": STYLES[curve]["color"], "dash": "dot"})
         _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")

@@ -236,7 +236,7 @@ class Construction(HookedRootModule):
     def with_distances(self, distances: np.ndarray) -> Construction:
         """A copy whose attention has these effective distances (query, key), below 0 where a key is not seen.
 
-        So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
+        So remaps that are not a function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
         """
         return self.under(distances=lambda _: torch.as_tensor(distances))
 

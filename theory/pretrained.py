@@ -25,7 +25,7 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     """The model with a construction's matrices, in its dtype; without its weave, which is a method's to attach.
 
     Logits are the free directions of the residual stream, read by the embedding: the theorems have none. A layer
-    without an MLP has one of zeros. Raises Refused for the log-domain steps, which are no matrices.
+    without an MLP has one of zeros. Raises Refused for the log-domain steps, which are not matrices.
     """
     blocks, encoding, units = list(construction.blocks), construction.encoding, hidden_units(construction)
     heads, head, width = construction.get_buffer("blocks.0.attn.W_Q").shape
@@ -44,7 +44,7 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
 
 
 def hidden_units(construction: Construction) -> int:
-    """Hidden units of the widest MLP, 1 at least. Refused for the log-domain steps, which are no matrices."""
+    """Hidden units of the widest MLP, 1 at least. Refused for the log-domain steps, which are not matrices."""
     mlps = [mlp for block in construction.blocks if (mlp := block.mlp) is not None]
     units = [mlp.W_1.shape[1] for mlp in mlps if isinstance(mlp, MLP)]
     if len(units) < len(mlps):

@@ -14,7 +14,7 @@ from theory import figures
 from theory.bounds import extended_length
 from theory.claim import OURS, PAPER, SAFETY, Claim, summary
 from theory.claims.corollary import exact_stair_model
-from theory.claims.settings import Settings
+from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
 from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE
@@ -22,7 +22,7 @@ from theory.model import Construction
 from theory.weave import rerope
 
 
-def curves(settings: Settings) -> xr.Dataset:
+def curves(settings: VerifyOptions) -> xr.Dataset:
     """o_t - H, the recovered position and the attention on <bos>, over (construction, t); T* in attrs.
 
     For the user's sizes, completed, or M = 16, N = E = 3; to beyond T* where that is within 2000 tokens.
@@ -49,7 +49,7 @@ def curves(settings: Settings) -> xr.Dataset:
     return figures.curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
 
 
-def render(claims: Sequence[Claim], settings: Settings) -> str:
+def render(claims: Sequence[Claim], settings: VerifyOptions) -> str:
     """The report's HTML, plotly.js included (about 5 MB)."""
     data = curves(settings)
     drawers = (figures.excess_figure, figures.position_figure, figures.attention_figure)

@@ -86,7 +86,7 @@ _Step = tuple[Sequence[str], str, Callable[[], Iterable[Row]]]
 
 def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> list[_Step]:
     """All steps, each after those it needs."""
-    changing = [method for method in methods.values() if not method.as_trained]
+    changing = [method for method in methods.values() if not method.uses_model_rope]
     tried = changing[-1] if changing else ReRoPE(trained_length=subject.pretended)
 
     def step(check: str, run: Callable[..., Row], *given: Any) -> _Step:

@@ -14,7 +14,16 @@ from transformers import DynamicCache
 from mesa.checking.oracle import Positions, Seen, attention_output, seen_by
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
 from mesa.checking.rows import NOT_RUN, Comparison, Row, worst_row
-from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
+from mesa.checking.subject import (
+    ALLOWED,
+    PromptSizes,
+    Subject,
+    array,
+    max_difference,
+    perturbed,
+    rounding_perturbed,
+    run,
+)
 from mesa.engine.plug import Attachment, applied
 from mesa.methods import Method, NoPE
 from mesa.outside import with_cache
@@ -59,7 +68,7 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
         comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
         if setting == last:
             nope = NoPE(trained_length=subject.pretended)
-            other = _logits(subject, nope, setting, "fused") if method.as_trained else fused
+            other = _logits(subject, nope, setting, "fused") if method.uses_model_rope else fused
             mistake = max_difference(other, stock.logits)
         results = {
             "fused against dense": _logits(subject, method, setting, "dense"),
@@ -84,13 +93,13 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
         yield worst_row(check, method.name, comparisons[check], detail, remedy)
 
 
-def _logits(subject: Subject, method: Method, setting: Setting, executor: str) -> Tensor:
+def _logits(subject: Subject, method: Method, setting: PromptSizes, executor: str) -> Tensor:
     """Of a setting's tokens, in one pass."""
     with applied(subject.model, method, executor=executor, prompt_length=setting.prompt):
         return run(subject.model, subject.ids(setting.length)).logits
 
 
-def _decoded(subject: Subject, method: Method, setting: Setting, executor: str = "fused") -> Tensor:
+def _decoded(subject: Subject, method: Method, setting: PromptSizes, executor: str = "fused") -> Tensor:
     """Of the tokens after the prompt, one by one."""
     ids, cache = subject.ids(setting.length), DynamicCache(config=subject.model.config)
     parts = []
@@ -100,7 +109,7 @@ def _decoded(subject: Subject, method: Method, setting: Setting, executor: str =
     return torch.cat(parts[1:], 1)
 
 
-def _left_padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
+def _left_padded(subject: Subject, method: Method, setting: PromptSizes) -> Tensor:
     """Of a setting's tokens, behind padding, beside a longer row of other tokens."""
     ids, other = subject.ids(setting.length), subject.ids(setting.length + _PADDING, row=1)
     batch = torch.cat([torch.cat([other[:, :_PADDING], ids], 1), other])
@@ -113,7 +122,7 @@ def _left_padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
 _LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
 
-def against_pairs(subject: Subject, setting: Setting, attachment: Attachment, calls: Calls) -> Iterator[Comparison]:
+def against_pairs(subject: Subject, setting: PromptSizes, attachment: Attachment, calls: Calls) -> Iterator[Comparison]:
     """Comparisons in some layers."""
     plan = attachment.method.plan(setting.length, setting.prompt)
     unrotated = before_rotation(subject.model, subject.ids(setting.length), calls)

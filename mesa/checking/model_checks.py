@@ -12,7 +12,7 @@ import torch
 
 from mesa.checking.oracle import rotated
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, worst_row
-from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, run
+from mesa.checking.subject import ALLOWED, PromptSizes, Subject, array, max_difference, perturbed, run
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
 from mesa.errors import Refused
@@ -141,11 +141,11 @@ def rotary(subject: Subject) -> Row:
         return Row(name, NOT_RUN, "none of the model's layers rotates its queries and keys")
     comparisons = [_rotary_layer(subject, setting, number) for number in turning]
     detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
-    remedy = "this layer gives tokens other positions, so that methods would weave distances it does not use"
+    remedy = "this layer gives tokens other positions, so that methods would remap distances it does not use"
     return worst_row(name, "", comparisons, detail, remedy)
 
 
-def _rotary_layer(subject: Subject, setting: Setting, number: int) -> Comparison:
+def _rotary_layer(subject: Subject, setting: PromptSizes, number: int) -> Comparison:
     """The comparison of an attention call; the mistake is one position."""
     stock = subject.stock[setting]
     call, unrotated, at = stock.calls.functions[number], stock.unrotated[number], stock.positions[number]

@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """The part of what is allowed; infinite for what is no number."""
+        """The part of what is allowed; infinite for NaN."""
         share = self.difference / self.allowed if self.allowed else float(self.difference > 0) * float("inf")
         return share if share == share else float("inf")
 

@@ -25,7 +25,7 @@ STEPS = 6
 """Tokens that are decoded one by one."""
 
 
-class Setting(NamedTuple):
+class PromptSizes(NamedTuple):
     """A prompt of `prompt` tokens, and `length` with those decoded after it."""
 
     prompt: int
@@ -52,13 +52,13 @@ class Subject:
     model: Any
     tokenizer: Any
     pretended: int
-    stock: dict[Setting, Stock] = field(default_factory=dict)
+    stock: dict[PromptSizes, Stock] = field(default_factory=dict)
 
     @property
-    def settings(self) -> tuple[Setting, Setting]:
+    def settings(self) -> tuple[PromptSizes, PromptSizes]:
         """A prompt short of M that is decoded across it, and one beyond it."""
         half, beyond = STEPS // 2, 3 * self.pretended
-        return Setting(self.pretended - half, self.pretended + half), Setting(beyond - STEPS, beyond)
+        return PromptSizes(self.pretended - half, self.pretended + half), PromptSizes(beyond - STEPS, beyond)
 
     def ids(self, length: int, row: int = 0) -> Tensor:
         """Random tokens (1, length) of the vocabulary, the same ones at every length."""
@@ -66,7 +66,7 @@ class Subject:
         most = min(self.model.config.vocab_size, getattr(self.tokenizer, "vocab_size", 0) or 2**31)
         return torch.randint(0, most, (1, length), generator=draw).to(self.model.device)
 
-    def run_stock(self, setting: Setting) -> Stock:
+    def run_stock(self, setting: PromptSizes) -> Stock:
         """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""
         ids = self.ids(setting.length)
         try:
@@ -84,7 +84,7 @@ class Subject:
         self.stock[setting] = stock
         return stock
 
-    def record_stock(self, setting: Setting) -> None:
+    def record_stock(self, setting: PromptSizes) -> None:
         """Notes a rotary stock model's attention calls; Refused where no method can be attached."""
         stock, ids = self.stock[setting], self.ids(setting.length)
         if is_rotary(self.model.config.model_type):

@@ -105,7 +105,7 @@ class AttentionHooks(NamedTuple):
 
 
 def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Nothing of use in the output's place, and scores in the weights'; arguments as an executor's."""
+    """Returns pre-softmax scores instead of weights; the output is a placeholder. Arguments: an executor's."""
     return query, scored(schedule, query, key, scale)
 
 
@@ -282,9 +282,9 @@ EXECUTORS = {"dense": dense, "fused": fused}
 
 
 def by_head(
-    execute: Callable[..., Any], woven: Schedule, as_trained: Schedule, chosen: Sequence[int], *given: Any
+    execute: Callable[..., Any], method: Schedule, baseline: Schedule, chosen: Sequence[int], *given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """What `execute` returns, by `woven` in the `chosen` query heads and by `as_trained` in the others.
+    """What `execute` returns, by schedule `method` in the `chosen` query heads and by `baseline` in the others.
 
     execute: an executor that is given the query heads before its other arguments, the last of which are `given`.
     """
@@ -292,7 +292,7 @@ def by_head(
     group = query.shape[1] // key.shape[1]
     others = [head for head in range(query.shape[1]) if head not in chosen]
     output, weights = torch.zeros_like(query), None
-    for schedule, heads in ((woven, chosen), (as_trained, others)):
+    for schedule, heads in ((method, chosen), (baseline, others)):
         for part, key_heads in _parts(heads, group):
             states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
             output[:, part], part_weights = execute(part, schedule.of_heads(part), *states, scale)

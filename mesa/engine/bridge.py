@@ -31,7 +31,7 @@ from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.engine.attention import AttentionHooks
-from mesa.engine.passes import Pass
+from mesa.engine.passes import ForwardPass
 from mesa.engine.plug import attachment_of, check_free
 from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable, is_own
 from mesa.errors import Failed, Refused
@@ -71,7 +71,7 @@ class MethodAttention(AttentionBridge):
         if config.use_attn_result and self.supports_attn_result:
             check_plain([self.o], "a result for each head (use_attn_result)")
         running = kwargs.get("attention_mask")
-        attached = isinstance(running, Pass)
+        attached = isinstance(running, ForwardPass)
         if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
             if is_own(self.original_component):
                 raise Refused(

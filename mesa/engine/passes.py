@@ -33,8 +33,8 @@ from mesa.plan import same_plan
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
 
 
-Kind = Any
-"""How a kind of layer rotates: a `structure.Kind`; None where it does not."""
+LayerKind = Any
+"""How a kind of layer rotates: a `structure.LayerRotation`; None where it does not."""
 
 
 def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
@@ -72,30 +72,30 @@ def _indexed(index: Tensor, device: torch.device) -> Index:
 
 
 @dataclass
-class Group:
+class RowGroup:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is not padding. turns: what turns states in each kind of layer. as_trained: Origin's
-    schedule, where some heads have it.
+    real: whether each token so far is not padding. turns: what turns states in each kind of layer.
+    baseline_schedule: Origin's, where some heads have it.
     """
 
     rows: Tensor
     real: Tensor
-    woven: Schedule
-    as_trained: Schedule | None
-    turns: Mapping[Kind, Rotation | None]
+    method_schedule: Schedule
+    baseline_schedule: Schedule | None
+    turns: Mapping[LayerKind, Rotation | None]
     by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
     by_place: dict[tuple[Any, ...], Places] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """Tokens so far, padding left out."""
-        return self.woven.plan.length
+        return self.method_schedule.plan.length
 
     def places(self, first_key: int, new: int, device: torch.device) -> Places:
-        """Where the tokens are that are no padding, among the last `new` and among the keys from `first_key` on.
+        """Where the real tokens are, among the last `new` and among the keys from `first_key` on.
 
-        And how many keys of theirs were dropped before. Refused where that was for the sake of padding after them.
+        And the number of keys evicted from the cache. Raises Refused if padding follows real tokens.
         """
         known = first_key, new, device
         if known not in self.by_place:
@@ -114,34 +114,34 @@ class Group:
         """The queries and the keys of `places`, on the CPU."""
         return self.real[len(self.real) - new :].nonzero()[:, 0], self.real[first_key:].nonzero()[:, 0]
 
-    def schedule(self, weave: bool, kind: Kind, span: Span | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, by kind and what it sees, if not all; keys are held from `first_key` on."""
+    def schedule(self, by_method: bool, kind: LayerKind, span: Span | None, first_key: int) -> Schedule:
+        """A layer's schedule, the method's or Origin's, by kind and what it sees; without keys before `first_key`."""
         sliding = (span, first_key) if span and span.size < self.length else None
-        known = (weave, kind, sliding)
+        known = (by_method, kind, sliding)
         if known not in self.by_layer:
-            whole = self.woven if weave else self.as_trained
+            whole = self.method_schedule if by_method else self.baseline_schedule
             assert whole is not None
             whole = replace(whole, turn=self.turns.get(kind))
             self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
         return self.by_layer[known]
 
 
-class Bypassed(Failed, AttributeError):
+class MethodNotApplied(Failed, AttributeError):
     """Attention that is not the attached method's was about to be computed."""
 
 
-class Pass:
-    """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
+class ForwardPass:
+    """What a pass is computed with; raises `MethodNotApplied` where it is used as the mask that it stands in for.
 
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
     (batch, token) that keys are cached at. owner: the attachment; `why` tells what went wrong. ran, placed: the layers
     that attended by it, and the kinds of layer that were given its positions.
     """
 
-    def __init__(self, groups: list[Group], total: int, cached: Tensor, owner: Any) -> None:
+    def __init__(self, groups: list[RowGroup], total: int, cached: Tensor, owner: Any) -> None:
         self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
         self.ran: set[int] = set()
-        self.placed: set[Kind] = set()
+        self.placed: set[LayerKind] = set()
         self._span: Span | Refused | None = None
         self.stock: Any = None
 
@@ -152,7 +152,7 @@ class Pass:
             raise self._span
         return self._span
 
-    def seeing(self, span: Span | Refused | None) -> Pass:
+    def seeing(self, span: Span | Refused | None) -> ForwardPass:
         """The same pass for layers that see so much of what came before."""
         if span is None:
             return self
@@ -165,25 +165,25 @@ class Pass:
         """Whether any row has padding."""
         return len(self.cached) > sum(len(group.rows) for group in self.groups if group.length == self.total)
 
-    def to(self, *args: Any, **kwargs: Any) -> Pass:
+    def to(self, *args: Any, **kwargs: Any) -> ForwardPass:
         """Itself: a model may move or convert its mask."""
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Raises `Bypassed`."""
+        """Raises `MethodNotApplied`."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Bypassed(self.owner.why())
+        raise MethodNotApplied(self.owner.why())
 
     def __getitem__(self, index: Any) -> Any:
-        """Raises `Bypassed`."""
-        raise Bypassed(self.owner.why())
+        """Raises `MethodNotApplied`."""
+        raise MethodNotApplied(self.owner.why())
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raises `Bypassed`."""
+        """Raises `MethodNotApplied`."""
         running = next(argument for argument in (*args, *(kwargs or {}).values()) if isinstance(argument, cls))
-        raise Bypassed(running.owner.why())
+        raise MethodNotApplied(running.owner.why())
 
 
 def taken(states: Tensor, rows: Index, tokens: Index) -> Tensor:
@@ -204,7 +204,7 @@ def put(states: Tensor, rows: Index, tokens: Index, part: Tensor) -> None:
 
 
 def on_cpu(*tensors: Any) -> list[Any]:
-    """Those that are tensors of whole numbers, copied to the CPU as one: each copy waits for the device."""
+    """Those that are tensors of integers, copied to the CPU as one: each copy waits for the device."""
     apart = [part for part in tensors if isinstance(part, Tensor) and part.device.type != "cpu"]
     if not apart:
         return list(tensors)
@@ -292,7 +292,7 @@ class Block:
 
 
 class InBlock:
-    """What a cache is when its keys were made in a block: it takes no others after it."""
+    """Mixin: a KV cache filled inside a `with` block; `update()` raises once the block ended."""
 
     block: Block
     prompt_length: int
@@ -302,7 +302,7 @@ class InBlock:
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """As the class above has it, in the block."""
         if not self.block.open:
-            raise Bypassed(
+            raise MethodNotApplied(
                 f"the `with` block in which this cache of {self.get_seq_length()} tokens was filled has ended, and its "
                 "keys serve only there; let all passes end in the block, and start with a new cache after it"
             )
@@ -335,7 +335,7 @@ CACHES: dict[type, type] = {
 
 
 def fill(cache: Any, block: Block, prompt_length: int, real: Tensor) -> None:
-    """Notes in a cache, and so in its copies, the block that fills it, its prompt's length and what is no padding."""
+    """Notes in a cache, and so in its copies, the block that fills it, its prompt's length and its real tokens."""
     cache.block, cache.prompt_length, cache.real = block, prompt_length, real
     cache.__class__ = CACHES.get(type(cache), type(cache))
 

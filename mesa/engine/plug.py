@@ -27,7 +27,7 @@ from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
 from mesa.engine.compiled import check_eager
 from mesa.engine.kernels import BLOCK
-from mesa.engine.passes import Kind
+from mesa.engine.passes import LayerKind
 from mesa.engine.rope import Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
@@ -51,7 +51,7 @@ Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
 class Attachment:
     """A method on a model.
 
-    `calls` counts, per layer, how often the method's executor ran; `woven` names the query heads in which it last
+    `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it last
     obeyed the method's plan: the others attended as trained. `observer`, if set, sees what executors are given.
     """
 
@@ -67,7 +67,7 @@ class Attachment:
         originals = structure.rotaries(self.decoder, self._modules) if turned else {}
         self.turning: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
         self._fresh: dict[Any, Any] = {
-            place: rotary.fresh_rotary(module) for place, module in originals.items() if method.as_trained
+            place: rotary.fresh_rotary(module) for place, module in originals.items() if method.uses_model_rope
         }
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending(verify) if turned else {}
@@ -76,7 +76,7 @@ class Attachment:
         self.attached = self._warned = self._hinted = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
-        self.woven: dict[int, tuple[int, ...]] = {}
+        self.heads: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
         self._block, self.generating = passes.Block(method.name), passes.Generating()
         self._running = local()
@@ -97,13 +97,13 @@ class Attachment:
         """How an attention module attends."""
         known = self._attends.get(id(module)) if self.slopes is None else structure.Attends(module.layer_idx, None)
         if known is None:
-            raise passes.Bypassed(
+            raise passes.MethodNotApplied(
                 f"{self.method.name}: a {type(module).__name__} attends that did not when it was tried"
             )
         return known
 
     @property
-    def running(self) -> passes.Pass | None:
+    def running(self) -> passes.ForwardPass | None:
         """The pass that runs in this thread."""
         return getattr(self._running, "now", None)
 
@@ -116,7 +116,7 @@ class Attachment:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
         if self.model.config._attn_implementation != self.name:
-            raise passes.Bypassed(self.why())
+            raise passes.MethodNotApplied(self.why())
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
@@ -158,12 +158,12 @@ class Attachment:
         self._running.prompt_length, self._running.cache, self._running.real = prompt_length, cache, real
         self._running.now = self._laid_out(real, index, prompt_length, padded)
 
-    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int, padded: bool) -> passes.Pass:
+    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int, padded: bool) -> passes.ForwardPass:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
-        total, groups = real.shape[1], list[passes.Group]()
+        total, groups = real.shape[1], list[passes.RowGroup]()
         if not padded:
             groups.append(self._group(torch.arange(len(real)), real[0], total - index.shape[1], total, prompt_length))
-            return passes.Pass(groups, total, positions(self.method.cached_position, index), self)
+            return passes.ForwardPass(groups, total, positions(self.method.cached_position, index), self)
         later = max(0, prompt_length - total)
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
@@ -172,24 +172,24 @@ class Attachment:
             if length := lengths[rows[0]]:
                 start = length - int((index[rows[0]] >= 0).sum())
                 groups.append(self._group(rows, padding, start, length, prompts[rows[0]]))
-        return passes.Pass(groups, total, positions(self.method.cached_position, index.clamp(min=0)), self)
+        return passes.ForwardPass(groups, total, positions(self.method.cached_position, index.clamp(min=0)), self)
 
-    def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.Group:
+    def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.RowGroup:
         """Rows with one padding, of whose `length` tokens those from `start` on are given."""
         plan = self.method.plan(length, prompt)
         if type(self.method) not in METHODS.values():
             check_plan(self.method.name, plan, length, start)
         everywhere = self.method.layers is None and self.method.heads is None
-        woven, as_trained = (
+        schedule, baseline = (
             plan and Schedule(plan, start, self.method.cached_position, slopes=self.slopes)
             for plan in (plan, None if everywhere else self._origin.plan(length))
         )
-        assert woven is not None
-        return passes.Group(rows, padding, woven, as_trained, self._turns(prompt))
+        assert schedule is not None
+        return passes.RowGroup(rows, padding, schedule, baseline, self._turns(prompt))
 
-    def _turns(self, prompt_length: int) -> Mapping[Kind, Rotation | None]:
+    def _turns(self, prompt_length: int) -> Mapping[LayerKind, Rotation | None]:
         """What turns states in each kind of layer, in a row with a prompt of this length."""
-        turns: dict[Kind, Rotation | None] = {}
+        turns: dict[LayerKind, Rotation | None] = {}
         with self._lock:
             for frozen in self._frozen.values():
                 rotary.settle(frozen, prompt_length)
@@ -207,7 +207,7 @@ class Attachment:
         """What a rotary module gives for the running pass: cos and sin, or both as one, as keys are cached."""
         running = self.running
         if running is None:
-            raise passes.Bypassed(self.why())
+            raise passes.MethodNotApplied(self.why())
         place = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(place)
         positions = running.cached if running.padded else running.cached[:1]
@@ -223,10 +223,10 @@ class Attachment:
                 into[group.rows] = some
         return whole
 
-    def _rotary_output(self, place: Any, groups: list[passes.Group], given: dict[str, Any]) -> Any:
+    def _rotary_output(self, place: Any, groups: list[passes.RowGroup], given: dict[str, Any]) -> Any:
         """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
         with self._lock:
-            if self.method.as_trained:
+            if self.method.uses_model_rope:
                 module = self._fresh[place]
                 rotary.restart(module)
             else:
@@ -240,14 +240,14 @@ class Attachment:
                 name: value.to(states.device) if isinstance(value, Tensor) else value for name, value in given.items()
             })  # fmt: skip
 
-    def mask(self, *args: Any, **kwargs: Any) -> passes.Pass | None:
+    def mask(self, *args: Any, **kwargs: Any) -> passes.ForwardPass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
         return self.running and self.running.seeing(passes.span_of(kwargs))
 
     def check_ran(self, layer: int, *_: Any) -> None:
-        """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
+        """Raises `MethodNotApplied` when the method's executor did not run in a layer of the running pass."""
         if self.running is not None and layer not in self.running.ran:
-            raise passes.Bypassed(self.why(layer))
+            raise passes.MethodNotApplied(self.why(layer))
 
     def why(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
@@ -273,7 +273,7 @@ class Attachment:
         if cache is not None and output is not None:
             held = int(cache.get_seq_length())
             if held != running.total:
-                raise passes.Bypassed(
+                raise passes.MethodNotApplied(
                     f"{self.method.name}: the model was given a cache, which holds {held} tokens after a pass up to "
                     f"token {running.total}: its layers fill another, or none, so that the next pass would begin anew"
                 )
@@ -300,8 +300,8 @@ class Attachment:
         """
         if dropout:
             raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
-        if not isinstance(attention_mask, passes.Pass):
-            raise passes.Bypassed(self.why(getattr(module, "layer_idx", None)))
+        if not isinstance(attention_mask, passes.ForwardPass):
+            raise passes.MethodNotApplied(self.why(getattr(module, "layer_idx", None)))
         arguments = structure.known_arguments(module, self.model, kwargs)
         if (
             arguments["softcap"] is not None
@@ -321,11 +321,11 @@ class Attachment:
             query, key, value = (states.to(dtype) for states in (query, key, value))
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
-            raise passes.Bypassed(running.owner.why())
+            raise passes.MethodNotApplied(running.owner.why())
         attends = self.attends(module)
         layer, kind = attends.layer, attends.kind
         if kind is not None and kind[:2] not in running.placed:
-            raise passes.Bypassed(
+            raise passes.MethodNotApplied(
                 f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
                 "replaced inside the block; replace it before the block"
             )
@@ -350,7 +350,7 @@ class Attachment:
             weight = weight if weight is None else torch.nn.functional.pad(weight, (0, value_dim - dim), value=1.0)
         executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
         every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
-        self.woven[layer] = chosen = every if heads is None else heads
+        self.heads[layer] = chosen = every if heads is None else heads
 
         def execute(heads: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
             """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
@@ -358,11 +358,11 @@ class Attachment:
                 self.observer(layer, heads, schedule, given[0], given[1], given[3])
             return executor(schedule, *given)
 
-        def by_plan(group: passes.Group, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
+        def by_plan(group: passes.RowGroup, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
             """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
 
-            def schedule(weave: bool) -> Schedule:
-                whole = group.schedule(weave, kind, running.span, first_key)
+            def schedule(by_method: bool) -> Schedule:
+                whole = group.schedule(by_method, kind, running.span, first_key)
                 return whole.scoring(arguments["softcap"], arguments["s_aux"], weight)
 
             if chosen in (every, ()):
@@ -425,7 +425,7 @@ class Attachment:
 
 
 def _padded(
-    by_plan: Callable[..., Any], groups: Sequence[passes.Group], unseen: float, first_key: int, *states: Tensor
+    by_plan: Callable[..., Any], groups: Sequence[passes.RowGroup], unseen: float, first_key: int, *states: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
     query, key, value = states
@@ -496,7 +496,7 @@ def applied(
             config; default True.
 
     Yields:
-        An `Attachment`: `calls` counts passes by layer; `woven` has the query heads, by layer, that the method was
+        An `Attachment`: `calls` counts passes by layer; `heads` has the query heads, by layer, that the method was
         applied to.
 
     Raises:
@@ -510,7 +510,7 @@ def applied(
         ...     output = loaded.model.generate(**prompt, max_new_tokens=3, do_sample=False)
         >>> loaded.tokenizer.decode(output[0, -3:])
         'import osimport'
-        >>> attachment.calls[0], attachment.woven[0], attachment.woven[3]
+        >>> attachment.calls[0], attachment.heads[0], attachment.heads[3]
         (3, (0, 1, 2, 3, 4, 5, 6, 7), ())
     """
     check_executor(executor)

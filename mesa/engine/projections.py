@@ -55,7 +55,7 @@ def check_plain(parts: Sequence[Any], what: str) -> None:
             )
 
 
-class Part(nn.Linear):
+class LinearPart(nn.Linear):
     """A part of a joint projection: its rows of the weight; of what the joint module gives where that is not plain."""
 
     whole: LinearBridge
@@ -81,7 +81,7 @@ class Part(nn.Linear):
         return self.take(known[1])
 
 
-_FORWARDS = (nn.Linear.forward, Part.forward)
+_FORWARDS = (nn.Linear.forward, LinearPart.forward)
 
 
 def share(joint: LinearBridge, module: Any, parts: Sequence[LinearBridge]) -> Tensor:
@@ -90,7 +90,7 @@ def share(joint: LinearBridge, module: Any, parts: Sequence[LinearBridge]) -> Te
     order, kept = _order(module, linears), [None]
     places = order.argsort().split([len(linear.weight) for linear in linears])
     for linear, mine in zip(linears, places, strict=True):
-        linear.__class__ = Part
+        linear.__class__ = LinearPart
         object.__setattr__(linear, "whole", joint)  # no child: its weights are the joint's
         linear.take, linear.kept, linear.last = partial(_taken, mine), kept, linear is linears[-1]
     return order

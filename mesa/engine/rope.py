@@ -13,7 +13,7 @@ from mesa.plan import Plan, Position, Region, rotary_base
 
 
 def positions(position: Position, index: Tensor) -> Tensor:
-    """The positions of tokens; by numpy, since torch divides whole numbers in whichever dtype is its default."""
+    """The positions of tokens; by numpy, since torch divides integers in whichever dtype is its default."""
     return torch.from_numpy(np.asarray(position(index.cpu().numpy())))
 
 

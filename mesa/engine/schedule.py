@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class AttendedBlock:
     """One attention call of a region: queries and keys by index, and whether the lower triangle or a mask applies."""
 
     queries: tuple[int, int]
@@ -37,7 +37,7 @@ class Call:
     masked: bool = False
 
 
-def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterator[Call]:
+def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterator[AttendedBlock]:
     """The calls that cover the region's pairs with queries `start` .. `length` - 1, each pair once.
 
     Pairs with keys before `first_key` are left out.
@@ -60,16 +60,16 @@ def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterat
             first_key = max(first_key, begin - region.farthest)
         edge = begin - region.nearest + (end - begin == 1)  # keys before it are seen by every query
         if first_key < edge:
-            yield Call((begin, end), (first_key, min(edge, last_key)))
+            yield AttendedBlock((begin, end), (first_key, min(edge, last_key)))
         triangle = (max(edge, first_key), min(last_key, end - region.nearest))
         if triangle[0] < triangle[1]:
-            yield Call((begin, end), triangle, causal=True)
+            yield AttendedBlock((begin, end), triangle, causal=True)
         return
     step = BLOCK // region.period * region.period if 0 < region.period <= BLOCK else BLOCK
     for block in range(begin, end, step):
         block_end = min(block + step, end)
         near_key = first_key if region.farthest is None else max(first_key, block - region.farthest)
-        yield Call((block, block_end), (near_key, min(last_key, block_end - region.nearest)), masked=True)
+        yield AttendedBlock((block, block_end), (near_key, min(last_key, block_end - region.nearest)), masked=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stack:
     """
 
     regions: tuple[Region, ...]
-    call: Call
+    call: AttendedBlock
     step: int = 0
     keys_step: int = 0
     lead: Stack | None = None
@@ -96,7 +96,7 @@ class Stack:
         """From the first key to the end of the last call's."""
         return self.call.keys[0], self.call.keys[1] + (len(self.regions) - 1) * self.keys_step
 
-    def extended(self, region: Region, call: Call) -> Stack | None:
+    def extended(self, region: Region, call: AttendedBlock) -> Stack | None:
         """With one more call of the shape, if it is a step on."""
         size = self.call.queries[1] - self.call.queries[0]
         step, keys_step = call.queries[0] - self.queries[1] + size, call.keys[1] - self.keys[1]
@@ -357,7 +357,7 @@ class Schedule:
         plan = replace(self.plan, regions=regions)
         return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={})
 
-    def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
+    def mask(self, region: Region, call: AttendedBlock, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
         queries, keys = len(range(*call.queries)), len(range(*call.keys))
         offset = call.queries[0] - call.keys[0]  # a band looks the same wherever it is
@@ -373,7 +373,7 @@ class Schedule:
             return Mask.of(_seen(region, call.queries, call.keys, like.device), like.dtype)
         return self._masks[known]
 
-    def _periodic(self, region: Region, call: Call, like: Tensor) -> Tensor:
+    def _periodic(self, region: Region, call: AttendedBlock, like: Tensor) -> Tensor:
         """What to add to a call's scores, cut out of what serves all calls whose queries begin at the same phase."""
         phase, rows = call.queries[0] % region.period, min(BLOCK, self.plan.length - self.start)
         begin = -(-self.plan.length // region.period) * region.period + phase  # no call's queries begin later

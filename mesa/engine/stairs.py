@@ -22,10 +22,10 @@ from mesa.plan import Carry, Region, Stepped
 GROUP = 192
 """Queries a call, about (tokens): fewer read keys too often, more have more residues to mask."""
 
-FEW = 256
+MIN_RESIDUE_QUERIES = 256
 """Queries below which keys are read residue by residue: sorting them costs more (tokens)."""
 
-_LEAST = 16
+_MIN_RESIDUE_KEYS = 16
 """Keys of a residue (tokens): with fewer, all are read twice with a mask."""
 
 _LEAF = 256
@@ -35,7 +35,7 @@ _KEYS = 2048
 """Keys sorted at a time (tokens)."""
 
 Span = tuple[int, int]
-Part = tuple[Span, Tensor, Tensor]
+StairPart = tuple[Span, Tensor, Tensor]
 """Queries, their output (batch, head, query, dim) and log-sum-exp (batch, head, query)."""
 
 
@@ -74,7 +74,7 @@ class Stair:
     masks: dict[tuple[object, ...], Mask]
     softcap: float | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[StairPart]:
         """Attention in parts that have no pair twice."""
         low, end = self.low, self.end
         edge = self.begin - self.region.nearest + 1  # keys before it are seen by every query
@@ -83,7 +83,7 @@ class Stair:
             low = edge
         yield from self._triangle(self.begin, end, low)
 
-    def _triangle(self, begin: int, end: int, low: int) -> Iterator[Part]:
+    def _triangle(self, begin: int, end: int, low: int) -> Iterator[StairPart]:
         """All keys from `low` on that these queries see."""
         step = _LEAF // self._carry.width * self._carry.width or _LEAF  # masks look alike one period on
         if end - begin <= step:
@@ -96,7 +96,7 @@ class Stair:
         yield from self._rectangle((middle, end), (low, edge))
         yield from self._triangle(middle, end, edge)
 
-    def _leaf(self, queries: Span, keys: Span) -> Part:
+    def _leaf(self, queries: Span, keys: Span) -> StairPart:
         width = self._carry.width
         offset = queries[0] - keys[0]
         rows = self.queries(self.region, *queries)
@@ -113,19 +113,19 @@ class Stair:
         )
         return (queries, *output)
 
-    def _rectangle(self, queries: Span, keys: Span) -> Iterator[Part]:
+    def _rectangle(self, queries: Span, keys: Span) -> Iterator[StairPart]:
         """All these keys, which each of these queries sees."""
         whole = keys[0] + (keys[1] - keys[0]) // self._carry.width * self._carry.width
-        if queries[1] - queries[0] >= FEW:
+        if queries[1] - queries[0] >= MIN_RESIDUE_QUERIES:
             yield self._grouped(queries, keys)
-        elif whole - keys[0] >= _LEAST * self._carry.width:
+        elif whole - keys[0] >= _MIN_RESIDUE_KEYS * self._carry.width:
             yield self._by_residue(queries, (keys[0], whole))
             if whole < keys[1]:
                 yield self._leaf(queries, (whole, keys[1]))
         else:
             yield self._leaf(queries, keys)
 
-    def _by_residue(self, queries: Span, keys: Span) -> Part:
+    def _by_residue(self, queries: Span, keys: Span) -> StairPart:
         """One call for the keys of each residue: for one query all of them have a carry or none has."""
         width, plain = self._carry.width, self.queries(self.region, *queries)
         residues = (torch.arange(*queries) + self._carry.shift) % width
@@ -141,7 +141,7 @@ class Stair:
         outputs, log_sums = map(torch.stack, zip(*parts, strict=True))
         return queries, (outputs * log_sums.softmax(1)[..., None]).sum(1), log_sums.logsumexp(1)
 
-    def _grouped(self, queries: Span, keys: Span) -> Part:
+    def _grouped(self, queries: Span, keys: Span) -> StairPart:
         """Queries and keys in the order of their residues."""
         residues = (torch.arange(*queries) + self._carry.shift) % self._carry.width
         order = residues.argsort(stable=True)

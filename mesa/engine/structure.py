@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
-from mesa.engine.passes import Bypassed, Pass, span_of
+from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
 from mesa.engine.rope import Layout, OfKind, Rotation
 from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Refused
@@ -46,7 +46,7 @@ def whole_prompts(decoder: Any) -> list[tuple[Any, str, Any]]:
     return [(decoder, _SLICING, lambda *states, **_: states[:4])] if hasattr(decoder, _SLICING) else []
 
 
-class Kind(NamedTuple):
+class LayerRotation(NamedTuple):
     """How a layer's queries and keys are rotated: by a module of the decoder, maybe with frequencies of a kind."""
 
     rotary: str
@@ -59,7 +59,7 @@ class Attends:
     """What an attention module does: in which layer it is; how it rotates (None: not), and what norms follow that."""
 
     layer: int
-    kind: Kind | None
+    kind: LayerRotation | None
     norms: tuple[str, str] | None = None
 
 
@@ -161,7 +161,7 @@ class _Probe:
         self.rotaries = rotaries(self.decoder)
 
     def why(self, layer: int | None = None) -> str:
-        """Why no method can be attached; a `Pass` says so where it is used as a mask."""
+        """Why no method can be attached; a `ForwardPass` says so where it is used as a mask."""
         hint = "; for a TransformerBridge use mesa.bridge(model, tokenizer)" if _is_bridged(self.model) else ""
         return self._refusal(
             "its attention makes a mask of its own, which a method's plan cannot stand in for, or is not called "
@@ -194,7 +194,7 @@ class _Probe:
                 self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
         except Refused:
             raise
-        except Bypassed as error:
+        except MethodNotApplied as error:
             raise Refused(str(error)) from error
         finally:
             for module in training:
@@ -207,7 +207,7 @@ class _Probe:
         return self.layers
 
     def _moved(self, ids: Tensor) -> dict[str, Tensor]:
-        """Other positions for the second row from its second token on: who turns by them is no rotary module."""
+        """Other positions for the second row from its second token on: a module that turns by them is not rotary."""
         if "position_ids" not in inspect.signature(self.decoder.forward).parameters:
             return {}
         own = torch.arange(TOKENS, device=ids.device)
@@ -267,9 +267,9 @@ class _Probe:
                 )
             )
 
-    def mask(self, **kwargs: Any) -> Pass:
+    def mask(self, **kwargs: Any) -> ForwardPass:
         """What layers are given in the mask's place."""
-        running = Pass([], TOKENS, torch.zeros(2, TOKENS), self).seeing(span_of(kwargs))
+        running = ForwardPass([], TOKENS, torch.zeros(2, TOKENS), self).seeing(span_of(kwargs))
         running.stock = lambda: mask_function("eager")(**{**kwargs, "dtype": torch.float32})
         return running
 
@@ -279,7 +279,7 @@ class _Probe:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """The model's own attention at its own positions, in both rows, after the two were compared."""
         path, mask = self.path_of[id(module)], attention_mask
-        if not isinstance(mask, Pass):
+        if not isinstance(mask, ForwardPass):
             raise Refused(self.why())
         arguments = known_arguments(module, self.model, kwargs)
         scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -303,7 +303,7 @@ class _Probe:
 
     def _kind(
         self, layer: int, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
-    ) -> tuple[Kind | None, tuple[nn.Module, ...] | None]:
+    ) -> tuple[LayerRotation | None, tuple[nn.Module, ...] | None]:
         """How these are rotated, and the norms that follow the rotation; Refused where that is not found."""
         allowed, after = _rounding(query), norms if len(norms) == 2 else None
         states = [query, key]
@@ -325,7 +325,7 @@ class _Probe:
                     for part in states
                 )
                 if off < best:
-                    best, fewest = off, Kind(path, name, layout)
+                    best, fewest = off, LayerRotation(path, name, layout)
         if not best <= allowed:
             rounding = f" (off by {best:.1e} where rounding is {allowed:.0e})" if fewest else ""
             raise Refused(
@@ -436,4 +436,14 @@ def _unhooked(model: nn.Module) -> Iterator[None]:
             module.__dict__[name] = hooks
 
 
-__all__ = ["Attends", "Kind", "Span", "Structure", "known_arguments", "paths", "placed", "rotaries", "structure_of"]
+__all__ = [
+    "Attends",
+    "LayerRotation",
+    "Span",
+    "Structure",
+    "known_arguments",
+    "paths",
+    "placed",
+    "rotaries",
+    "structure_of",
+]

@@ -14,10 +14,10 @@ from mesa.errors import Refused
 from mesa.plan import LARGEST, Constant, LogN, Plan, Position, Product, Region, Scale, token_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
-    "int": (Integral, "a whole number"),
+    "int": (Integral, "an integer"),
     "float": (Real, "a number"),
     "bool": (bool, "true or false"),
-    "str": (str, "a text"),
+    "str": (str, "a string"),
 }
 SCALED: Any = None  # the default of a size that follows from trained_length
 Heads = tuple[tuple[int, tuple[int, ...]], ...]
@@ -52,7 +52,7 @@ class Method(ABC):
     name: ClassVar[str]
     formula: ClassVar[str]
     source: ClassVar[str]
-    as_trained: ClassVar[bool] = False
+    uses_model_rope: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False
     """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
@@ -179,7 +179,7 @@ def _checked(plan: Callable[..., Plan]) -> Callable[..., Plan]:
 
 
 def read_heads(value: Any) -> Heads | None:
-    """Heads by layer from {layer: heads}, (layer, heads) pairs or a text as '2:0,3;1:5' ('0-3': ends included).
+    """Heads by layer from {layer: heads}, (layer, heads) pairs or a string as '2:0,3;1:5' ('0-3': ends included).
 
     None for layers or heads that are missing, negative, doubled or not whole.
     """
@@ -195,7 +195,7 @@ def read_heads(value: Any) -> Heads | None:
 
 
 def _indices(value: Any) -> tuple[Any, ...]:
-    """One number, several, or those of a text as '0-2,5'."""
+    """One number, several, or those of a string as '0-2,5'."""
     if not isinstance(value, str):
         return tuple(value) if isinstance(value, Iterable) else (value,)
     spans = [match.groups() for match in map(_SPAN.fullmatch, value.split(",")) if match]
@@ -205,6 +205,6 @@ def _indices(value: Any) -> tuple[Any, ...]:
 
 
 def _are_indices(values: Sequence[Any]) -> bool:
-    """Whether there are some, and all are whole numbers from 0 on that differ."""
+    """Whether there are some, and all are integers from 0 on that differ."""
     whole = all(isinstance(value, Integral) and 0 <= int(value) <= LARGEST for value in values)
     return bool(values) and whole and len({*values}) == len(values)

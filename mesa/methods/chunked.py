@@ -195,7 +195,7 @@ def _leaky_until(window: int, width: int, shift: int) -> int | None:
 
 
 class _Weave(NamedTuple):
-    """What a weave W gives to queries that see all keys."""
+    """What a remap W gives to queries that see all keys."""
 
     regions: Callable[[tuple[int, int], int, int, int, Scale | None], tuple[Region, ...]]
     """By queries, length, window, width and factor on queries."""

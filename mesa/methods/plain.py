@@ -20,7 +20,7 @@ class Origin(Method):
     name = "origin"
     formula = "R = r"
     source = "the stock model"
-    as_trained = True
+    uses_model_rope = True
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region."""

@@ -1,4 +1,4 @@
-"""Methods that see every pair, far ones at a woven distance."""
+"""Methods that see every pair, far ones at a remapped distance."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Result:
+class EvalFolder:
     """A finished `eval` run. kind: `HARNESS` or `EVALUATION`. name: the path below the root."""
 
     kind: str
@@ -119,10 +119,10 @@ def entries(root: Path) -> list[Entry]:
     return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
 
-def results(root: Path) -> list[Result]:
+def results(root: Path) -> list[EvalFolder]:
     """The results at most three folders below `root`, newest first."""
     finished = [
-        Result(kind, name_of(folder, root), folder)
+        EvalFolder(kind, name_of(folder, root), folder)
         for folder in folders(root)
         for kind, (file, more) in _KINDS.items()
         if not holds_run(folder) and all((folder / name).is_file() for name in (file.path, *more))

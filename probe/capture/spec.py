@@ -115,7 +115,7 @@ class Selection:
 
 
 def _check_ranges(name: str, ranges: Any) -> None:
-    """Refused for anything but half-open ranges of whole numbers, or None."""
+    """Refused for anything but half-open ranges of integers, or None."""
     pairs = ranges if isinstance(ranges, (tuple, list)) and ranges else () if ranges is None else (None,)
     for pair in pairs:
         numbers: Any = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else ("",)

@@ -18,7 +18,7 @@ from probe.files import JsonObject, checksum, difference
 from probe.identity import CHECKSUM, is_whole, same_model
 
 Row = Mapping[str, Any]
-Rows = Mapping[Key, JsonObject]
+JournalRows = Mapping[Key, JsonObject]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
 _COLUMNS = "columns"
@@ -87,7 +87,7 @@ def check_settings(path: Path, stored: JsonObject, settings: JsonObject) -> None
         raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
-def known_rows(path: Path, settings: JsonObject | None = None) -> Rows:
+def known_rows(path: Path, settings: JsonObject | None = None) -> JournalRows:
     """The rows of a journal that a run with these settings would continue; none where it is another's or damaged."""
     try:
         file = read_journal(path)

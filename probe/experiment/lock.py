@@ -200,7 +200,7 @@ def holder_text(holder: JsonObject) -> str:
     return "process {} on {} since {} ({})".format(*map(holder.get, ("pid", "host", "since", "command")))
 
 
-def tell_finished(out: Path) -> None:
+def warn_finished(out: Path) -> None:
     """Says on stderr that the run in the folder `out` is finished."""
     sys.stderr.write(f"finished already: {out}; --overwrite begins anew\n")
 

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Protocol
 
 from probe.experiment.progress import Progress
-from probe.experiment.task import Measure, Outcome, Task
+from probe.experiment.task import MeasureTask, Task, TaskOutcome
 
-Result = tuple[Task, Outcome | None]
+TaskResult = tuple[Task, TaskOutcome | None]
 """A task and its outcome; None: it was not wanted any more when its turn came."""
 
 
@@ -23,7 +23,7 @@ class Pool(Protocol):
     ahead_bytes: int
     verbose: bool
 
-    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, Outcome]]:
+    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, TaskOutcome]]:
         """Runs what `queue` gives until it gives nothing; outcomes in any order."""
         ...
 
@@ -33,14 +33,14 @@ class LocalPool:
 
     max_ahead, ahead_bytes = 1, 0
 
-    def __init__(self, measure: Measure, verbose: bool = False) -> None:
+    def __init__(self, measure: MeasureTask, verbose: bool = False) -> None:
         self._measure, self.verbose = measure, verbose
 
-    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, Outcome]]:
+    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, TaskOutcome]]:
         """Outcomes, in the tasks' order."""
         while task := queue.take():
             progress.began(task)
-            yield task, Outcome(self._measure(task))
+            yield task, TaskOutcome(self._measure(task))
 
 
 def ordered_results(
@@ -50,7 +50,7 @@ def ordered_results(
     *,
     wanted: Callable[[Task], bool] = lambda task: True,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Result]:
+) -> Iterator[TaskResult]:
     """Every task with its outcome, in their order, each as soon as its turn has come; raises a task's error then.
 
     A task that is not `wanted`, as far as the outcomes due so far tell, is not begun; the result of one that was begun
@@ -88,7 +88,7 @@ class Queue:
         self._max_ahead, self._ahead_bytes = max_ahead, ahead_bytes
         self._waiting = dict.fromkeys(self._tasks)
         self._running: set[Task] = set()
-        self._ended: dict[Task, Outcome | None] = {}
+        self._ended: dict[Task, TaskOutcome | None] = {}
         self._turn = 0
 
     def take(self, memory_bytes: int | None = None) -> Task | None:
@@ -109,7 +109,7 @@ class Queue:
             self._ended[task] = None
         return None
 
-    def end(self, task: Task, outcome: Outcome) -> None:
+    def end(self, task: Task, outcome: TaskOutcome) -> None:
         """Stores what came of a task until it is due."""
         self._running.remove(task)
         self._ended[task] = outcome
@@ -119,7 +119,7 @@ class Queue:
         self._running.remove(task)
         self._waiting = {task: None, **self._waiting}
 
-    def due(self) -> Iterator[Result]:
+    def due(self) -> Iterator[TaskResult]:
         """The outcomes of all tasks before the first that waits or runs."""
         while self._turn < len(self._tasks):
             task = self._tasks[self._turn]

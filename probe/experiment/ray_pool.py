@@ -19,7 +19,7 @@ from mesa.errors import Failed
 from probe.experiment.pool import Queue
 from probe.experiment.progress import Progress
 from probe.experiment.ray_cluster import Resources, placed, ray_at
-from probe.experiment.task import Measure, Outcome, Task, Worker
+from probe.experiment.task import MeasureTask, Task, TaskOutcome, Worker
 from probe.experiment.threads import cpus as local_cpus
 from probe.experiment.threads import worker_threads
 
@@ -97,7 +97,7 @@ class RayPool:
         while all(member.call for member in self.members):
             list(self._ended(_write))
 
-    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, Outcome]]:
+    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, TaskOutcome]]:
         """Outcomes, as they come. A task whose worker dies is begun again by any worker, `TRIES` times in all."""
         tries: Counter[Task] = Counter()
         while True:
@@ -111,7 +111,7 @@ class RayPool:
                     return
                 if not any(member.call for member in self.members):
                     needs, most = (size / 2**30 for size in (task.memory_bytes, max(m.budget for m in self.members)))
-                    yield task, Outcome(lost=f"it needs about {needs:.1f} GiB, the roomiest worker has {most:.1f}")
+                    yield task, TaskOutcome(lost=f"it needs about {needs:.1f} GiB, the roomiest worker has {most:.1f}")
                     continue
                 queue.put_back(task)  # for a worker that is loading
             for member, task, outcome in self._ended(progress.write):
@@ -134,7 +134,7 @@ class RayPool:
         member.call = member.actor.load.remote(*self._arguments)
         return member
 
-    def _ended(self, write: Callable[[str], None]) -> Iterator[tuple[Member, Task, Outcome]]:
+    def _ended(self, write: Callable[[str], None]) -> Iterator[tuple[Member, Task, TaskOutcome]]:
         """The tasks that have ended and what came of them. A worker that died at one is replaced.
 
         Writes a message where none could be placed for a while. Raises the error that loading ended with, RuntimeError
@@ -149,11 +149,11 @@ class RayPool:
             member = calls[call]
             task, member.task, member.call = member.task, None, None
             try:
-                outcome: Outcome = self.ray.get(call)
+                outcome: TaskOutcome = self.ray.get(call)
             except errors.RayTaskError as error:
                 raise Failed(f"worker {member.number}: {_last_line(error)}") from error
             except errors.RayError as error:
-                outcome = Outcome(lost=f"its worker died ({_last_line(error)})")
+                outcome = TaskOutcome(lost=f"its worker died ({_last_line(error)})")
                 member.deaths += task is None
                 self.ray.kill(member.actor)
                 if member.deaths < TRIES:
@@ -182,16 +182,16 @@ class RayPool:
 class RayWorker:
     """The actor. It returns errors, so that Ray's own errors mean that its process died."""
 
-    _measure: Measure
+    _measure: MeasureTask
 
-    def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> Outcome:
+    def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> TaskOutcome:
         """Checks the model's fingerprints and loads it; gives where it runs, and its bytes beside the weights.
 
         folder: to work in, where it exists.
         """
         return _outcome(partial(self._load, worker, memory_bytes, threads, folder))
 
-    def run(self, task: Task) -> Outcome:
+    def run(self, task: Task) -> TaskOutcome:
         """What comes of a task."""
         return _outcome(partial(self._measure, task))
 
@@ -210,17 +210,17 @@ class RayWorker:
         return f"process {os.getpid()} on {platform.node()}", memory_bytes
 
 
-def _outcome(compute: Callable[[], Any]) -> Outcome:
+def _outcome(compute: Callable[[], Any]) -> TaskOutcome:
     """What a call gives; an error without its traceback: of a package's type, as the built-in type below it."""
     try:
-        return Outcome(compute())
+        return TaskOutcome(compute())
     except Exception as error:
         if type(error).__module__ == "builtins":
-            return Outcome(error=error.with_traceback(None))
+            return TaskOutcome(error=error.with_traceback(None))
         base: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
         portable = base(str(error))
         portable.__notes__ = getattr(error, "__notes__", [])
-        return Outcome(error=portable)
+        return TaskOutcome(error=portable)
 
 
 def _last_line(error: Exception) -> str:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from mesa.methods import Method
 from mesa.models import chosen_dtype
 from probe.capture.memory import check_beside
-from probe.experiment.journal import Journal, Rows
-from probe.experiment.lock import check_apart, owned, tell_finished
+from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.lock import check_apart, owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import Pool, ordered_results
 from probe.experiment.progress import is_over, showing_progress
@@ -64,7 +64,7 @@ class Experiment:
 
     @property
     def settings(self) -> JsonObject:
-        """What a resumed run must have the same, ready for JSON."""
+        """Settings that must match on resume (JSON)."""
         return self.plan.settings
 
     @property
@@ -82,7 +82,7 @@ class Experiment:
             needed = max(task.memory_bytes for task in self.all_tasks({}))
             check_beside(needed, self.plan.request.load, self.remedy)
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
         raise NotImplementedError
 
@@ -108,15 +108,15 @@ class Experiment:
             old.unlink()
         return Journal(folder / self.journal, self.settings, self.method, self.needed, self.request, self.columns)
 
-    def all_tasks(self, rows: Rows) -> Sequence[Task]:
+    def all_tasks(self, rows: JournalRows) -> Sequence[Task]:
         """All tasks as far as they are known: what is left to do, and the memory that workers need."""
         return self.tasks(rows)
 
-    def remaining(self, rows: Rows) -> int | None:
+    def remaining(self, rows: JournalRows) -> int | None:
         """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
-    def refusal(self, rows: Rows) -> str:
+    def refusal(self, rows: JournalRows) -> str:
         """Why all rows together give no result; empty where they do, or are not all there."""
         return ""
 
@@ -136,7 +136,7 @@ class Experiment:
 
 
 def summary_of(plan: Any) -> JsonObject:
-    """What every summary of a plan says of the model and the methods, ready for JSON."""
+    """What every summary of a plan says of the model and the methods, as JSON."""
     return {
         "model": plan.request.model,
         "trained_length": plan.trained_length,
@@ -156,7 +156,7 @@ def opened(
     With `overwrite` the workers are ready before anything is removed. Raises what `owned` raises, and FileExistsError
     for the folder of another run.
     """
-    rows: Rows = {}
+    rows: JournalRows = {}
     with owned(out), ExitStack() as stack:
 
         @cache
@@ -172,7 +172,7 @@ def opened(
         if begun := experiment.tasks(rows):
             _expect(experiment, journal)
         elif not experiment.refusal(rows):
-            tell_finished(out)
+            warn_finished(out)
         yield journal, pool
         if begun:  # also where none of them was begun in time
             journal.note()
@@ -195,7 +195,7 @@ def run_tasks(
     Results are recorded in the tasks' order. No task but the first begins after the `deadline` `until`. pool: starts
     the workers, if there is a task. journal: None where `record` writes elsewhere.
     """
-    rows: Rows = {} if journal is None else journal.rows
+    rows: JournalRows = {} if journal is None else journal.rows
     stop, attempted, lost = partial(is_over, until), set[Task](), list[Task]()
     tasks = list(experiment.tasks(rows))
     if not tasks:

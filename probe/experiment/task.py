@@ -20,7 +20,7 @@ class Task:
     """A unit of work: its result depends on these values and on the model alone.
 
     memory_bytes: needed beside the weights; best_bytes: where it runs at full speed; result_bytes: size of its result.
-    inputs: what it reads beside the plan, hashable; one row of the journal each. weight: its tokens, in passes of
+    inputs: extra inputs, hashable; each yields one journal row. weight: its tokens, in passes of
     `length`.
     """
 
@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """What came of a task: its value; an error, which ends the run; or why no worker could finish it (`lost`)."""
 
     value: Any = None
@@ -55,7 +55,7 @@ class TasksLost(Failed):
         self.keys = list(keys)
 
 
-Measure = Callable[[Task], Any]
+MeasureTask = Callable[[Task], Any]
 """What a worker does with a task."""
 
 
@@ -67,6 +67,6 @@ class Worker(Protocol):
         """The model."""
         ...
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; returns the function that measures a task. memory_bytes: its limit; None: what is free."""
         ...

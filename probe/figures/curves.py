@@ -11,7 +11,7 @@ import xarray as xr
 from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
 from probe.figures.styles import DASHES, RED, nth, style
 from probe.statistics import Ends, student, wilson
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured, PredictedFailure
+from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, MeasuredFailures, PredictedFailure
 
 MEAN = "mean, 95% interval"
 _REPEATS = {"window": "texts", "sample": "prompts"}
@@ -20,7 +20,7 @@ _NAMED = 4  # methods in a sentence, at most
 
 def curves_chart(
     evaluation: xr.Dataset,
-    measured: Measured,
+    measured: MeasuredFailures,
     trained: int,
     predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Chart:
@@ -43,7 +43,7 @@ def curves_chart(
             _score_panel(
                 evaluation["passkey"].assign_attrs(long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
-                Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED),
+                Rule(MIN_ACCURACY, f"fails below {MIN_ACCURACY:g}", RED),
                 (measured, trained, predicted),
             )
         )
@@ -75,7 +75,7 @@ def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
 
 
 def _score_panel(
-    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[Measured, int, Mapping[str, PredictedFailure]]
+    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[MeasuredFailures, int, Mapping[str, PredictedFailure]]
 ) -> Panel:
     """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
     measured, trained, predicted = failures

@@ -26,7 +26,7 @@ from probe.figures.thresholds import threshold_chart
 from probe.files import write
 from probe.store.select import check_labels, check_pairs
 from probe.thresholds.drift_onset import DriftOnset
-from probe.thresholds.failure import Measured, PredictedFailure
+from probe.thresholds.failure import MeasuredFailures, PredictedFailure
 from probe.thresholds.result import NotJudged
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import ThresholdOnset
@@ -206,7 +206,7 @@ def drift_export(
 
 def curves_export(
     evaluation: xr.Dataset,
-    measured: Measured,
+    measured: MeasuredFailures,
     trained_length: int,
     onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged] = (),
     predicted: Mapping[str, PredictedFailure] | None = None,
@@ -253,7 +253,7 @@ def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> li
 
 def _failures(
     methods: list[str],
-    measured: Measured,
+    measured: MeasuredFailures,
     onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged],
     predicted: Mapping[str, PredictedFailure],
 ) -> xr.Dataset:

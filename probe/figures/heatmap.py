@@ -21,7 +21,7 @@ FIRST_METHODS = 5
 """Methods displayed at first."""
 LIMIT = 0.99
 """Quantile of a layer's absolute values at which its colour scale ends."""
-MOST = 4096
+MAX_SIDE = 4096
 """Rows and columns of one heatmap, more than a screen has pixels: plotly draws nothing where there are 65,536."""
 _SAMPLED = 100_000  # values
 _BLOCK = "block"  # attribute: dims and positions that a value stands for, at most
@@ -240,9 +240,9 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
 
 
 def _narrow(panel: xr.DataArray) -> xr.DataArray:
-    """`panel`, merged further where a heatmap of it would have more than `MOST` rows or columns."""
+    """`panel`, merged further where a heatmap of it would have more than `MAX_SIDE` rows or columns."""
     widest = np.unique(panel["region"].values, return_counts=True)[1].max()
-    dim_block, position_block = -(-panel.sizes["dim"] // MOST), -(-int(widest) // MOST)
+    dim_block, position_block = -(-panel.sizes["dim"] // MAX_SIDE), -(-int(widest) // MAX_SIDE)
     return panel if dim_block == position_block == 1 else merged(panel, dim_block, position_block)
 
 

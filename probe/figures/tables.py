@@ -53,7 +53,7 @@ def csv_bytes(numbers: xr.Dataset) -> bytes:
 
 
 def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
-    """Columns over `row`, as texts, booleans or numbers; blank or NaN for missing ones; whole numbers are an index.
+    """Columns over `row`, as texts, booleans or numbers; blank or NaN for missing ones; integers are an index.
 
     A column without any value is left out.
     """

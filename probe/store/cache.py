@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.store.reader import Run, store_mark
+from probe.store.reader import StoredRun, store_mark
 from probe.store.regions import region_sums
 
 DERIVED = "derived"
@@ -36,7 +36,7 @@ def uncached(name: str, compute: Callable[[], Any]) -> Any:
     return compute()
 
 
-def cached(run: Run, name: str, compute: Callable[[], Any]) -> Any:
+def cached(run: StoredRun, name: str, compute: Callable[[], Any]) -> Any:
     """The run's cached values of this name; else what `compute` returns, which is saved if it can be written."""
     derived = load(run, name)
     if derived is None:
@@ -47,7 +47,7 @@ def cached(run: Run, name: str, compute: Callable[[], Any]) -> Any:
     return derived
 
 
-def save(run: Run, name: str, derived: Derived) -> None:
+def save(run: StoredRun, name: str, derived: Derived) -> None:
     """Writes the run's values of this name into one file."""
     header: dict[str, Any] = {"mark": mark(run)}
     arrays = {}
@@ -64,7 +64,7 @@ def save(run: Run, name: str, derived: Derived) -> None:
     write(path, file.getvalue())
 
 
-def load(run: Run, name: str) -> Derived | None:
+def load(run: StoredRun, name: str) -> Derived | None:
     """The run's values of this name; None where there are none, or they are damaged or of another store or code."""
     path = _path(run, name)
     if path.is_symlink() or not path.is_file():
@@ -85,7 +85,7 @@ def load(run: Run, name: str) -> Derived | None:
         return None
 
 
-def mark(run: Run) -> str:
+def mark(run: StoredRun) -> str:
     """A sha256 of the store's attributes, of all its values (by their check sums) and of our code."""
     digest = hashlib.sha256(f"{store_mark(run.hidden.attrs)} {_code()}".encode())
     for region in region_sums(run.path):
@@ -99,7 +99,7 @@ def _code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _path(run: Run, name: str) -> Path:
+def _path(run: StoredRun, name: str) -> Path:
     return run.folder / DERIVED / f"{quote(name, safe='')}.npz"
 
 

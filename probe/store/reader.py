@@ -30,7 +30,7 @@ _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """An opened store. `hidden`: one variable a hook, read from disk when used; `evaluation`: scores by length.
 
     The text of every token is `hidden`'s coordinate `token` (prompt, position), where the store has tokens.
@@ -51,7 +51,7 @@ class Run:
         return int(self.hidden.attrs["trained_length"])
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: str | os.PathLike[str]) -> StoredRun:
     """Opens a run folder or its store.
 
     Raises FileNotFoundError for a missing path, Refused for a folder that is not a store, or an incomplete or
@@ -89,7 +89,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if evaluation is not None:
         evaluation = _object_labels(evaluation)
         evaluation.attrs.pop(SEAL, None)
-    return Run(path, hidden, evaluation)
+    return StoredRun(path, hidden, evaluation)
 
 
 def _variables(path: Path, group: str | None = None) -> xr.Dataset:

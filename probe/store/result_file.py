@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from mesa.errors import NotFound, Refused
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
-from probe.identity import left_out, tell_left_out
+from probe.identity import left_out, warn_other_model
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -45,7 +45,7 @@ class ResultFile(Generic[T]):
         Raises Refused, naming the file and the command that writes it anew, for one that is damaged.
         """
         path = folder / self.path
-        if not path.is_file() or tell_left_out(folder, self.command):
+        if not path.is_file() or warn_other_model(folder, self.command):
             return None
         try:
             return self.parse(read_result(path), path)

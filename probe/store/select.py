@@ -10,12 +10,12 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.options import Ranges
-from probe.store.reader import Run
+from probe.store.reader import StoredRun
 
 _PROVENANCE = ("model", "model_revision")
 
 
-def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
+def hook_values(run: StoredRun, hook: str | None = None) -> xr.DataArray:
     """The hidden states of a run at one hook.
 
     Args:
@@ -40,7 +40,7 @@ def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
     return run.hidden[hook].assign_attrs({k: run.hidden.attrs[k] for k in _PROVENANCE if k in run.hidden.attrs})
 
 
-def hooks_of(run: Run) -> list[str]:
+def hooks_of(run: StoredRun) -> list[str]:
     """The captured hooks in the order of the request: a store lists them by the alphabet."""
     stored = [str(name) for name in run.hidden.data_vars]
     requested = json.loads(run.hidden.attrs.get("spec", "{}")).get("hooks", stored)
@@ -89,7 +89,7 @@ def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataA
 
 
 def listed(labels: np.ndarray) -> str:
-    """Labels as text, whole numbers as ranges."""
+    """Labels as text, integers as ranges."""
     if labels.dtype.kind not in "iu":
         return ", ".join(map(str, labels.tolist()))
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in captured_ranges(labels))

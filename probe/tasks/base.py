@@ -29,7 +29,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PromptSpec:
     """What the tasks of one evaluation share. Lengths in tokens.
 
     samples: prompts a length. documents: token ids of the texts that NLL and essay haystacks are taken from.
@@ -71,7 +71,7 @@ def in_batches(
             yield begin + offset, sample, output, seconds
 
 
-class Task(ABC):
+class EvalTask(ABC):
     """A task by its name; `prepare` builds what `measure` runs."""
 
     name: str
@@ -89,30 +89,30 @@ class Task(ABC):
     reads_documents: bool = False
     """Whether it reads `Setting.documents`."""
 
-    def passes(self, setting: Setting) -> tuple[int, ...]:
+    def passes(self, setting: PromptSpec) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""
         return setting.lengths
 
-    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
+    def scored(self, length: int, setting: PromptSpec) -> tuple[int, ...]:
         """The lengths that the scores of the cell at `length` are of; usually that one."""
         return (length,)
 
-    def tokens(self, length: int, setting: Setting) -> int:
+    def tokens(self, length: int, setting: PromptSpec) -> int:
         """Prompt tokens that a cell reads, roughly."""
         return length * setting.samples
 
-    def logits(self, length: int, setting: Setting) -> int:
+    def logits(self, length: int, setting: PromptSpec) -> int:
         """Positions whose logits are in memory at once."""
         return setting.batch if self.batched else 1
 
-    def check(self, tokenizer: Any, length: int, setting: Setting) -> None:
+    def check(self, tokenizer: Any, length: int, setting: PromptSpec) -> None:
         """Raises Refused where there are no prompts of `length` tokens."""
         self.prepare(tokenizer, length, setting, min(setting.samples, _MANY) if length <= _SHORT else 1)
 
     @abstractmethod
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[Any]:
         """`samples` seeded samples of exactly `length` tokens. Raises Refused where that cannot be."""
 
     @abstractmethod
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: PromptSpec) -> Iterator[Score]:
         """Runs the samples under whatever method is attached; the scores of a sample come one after another."""

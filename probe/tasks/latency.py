@@ -19,13 +19,13 @@ from mesa.device import is_accelerator, now
 from mesa.finite import states_checked
 from mesa.models import Loaded
 from mesa.outside import with_cache
-from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.base import EvalTask, Metric, PromptSpec, Score
 
 _SAMPLED_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
-class Latency(Task):
+class Latency(EvalTask):
     """The paper's figure of memory and latency. Random tokens; the first run of a cell is not counted."""
 
     name: str = "latency"
@@ -35,16 +35,18 @@ class Latency(Task):
     most: int = 3
     """Samples a cell, if more are asked for: runs differ by little and take long."""
 
-    def tokens(self, length: int, setting: Setting) -> int:
+    def tokens(self, length: int, setting: PromptSpec) -> int:
         """As for Task, with the run that is not counted."""
         return length * (min(setting.samples, self.most) + 1)
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[np.ndarray]:
         """Random token ids."""
         rng = np.random.default_rng([setting.seed, length])
         return [rng.integers(0, len(tokenizer), length) for _ in range(min(samples, self.most))]
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: Setting) -> Iterator[Score]:
+    def measure(
+        self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: PromptSpec
+    ) -> Iterator[Score]:
         """Three scores a run. Peak memory is the device's own record, or the process's resident size, sampled.
 
         Raises what `states_checked` raises, of the run that is not counted.

@@ -11,7 +11,7 @@ import numpy as np
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.base import EvalTask, Metric, PromptSpec, Score
 from probe.tasks.retrieval import first_ids
 from probe.tasks.score import nll, text_windows
 
@@ -19,7 +19,7 @@ NLL = Metric("nll", "nats/token")
 
 
 @dataclass(frozen=True)
-class Likelihood(Task):
+class Likelihood(EvalTask):
     """Mean negative log-likelihood of the last M/4 tokens of a text, the same tokens at every length."""
 
     name: str = "nll"
@@ -27,18 +27,18 @@ class Likelihood(Task):
     metrics: tuple[Metric, ...] = (NLL,)
     reads_documents: bool = True
 
-    def logits(self, length: int, setting: Setting) -> int:
+    def logits(self, length: int, setting: PromptSpec) -> int:
         """As for Task: those of the scored tokens."""
         return tail_tokens(setting.trained_length)
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
         tail = tail_tokens(setting.trained_length)
         self._check_least(length, 2 * tail)
         windows = text_windows(setting.documents, max(setting.lengths), samples, tail)
         return tail_prompts(windows, first_ids(tokenizer), length)
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: PromptSpec) -> Iterator[Score]:
         """One score a run of text; text and method decide it, nothing is drawn."""
         tail = tail_tokens(setting.trained_length)
         for sample, ids in enumerate(prepared):
@@ -58,26 +58,26 @@ class PositionLikelihood(Likelihood):
     name: str = "nll-position"
     about: str = "NLL by position in one pass: from the length before up to each length"
 
-    def passes(self, setting: Setting) -> tuple[int, ...]:
+    def passes(self, setting: PromptSpec) -> tuple[int, ...]:
         """The longest length alone."""
         return (max(setting.lengths),)
 
-    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
+    def scored(self, length: int, setting: PromptSpec) -> tuple[int, ...]:
         """Every length: it ends a bucket."""
         return setting.lengths
 
-    def logits(self, length: int, setting: Setting) -> int:
+    def logits(self, length: int, setting: PromptSpec) -> int:
         """As for Task: of all tokens."""
         return length
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[np.ndarray]:
         """As for `Likelihood`, of the longest length."""
         self._check_least(min(setting.lengths), 8)
         first = np.array(first_ids(tokenizer), np.int64)
         windows = text_windows(setting.documents, max(setting.lengths) - len(first), samples)
         return [np.concatenate([first, window]) for window in windows]
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: PromptSpec) -> Iterator[Score]:
         """One score a run of text and bucket of positions."""
         ends = sorted(setting.lengths)
         for sample, ids in enumerate(prepared):

@@ -12,16 +12,16 @@ import numpy as np
 from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks import retrieval
-from probe.tasks.base import Metric, Score, Setting, Task, in_batches
+from probe.tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
 from probe.tasks.retrieval import Prompt
 from probe.tasks.score import retrieval_hits
 
-Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
+Build = Callable[[Any, int, np.random.Generator, PromptSpec], Prompt]
 """Called with tokenizer, length, random generator and setting."""
 
 
 @dataclass(frozen=True)
-class RetrievalTask(Task):
+class RetrievalTask(EvalTask):
     """A task whose answer stands in its prompt; scores 1 where greedy decoding begins with it."""
 
     name: str
@@ -32,7 +32,7 @@ class RetrievalTask(Task):
     reads_documents: bool = False
     batched: ClassVar[bool] = True
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[Prompt]:
         """The prompts; the same for every method. Raises Refused for a length that they cannot have."""
         key = [len(self.name)] if self.name == "passkey" else self.name.encode()  # so that measured failures stay
         rng = np.random.default_rng([setting.seed, length, *key])
@@ -45,7 +45,7 @@ class RetrievalTask(Task):
                 )
         return prompts
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Prompt], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Prompt], setting: PromptSpec) -> Iterator[Score]:
         """One score a prompt, `setting.batch` prompts at a time."""
 
         def run(batch: Sequence[Prompt]) -> list[bool]:
@@ -56,12 +56,12 @@ class RetrievalTask(Task):
 
 
 def _passkey(
-    tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, *, enhanced: str | None = None
+    tokenizer: Any, length: int, rng: np.random.Generator, setting: PromptSpec, *, enhanced: str | None = None
 ) -> Prompt:
     return retrieval.passkey(tokenizer, length, rng, depth=setting.depth, enhanced=enhanced)
 
 
-def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, *, haystack: str) -> Prompt:
+def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: PromptSpec, *, haystack: str) -> Prompt:
     fillers = {
         "repeat": lambda: retrieval.repeated_sentences(tokenizer),
         "essay": lambda: retrieval.text_filler(setting.documents, rng),

@@ -12,7 +12,7 @@ import numpy as np
 from mesa.errors import Refused
 from mesa.models import Loaded
 from probe.tasks import ruler_prompts
-from probe.tasks.base import Metric, Score, Setting, Task, in_batches
+from probe.tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
 from probe.tasks.retrieval import TooShortError
 from probe.tasks.ruler_prompts import ListPrompt
 from probe.tasks.score import greedy, until_end
@@ -33,7 +33,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class RulerTask(Task):
+class RulerTask(EvalTask):
     """A task of RULER. sizes: RULER's own first; generated: RULER's `tokens_to_generate`.
 
     A length counts the tokens to generate too, as RULER's does: that many, or M/6 where that is less. The size is the
@@ -48,24 +48,26 @@ class RulerTask(Task):
     metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings", most=1), _COPIED)
     batched: ClassVar[bool] = True
 
-    def answer_tokens(self, setting: Setting) -> int:
+    def answer_tokens(self, setting: PromptSpec) -> int:
         """Generated tokens; the prompt is shorter by as many."""
         return min(self.generated, max(1, setting.trained_length // 6))
 
-    def size(self, tokenizer: Any, setting: Setting) -> Size:
+    def size(self, tokenizer: Any, setting: PromptSpec) -> Size:
         """The first size whose prompts fit in M; the smallest where none does."""
         return _size(self, tokenizer, setting.trained_length)
 
-    def describe(self, tokenizer: Any, setting: Setting) -> str:
+    def describe(self, tokenizer: Any, setting: PromptSpec) -> str:
         """Size and generated tokens, in words."""
         return f"{self.size(tokenizer, setting).about}; {self.answer_tokens(setting)} tokens generated"
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[ListPrompt]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[ListPrompt]:
         """The prompts; the same for every method. Raises Refused for a length that they cannot have."""
         size, rng = self.size(tokenizer, setting), np.random.default_rng([setting.seed, length, *self.name.encode()])
         return [self._draw(tokenizer, length, rng, setting, size) for _ in range(samples)]
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[ListPrompt], setting: Setting) -> Iterator[Score]:
+    def measure(
+        self, loaded: Loaded, length: int, prepared: Sequence[ListPrompt], setting: PromptSpec
+    ) -> Iterator[Score]:
         """Two scores a prompt, `setting.batch` prompts at a time."""
 
         def run(batch: Sequence[ListPrompt]) -> list[list[int]]:
@@ -76,7 +78,9 @@ class RulerTask(Task):
             yield Score(length, number, "recall", value, seconds)
             yield Score(length, number, _COPIED.name, copied(loaded.tokenizer, prompt, len(ids)))
 
-    def _draw(self, tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, size: Size) -> ListPrompt:
+    def _draw(
+        self, tokenizer: Any, length: int, rng: np.random.Generator, setting: PromptSpec, size: Size
+    ) -> ListPrompt:
         """A prompt that fits; drawn again where its words have too many tokens."""
         room, needed, refusal = self.answer_tokens(setting), 0, ""
         for _ in range(_DRAWS):
@@ -123,7 +127,7 @@ def copied(tokenizer: Any, prompt: ListPrompt, tokens: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _size(task: RulerTask, tokenizer: Any, trained_length: int) -> Size:
-    setting = Setting(trained_length, (trained_length,), documents=(np.arange(trained_length),))
+    setting = PromptSpec(trained_length, (trained_length,), documents=(np.arange(trained_length),))
     room = task.answer_tokens(setting)
     for size in task.sizes:
         rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import (
     PASSKEY_FILLER,
     Prompt,
@@ -95,7 +95,7 @@ VT_QUESTION = (
 
 
 def variables(
-    tokenizer: Tokenizer, length: int, rng: Random, setting: Setting, *, hops: int = 4, example: int | None = 10
+    tokenizer: Tokenizer, length: int, rng: Random, setting: PromptSpec, *, hops: int = 4, example: int | None = 10
 ) -> ListPrompt:
     """RULER's variable tracking, one chain in repeated sentences. example: its rounds of them; None: no example."""
     start = first_ids(tokenizer)

@@ -45,7 +45,7 @@ def texts(source: str | None) -> list[str]:
 
 
 def plain_text(path: Path) -> str:
-    """A file's text; Refused, naming it, for bytes that are no text in UTF-8."""
+    """A file's text; Refused, naming it, for bytes that are not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -108,5 +108,5 @@ def _field(row: JsonObject, name: str, source: str, number: int) -> str:
     if name not in row:
         raise Refused(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
     if not isinstance(row[name], str):
-        raise Refused(f"{source}, row {number}: {name!r} is {json.dumps(row[name], default=str)[:40]}, not a text")
+        raise Refused(f"{source}, row {number}: {name!r} is {json.dumps(row[name], default=str)[:40]}, not a string")
     return row[name]

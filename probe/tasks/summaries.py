@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.tasks.base import Metric, Score, Setting, Task, in_batches
+from probe.tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
 from probe.tasks.retrieval import encode, first_ids
 from probe.tasks.score import greedy, until_end
 
@@ -26,7 +26,7 @@ class SummaryPrompt:
 
 
 @dataclass(frozen=True)
-class Summaries(Task):
+class Summaries(EvalTask):
     """The paper's GovReport task. ROUGE is the F-measure with stemming, 0 to 1; BLEU the sentence's, 0 to 100."""
 
     name: str = "summary"
@@ -40,7 +40,7 @@ class Summaries(Task):
     batched: ClassVar[bool] = True
     reads_pairs: ClassVar[bool] = True
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
+    def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.
 
         Raises Refused without data or the scorers' packages, and where no document is long enough or the fixed
@@ -67,7 +67,7 @@ class Summaries(Task):
         return prompts
 
     def measure(
-        self, loaded: Loaded, length: int, prepared: Sequence[SummaryPrompt], setting: Setting
+        self, loaded: Loaded, length: int, prepared: Sequence[SummaryPrompt], setting: PromptSpec
     ) -> Iterator[Score]:
         """Four scores a document; `setting.new_tokens` tokens are decoded, the text ends at an end token."""
         score_rouge, score_bleu = _scorers()

@@ -15,12 +15,12 @@ from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import follows_length
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import Run
+from probe.store.reader import StoredRun
 from probe.store.select import hook_values, reference_method
 from probe.tasks.intervals import differences, intervals
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
-from probe.thresholds.failure import Measured, measured_failure
+from probe.thresholds.failure import MeasuredFailures, measured_failure
 from probe.thresholds.result import (
     MEAN,
     Control,
@@ -68,7 +68,7 @@ class Analysis:
         it shows that M is stated wrongly, neither drift nor control is made.
     """
 
-    run: Run
+    run: StoredRun
     hidden: xr.DataArray
     reference: str
     prompt: str
@@ -77,7 +77,7 @@ class Analysis:
     drifts: dict[str, xr.Dataset] | str
     rule: str
     control: xr.Dataset | str
-    measured: Measured | None
+    measured: MeasuredFailures | None
 
     @property
     def trained_length(self) -> int:
@@ -98,7 +98,7 @@ class Analysis:
 
 
 def analyse(
-    run: Run,
+    run: StoredRun,
     hook: str | None = None,
     rule: CrossingRule | None = None,
     by: str = "drift",
@@ -147,7 +147,7 @@ def analyse(
 
 
 def judged_drifts(
-    run: Run, hidden: xr.DataArray, reference: str, work: Cache = uncached
+    run: StoredRun, hidden: xr.DataArray, reference: str, work: Cache = uncached
 ) -> dict[str, xr.Dataset] | str:
     """`drifts`, or why drift could not be judged; `work`: as for `analyse`."""
     return work(f"{hidden.name}-drift", lambda: _or_reason(lambda: drifts(run, hidden, reference)))
@@ -161,7 +161,9 @@ def _or_reason(make: Callable[[], Derived]) -> Derived:
         return str(error)
 
 
-def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:
+def drifts(
+    run: StoredRun, hidden: xr.DataArray, reference: str, trained_length: int | None = None
+) -> dict[str, xr.Dataset]:
     """`find_drift` of the first prompt, of every other that is not text, and of the mean over texts (`MEAN`).
 
     trained_length: M in tokens; None: the run's. Raises Refused where too few positions were captured.
@@ -183,12 +185,12 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
     }
 
 
-def _length(run: Run, hidden: xr.DataArray) -> int:
+def _length(run: StoredRun, hidden: xr.DataArray) -> int:
     """Tokens of the passes, of which not all positions need be kept."""
     return int(run.hidden.attrs.get("length", hidden["position"].values[-1] + 1))
 
 
-def _methods(run: Run) -> dict[str, Method]:
+def _methods(run: StoredRun) -> dict[str, Method]:
     """The run's methods as it was made with, where it tells."""
     methods = {}
     for name, config in json.loads(run.hidden.attrs.get("method_configs", "{}")).items():
@@ -256,7 +258,7 @@ def summarize(analysis: Analysis) -> Findings:
     )
 
 
-def level_of(evaluation: xr.Dataset | None, measured: Measured) -> Level:
+def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> Level:
     """What failures are measured against."""
     assert evaluation is not None
     vocabulary, passkeys = evaluation.attrs.get("vocabulary"), evaluation.get("passkey")
@@ -310,7 +312,7 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
     return replace(result, **scored(evaluation, measured, method, analysis.reference))
 
 
-def scored(evaluation: xr.Dataset, measured: Measured, method: str, reference: str) -> dict[str, Any]:
+def scored(evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str) -> dict[str, Any]:
     """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
@@ -331,7 +333,7 @@ def scored(evaluation: xr.Dataset, measured: Measured, method: str, reference: s
     }
 
 
-def _table_lengths(measured: Measured) -> list[int]:
+def _table_lengths(measured: MeasuredFailures) -> list[int]:
     """The longest measured length up to M and up to three beyond: of more, those nearest 2 M and 4 M, and the last."""
     beyond = [length for length in measured.lengths if length > measured.stated.stated]
     if len(beyond) > 3:

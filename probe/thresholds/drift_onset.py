@@ -13,21 +13,21 @@ from pydantic.dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DriftOnset:
-    """Where a method's states begin to drift, by the rule `drift`; positions in tokens. No prediction of failure.
+    """Where a method's states begin to drift, by the rule `drift`; positions in tokens. It does not predict failure.
 
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
-        several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
-    layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
-        M in which one of these layers is beyond its limit: the break began there; None: it did not.
-    untrusted: layers with too many false alarms, or with single runs beyond the limit, no more than heavy tails give:
-        they are not called. false_alarms: share of (layer, pretended window) pairs of the others in which the same rule
-        calls a break where the model works, `alarms` of `tried`; any_false_alarm: share of the windows with one in any
-        of them; None where none could be judged.
-    chance: the most chance, over all layers, of so clear a call where nothing breaks; None: no call.
+        several. low, high: the 95% interval of `length` over resampled dims; None where most draws detect none.
+    layers: the first run by layer, of those in which drift is detected. before: the first run among the held-out
+        positions before M in which one of these layers is beyond its limit: the drift began there; None: it did not.
+    untrusted: layers with too many false detections, or with single runs beyond the limit, no more than heavy tails
+        give: in them drift is not detected. false_alarms: share of (layer, pretended window) pairs of the others in
+        which the same rule detects drift where the model works, `alarms` of `tried`; any_false_alarm: share of the
+        windows with one in any of them; None where none could be judged.
+    chance: the most chance, over all layers, of so clear a drift where nothing breaks; None: none detected.
     judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
-        after the stated M by construction.
+        after M by construction.
     """
 
     method: str

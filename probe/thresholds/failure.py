@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.statistics import half_width, wilson
-from probe.thresholds.stated_window import LEAST_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
+from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
 CHANCE_NATS = 0.1
 """A tail NLL inside the window no further than this below ln(vocabulary) is chance."""
@@ -24,7 +24,7 @@ class Failure:
     """From which measured length on, in tokens, a method fails at every one; None if it does not at the longest.
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
-    by_passkey: its passkey accuracy is below `LEAST_ACCURACY`. length: one or the other.
+    by_passkey: its passkey accuracy is below `MIN_ACCURACY`. length: one or the other.
     after, high: the failure lies after `after` and at most at `high`, of what lies between measured lengths and of the
     prompts (95%): `low` is the first measured length from which on it may fail, `after` the one before it (0: none),
     `high` the first from which on it clearly fails at every one. None: none up to the longest length. sampled:
@@ -94,14 +94,14 @@ class PredictedFailure:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFailures:
     """Failures by method and what they are measured against.
 
     level: the reference method's tail NLL at `level_length`, the longest measured length within the window.
     judged_by: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that
         the reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
-        ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `LEAST_ACCURACY`.
+        ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `MIN_ACCURACY`.
     stated: whether the stated M fits; where it is too large nothing is judged, and nothing said to be at chance.
     """
 
@@ -121,13 +121,13 @@ class Measured:
         nll = f"tail NLL more than {NATS_ABOVE:g} nats/token above {level}"
         if NLL not in self.judged_by:
             nll += " (not judged: that is chance)"
-        passkey = f"passkey accuracy below {LEAST_ACCURACY:g}"
+        passkey = f"passkey accuracy below {MIN_ACCURACY:g}"
         if PASSKEY not in self.judged_by:
             passkey += f" (not judged: {self.reference} itself is below it at {self.level_length})"
         return f"{nll}, or {passkey}, there and at every longer length measured"
 
 
-def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> Measured:
+def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> MeasuredFailures:
     """The length at which each method fails, from scores by length.
 
     A method fails from a length on where its tail NLL is 0.5 nats/token above the reference's within M, or it finds
@@ -140,8 +140,8 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
         reference: Default 'origin'.
 
     Returns:
-        A `Measured`: `failures`, one a method, each with `length` (None: none up to the longest) and `after`, the
-        longest length before it that passes; `level`; `judged_by`.
+        A `MeasuredFailures`: `failures`, one a method, each with `length` (None: none up to the longest) and `after`,
+        the longest length before it that passes; `level`; `judged_by`.
 
     Raises:
         Refused: Nothing was measured within M, or not the reference.
@@ -198,7 +198,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
                 longest=int(of_lengths[-1]),
             )
         )
-    return Measured(
+    return MeasuredFailures(
         reference, level, int(lengths[at[1]]), judged_by, chance, tuple(lengths.tolist()), tuple(failures), stated
     )
 
@@ -207,9 +207,9 @@ def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tu
     """What can be judged, and what is at chance, of the reference's scores inside the window."""
     judged_by, chance = [], []
     (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
-    if hits is not None and hits.mean() >= LEAST_ACCURACY:
+    if hits is not None and hits.mean() >= MIN_ACCURACY:
         judged_by.append(PASSKEY)
-    elif hits is not None and (not hits.any() or wilson(int(hits.sum()), len(hits))[1] < LEAST_ACCURACY):
+    elif hits is not None and (not hits.any() or wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY):
         chance.append(PASSKEY)
     return tuple(judged_by), tuple(chance)
 
@@ -221,7 +221,7 @@ def is_chance(level: float, vocabulary: int | None) -> bool:
 
 def _fails(means: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> list[np.ndarray]:
     """Whether the mean fails, by tail NLL against the level and by passkeys: (method, length)."""
-    rules = [means[0] > means[0][at] + NATS_ABOVE, *(hits < LEAST_ACCURACY for hits in means[1:])]
+    rules = [means[0] > means[0][at] + NATS_ABOVE, *(hits < MIN_ACCURACY for hits in means[1:])]
     return [fails & (name in judged_by) for name, fails in zip(RULES, rules, strict=False)]
 
 
@@ -238,7 +238,7 @@ def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str,
     if PASSKEY in judged_by:
         hits = scores[1]
         ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
-        fails |= (ends < LEAST_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
+        fails |= (ends < MIN_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
     return fails[0], fails[1]
 
 

@@ -16,16 +16,16 @@ from pydantic.dataclasses import dataclass
 from probe.statistics import shown, student, wilson
 
 NATS_ABOVE = 0.5
-LEAST_ACCURACY = 0.5
+MIN_ACCURACY = 0.5
 FITS, TOO_LARGE, MAY_BE_TOO_LARGE = "fits", "too large", "may be too large"
 TOO_SMALL, CANNOT_TELL = "may be too small", "cannot tell"
 NOT_JUDGED = "not judged: M"
 """Of what rests on an M that is stated wrongly."""
 SLIGHT_NATS = 0.05
 """A loss above that at a shorter length by this much, and certainly above 0, makes M doubtful."""
-LEAST_TEXTS = 4
+MIN_TEXTS = 4
 """Of fewer, Student's interval is too often narrow by chance to call the best of many differences sure."""
-FAR = 4
+FAR_MULTIPLE = 4
 """A rotary model that works at this many times the stated M makes M doubtful."""
 
 
@@ -113,7 +113,7 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     evaluation: as for `measured_failure`, ascending lengths. guess: the tail NLL of chance; None: unknown. At a length
     the reference is broken where its tail NLL is `NATS_ABOVE` above that of a shorter length, or of another method
     there, on the same texts, or where it finds less than half of the passkeys, and half or more at a shorter length. It
-    is sure where the 95% interval of the difference, of `LEAST_TEXTS` or more, lies above half of `NATS_ABOVE`, and
+    is sure where the 95% interval of the difference, of `MIN_TEXTS` or more, lies above half of `NATS_ABOVE`, and
     where those of the passkeys found do not meet. M may be too large where the tail NLL there is less above that of a
     shorter length, but `SLIGHT_NATS` or more, and an interval that allows for the choice among them lies above 0.
     The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
@@ -140,7 +140,7 @@ def _outcome(
         return CANNOT_TELL, f"{'; '.join(sign.text for sign in signs)}, on too few prompts to be sure"
     if guess is not None and float(at["tail_nll"].sel(length=inside).mean("window").min()) >= guess:
         return CANNOT_TELL, f"the model is at chance at every length up to {inside[-1]}"
-    if at.attrs.get("rotary", True) and works is not None and works >= FAR * stated:
+    if at.attrs.get("rotary", True) and works is not None and works >= FAR_MULTIPLE * stated:
         return TOO_SMALL, ""
     if signs:
         return MAY_BE_TOO_LARGE, ""
@@ -187,7 +187,7 @@ def _above(values: np.ndarray, others: np.ndarray, length: int, where: str) -> I
         low, high = student(above.tolist())
         difference = shown(float(above.mean()), low, high, "+z.2f")
         text = f"tail NLL {values.mean():z.2f} at {length} tokens, {others.mean():z.2f} {where}, {difference}"
-        yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= LEAST_TEXTS)
+        yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= MIN_TEXTS)
 
 
 def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
@@ -195,7 +195,7 @@ def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int) -> I
     best = int(shorter.mean("window").idxmin("length"))
     above = values - shorter.sel(length=best).values
     low, _ = student(above.tolist(), 1 - 0.05 / shorter.sizes["length"])
-    if above.mean() >= SLIGHT_NATS and len(above) >= LEAST_TEXTS and low is not None and low > 0:
+    if above.mean() >= SLIGHT_NATS and len(above) >= MIN_TEXTS and low is not None and low > 0:
         difference = shown(float(above.mean()), *student(above.tolist()), "+z.2f")
         before = values.mean() - above.mean()
         text = f"tail NLL {values.mean():z.2f} at {length} tokens, {before:z.2f} at {best}, {difference}"
@@ -206,7 +206,7 @@ def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign
     """Passkeys that are found at a shorter length and no more at this one."""
     best = shorter.sel(length=shorter.mean("sample").idxmax("length"))
     before = best.values
-    if hits.mean() < LEAST_ACCURACY <= before.mean():
+    if hits.mean() < MIN_ACCURACY <= before.mean():
         sure = wilson(int(hits.sum()), len(hits))[1] < wilson(int(before.sum()), len(hits))[0]
         counts = [f"{int(answers.sum())} of {len(hits)}" for answers in (hits, before)]
         text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {int(best['length'])}"

@@ -17,7 +17,7 @@ from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searc
 
 TOP = 10
 """Dims that an onset is the median of."""
-LEAST = 5
+MIN_JUDGED_DIMS = 5
 """Fewer judged dims give no onset."""
 PLACES = 16
 """Positions inside the window at which the search is put."""
@@ -102,7 +102,7 @@ def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
     return crossings["crossing"].copy(data=np.reshape(np.array(texts, object), crossings["crossing"].shape))
 
 
-def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[ThresholdOnset]:
+def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUDGED_DIMS) -> list[ThresholdOnset]:
     """Where each method crosses the thresholds of the best dims, one onset a method.
 
     Args:
@@ -159,7 +159,7 @@ def negative_control(
     *,
     count: int = PLACES,
     top: int = TOP,
-    least: int = LEAST,
+    least: int = MIN_JUDGED_DIMS,
 ) -> xr.Dataset:
     """What the search detects at places inside the window, where the model works.
 

@@ -25,7 +25,7 @@ from probe.commands.locate.head_search import paired, set_key
 from probe.commands.locate.interventions import Head, Heads, HeadSet, Plain, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import BASELINE, PATCHED
-from probe.commands.locate.plan import ORIGIN, Group, plan
+from probe.commands.locate.plan import ORIGIN, ItemGroup, plan
 from probe.commands.locate.request import LocateRequest
 from probe.commands.locate.run import Locate
 from probe.experiment.task import Task
@@ -112,7 +112,7 @@ def _plain(name: str) -> list[tuple[str, Plain]]:
 
 
 def table(
-    planned: Any, rows: Any, group: Group, name: str, sets: dict[str, Heads], numbers: Sequence[int]
+    planned: Any, rows: Any, group: ItemGroup, name: str, sets: dict[str, Heads], numbers: Sequence[int]
 ) -> list[dict[str, Any]]:
     """A row a set: the share of the gap that it restores with its 95% interval, and the gap."""
     judge: PairedLosses = paired(planned, rows, group, name, numbers)

@@ -25,7 +25,7 @@ from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.request import ProbeRequest
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
-from probe.request import LoadOptions, MethodsRequest, tell_left_out
+from probe.request import LoadOptions, MethodsRequest, warn_skipped
 from research.paper.sections import SECTIONS
 
 _TOP = ("model", "trained_length", "methods", "set", "seed")
@@ -195,7 +195,7 @@ def check(config: PaperConfig) -> dict[str, Any]:
     """
     model, _ = config.checked_model()
     methods, left_out = config.fitting_methods(model, config.trained_length, _settings_of(config, config.methods))
-    tell_left_out(left_out)
+    warn_skipped(left_out)
     config = replace(config, methods=",".join(methods))
     return {
         name: plan_section(config, name)

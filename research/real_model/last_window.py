@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import Prompt
 from probe.tasks.retrieval_tasks import PASSKEY
 from probe.tasks.score import retrieval_hits
@@ -41,7 +41,7 @@ def main() -> None:
     rows = [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
     known = {(row["length"], row["sample"], row["baseline"]) for row in rows}
     for length, samples in PROMPTS.items():
-        prompts = PASSKEY.prepare(loaded.tokenizer, length, Setting(M, (length,), samples, 0, ()), samples)
+        prompts = PASSKEY.prepare(loaded.tokenizer, length, PromptSpec(M, (length,), samples, 0, ()), samples)
         for number, prompt in enumerate(prompts):
             back = length - prompt.key_position
             for name, short in shortened(prompt) if back < M - 1 else ():

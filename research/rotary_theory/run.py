@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from mesa.errors import Refused
 from research.rotary_theory.claims import beyond, rotary, rotary_mesa, rotary_reach
 from theory.claim import summary
-from theory.claims import Settings, checks_in, selected
+from theory.claims import VerifyOptions, checks_in, selected
 
 CLAIMS = checks_in((rotary, rotary_reach, rotary_mesa, beyond))
 """Every check by the name of its claim."""
@@ -33,7 +33,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the claims as JSON")
     args = parser.parse_args(words)
     try:
-        settings = Settings(H=args.H, dtype=args.dtype, seed=args.seed, quick=args.quick, full=args.full)
+        settings = VerifyOptions(H=args.H, dtype=args.dtype, seed=args.seed, quick=args.quick, full=args.full)
         checks = selected(args.claim, CLAIMS)
     except Refused as error:
         parser.error(str(error))

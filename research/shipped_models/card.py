@@ -15,7 +15,7 @@ from mesa import support
 from mesa.methods import Method, registry
 from mesa.models import Loaded
 from probe.tasks import score, sources
-from probe.tasks.base import Setting, Task
+from probe.tasks.base import EvalTask, PromptSpec
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval_tasks import RETRIEVAL
 from research.shipped_models.key_values import KEY_VALUE, TRACKING
@@ -24,7 +24,7 @@ from research.shipped_models.mixture import SHARES
 METHODS = ("origin", "rerope", "dynamic-ntk", "lm-infinite", "stair", "mesa")
 MULTIPLES = (0.5, 1, 2, 4, 8)
 _FINDING = {task.name: task for task in RETRIEVAL}
-TASKS: dict[str, Task] = {
+TASKS: dict[str, EvalTask] = {
     "tail_nll": TAIL,
     "passkey": _FINDING["passkey"],
     "passkey-question": _FINDING["passkey-question"],
@@ -51,7 +51,7 @@ def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEE
     methods = [name for name in METHODS if not support.missing(kind, known[name])]
     lengths = [int(trained_length * multiple) for multiple in MULTIPLES]
     documents = tuple(score.heldout_ids(loaded.tokenizer))
-    setting = Setting(trained_length, tuple(lengths), prompts, seed, documents)
+    setting = PromptSpec(trained_length, tuple(lengths), prompts, seed, documents)
     windows = len(score.text_windows(documents, max(lengths), WINDOWS))
     scores: dict[str, dict[str, list[float | None]]] = {}
     total = len(methods) * len(lengths) * (windows + (len(TASKS) - 1) * prompts)
@@ -70,7 +70,7 @@ def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEE
     }
 
 
-def _mean(loaded: Loaded, key: str, length: int, setting: Setting, bar: tqdm[Any]) -> float | None:
+def _mean(loaded: Loaded, key: str, length: int, setting: PromptSpec, bar: tqdm[Any]) -> float | None:
     """A task's mean score; None for prompts that cannot be built, and for lines and pairs beyond the window."""
     task, count = TASKS[key], WINDOWS if key == "tail_nll" else setting.samples
     too_long = key in WITHIN and length > setting.trained_length

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, random_name
 from probe.tasks.retrieval_tasks import RetrievalTask
 from research.shipped_models import quizzes
@@ -77,11 +77,11 @@ def tracking(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pro
     )
 
 
-def _key_value(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+def _key_value(tokenizer: Any, length: int, rng: np.random.Generator, setting: PromptSpec) -> Prompt:
     return key_value(tokenizer, length, rng)
 
 
-def _tracking(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+def _tracking(tokenizer: Any, length: int, rng: np.random.Generator, setting: PromptSpec) -> Prompt:
     return tracking(tokenizer, length, rng)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.tasks import score as texts_of
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import first_ids, repeated_ids
 from probe.tasks.retrieval_tasks import PASSKEY
 from research.thresholds_predict_failure.study import Study
@@ -59,7 +59,7 @@ def study_prompts(
     if kind == "text":
         runs = seeded_windows(documents, length - len(first), seeds, windows)
         return {seed: [[*first, *run.tolist()] for run in runs[seed]] for seed in seeds}
-    settings = {seed: Setting(length, (length,), seed=seed) for seed in seeds}
+    settings = {seed: PromptSpec(length, (length,), seed=seed) for seed in seeds}
     return {
         seed: [list(prompt.ids) for prompt in PASSKEY.prepare(tokenizer, length, setting, windows)]
         for seed, setting in settings.items()

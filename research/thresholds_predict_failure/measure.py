@@ -14,7 +14,7 @@ import mesa
 from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import load
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.likelihood import TAIL, tail_prompts
 from probe.tasks.retrieval import first_ids
 from probe.tasks.retrieval_tasks import PASSKEY
@@ -44,14 +44,14 @@ def measure(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], b
             return
         task, name, seed, length = cell
         if not _at_chance(study, journal, task, seed):
-            setting = Setting(study.trained_length, study.lengths, study.samples, MEASURED_SEEDS + seed)
+            setting = PromptSpec(study.trained_length, study.lengths, study.samples, MEASURED_SEEDS + seed)
             journal.add(
                 cell, {"scores": scores(loaded, task, study.methods[name], length, inputs.texts[seed], setting)}
             )
 
 
 def scores(
-    loaded: Any, task: str, method: Method, length: int, texts: Sequence[np.ndarray], setting: Setting
+    loaded: Any, task: str, method: Method, length: int, texts: Sequence[np.ndarray], setting: PromptSpec
 ) -> list[float]:
     """The method's scores at a length (tokens), one a prompt."""
     if task == "nll":

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, lasting
+from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, dipping, is_chance, lasting
 from probe.thresholds.threshold_onset import PLACES
 
 REFERENCE = "origin"
@@ -43,7 +43,7 @@ def judges(rows: Rows, settings: Mapping[str, Any], task: str, seed: int) -> boo
     settings: with `vocabulary`, in tokens; without it no tail NLL is called chance.
     """
     level = float(np.mean(rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
-    return level >= LEAST_ACCURACY if task == "passkey" else not is_chance(level, settings.get("vocabulary"))
+    return level >= MIN_ACCURACY if task == "passkey" else not is_chance(level, settings.get("vocabulary"))
 
 
 def failing(rows: Rows, settings: Mapping[str, Any], task: str, config: str, seed: int) -> list[bool]:
@@ -52,7 +52,7 @@ def failing(rows: Rows, settings: Mapping[str, Any], task: str, config: str, see
         return [False] * len(settings["lengths"])
     level = float(np.mean(rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
     means = [float(np.mean(rows[task, config, seed, length]["scores"])) for length in settings["lengths"]]
-    return [mean > level + NATS_ABOVE if task == "nll" else mean < LEAST_ACCURACY for mean in means]
+    return [mean > level + NATS_ABOVE if task == "nll" else mean < MIN_ACCURACY for mean in means]
 
 
 def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:

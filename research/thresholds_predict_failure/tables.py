@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.threshold_onset import LEAST, TOP
+from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE
 from research.thresholds_predict_failure.score import Estimate, Score, advantage, resamples, score, share
 
@@ -153,7 +153,7 @@ def _correlation_rows(results: xr.Dataset) -> list[Row]:
     rows: list[Row] = [head.split(", ")]
     for kind in _kinds(results):
         onset, qualified = onset_lengths(results, **kind), results["qualified"].sel(kind).values
-        too_few = np.broadcast_to(qualified < LEAST, onset.shape)
+        too_few = np.broadcast_to(qualified < MIN_JUDGED_DIMS, onset.shape)
         inside = np.isnan(onset) & ~too_few
         result = scored(results, **kind)
         estimates = (result.correlation, *advantage(onset, arithmetic(results), measured_lengths(results)))

@@ -25,7 +25,7 @@ from probe.commands.locate.passes import Edit, Item
 from probe.commands.locate.passes import run as one_pass
 from probe.statistics import student
 from probe.tasks import sources
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval import repeated_word, word_ids
 from probe.tasks.score import heldout_ids
@@ -126,7 +126,7 @@ def plan(
     room = sum(len(ids) // lengths[-1] for ids in documents) or sum(map(len, documents)) // lengths[-1]
     if room < count:
         raise ValueError(f"--samples needs {count} texts of {lengths[-1]} tokens that do not overlap, there are {room}")
-    setting = Setting(trained, tuple(lengths), count, seed, documents)
+    setting = PromptSpec(trained, tuple(lengths), count, seed, documents)
     last = tail_tokens(trained)
     items = {
         length: [Item(tuple(ids.tolist()), last) for ids in TAIL.prepare(tokenizer, length, setting, count)]

@@ -15,8 +15,8 @@ from probe.commands.eval.figures import write_curves
 from probe.commands.locate.report import write_locate_report
 from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import write_report
-from theory.claim import Reading
-from theory.claims import Claim, Settings, Verdict
+from theory.claim import Measurement
+from theory.claims import Claim, Verdict, VerifyOptions
 from theory.report import render
 
 pytestmark = pytest.mark.browser
@@ -32,8 +32,8 @@ def site(tmp_path_factory, unpainted):
     """A folder with every page of `PAGES`."""
     root = tmp_path_factory.mktemp("site")
     claims = [claim(number) for number in range(40)]
-    (root / "theory.html").write_text(render(claims, Settings(quick=True)))
-    (root / "theory-far.html").write_text(render(claims, Settings(M=30, N=11, quick=True)))
+    (root / "theory.html").write_text(render(claims, VerifyOptions(quick=True)))
+    (root / "theory-far.html").write_text(render(claims, VerifyOptions(M=30, N=11, quick=True)))
     run = write_run(root / "run", hidden_states(M, 5, 4, 16), evaluation(M, 5), trained_length=M)
     located.write(run, trained=M)
     anatomized.write(run, trained=M)
@@ -49,12 +49,12 @@ def claim(number):
     """A claim of which every cell is long."""
     return Claim(
         name=f"3.{number}-closed-form",
-        statement="The weave min(r, N) keeps o_t above H for M < t < T* = 2N + e^N (M - 2 S(N)), with 3.2's weights",
+        statement="The remap min(r, N) keeps o_t above H for M < t < T* = 2N + e^N (M - 2 S(N)), with 3.2's weights",
         citation="Theorem 3.2, proof ('we can always let the MLP layer recover the value of t'); range ours",
         parameters={"(M, N)": "{(4, 2), (8, 2), (5, 3), (8, 3), (12, 11)}", "H": 0.5, "dtype": "float64"},
         tested="measured first failures: " + ", ".join(f"N={n}, M={4 * n}: {133 * n}" for n in range(1, 12)),
         expected=list(Verdict)[number % 3],
-        reading=Reading(1.5e-8, 1e-15),
+        reading=Measurement(1.5e-8, 1e-15),
         unit="position, ln D; relative",
         correction="layer 2 reads the position in two coordinates",
     )

@@ -293,12 +293,12 @@ def test_damaged_claims_are_named_with_the_command(tmp_path, monkeypatch):
 
 def test_theory_shows_what_the_closed_forms_say(opened):
     data = closed_forms(16, 0.5, 3, 3)
-    for construction, E in (("weave, ideal recovery", None), ("Stair", 3)):
+    for construction, E in (("remap, ideal recovery", None), ("Stair", 3)):
         excess = data["excess"].sel(construction=construction)
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
     app = opened("theory", theory_M="64", N="8")
-    assert "the weave first fails at t = 181,369;" in shown_texts(app)
+    assert "the remap first fails at t = 181,369;" in shown_texts(app)
     assert "The paper's theorems: 3.1 holds. BROKEN: 3.2." in shown_texts(app)
     app.slider(key="theory_M").set_value(4).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")

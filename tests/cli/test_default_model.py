@@ -10,7 +10,7 @@ from mesa.checkpoints.place import shipped_folder
 from mesa.models import load
 from mesa.support import trained_length
 from probe.tasks import score
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval_tasks import PASSKEY
 from research.shipped_models import card
@@ -53,7 +53,7 @@ def test_the_cards_scores_show_what_they_must():
 def mean_score(loaded, task, length, count, measured):
     """The mean over the card's first prompts or windows."""
     documents = tuple(score.heldout_ids(loaded.tokenizer))
-    setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
+    setting = PromptSpec(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
     prompts = task.prepare(loaded.tokenizer, length, setting, count)
     return np.mean([sample.value for sample in task.measure(loaded, length, prompts, setting)])
 

@@ -36,7 +36,7 @@ def attended(model, method, executor, mask):
         for hook in hooks:
             hook.remove()
     heads = {layer: method.heads_in(layer) for layer in range(3)}
-    assert attachment.woven == {layer: (0, 1, 2, 3) if some is None else some for layer, some in heads.items()}
+    assert attachment.heads == {layer: (0, 1, 2, 3) if some is None else some for layer, some in heads.items()}
     return {
         name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in states.items()
     }

@@ -72,7 +72,7 @@ def check_read_out(family):
 
 
 def check_saved(family, folder, dtype=None):
-    """o_t is attn_out's third dimension: below H beyond M under Origin, above it under the weave."""
+    """o_t is attn_out's third dimension: below H beyond M under Origin, above it under the remap."""
     loaded = load(str(theory.save(family.built, folder)), dtype=dtype)
     assert loaded.model.dtype == torch.float64
     weights = family.built.state_dict()

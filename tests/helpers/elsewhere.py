@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probe.experiment.runner import Runner
-from probe.experiment.task import Outcome
+from probe.experiment.task import TaskOutcome
 
 
 class Scattered:
@@ -25,13 +25,13 @@ class Scattered:
             for cell in self.draw.sample(batch, len(batch)):
                 progress.began(cell)
                 lost = "its process died" if cell.key in self.lost else ""
-                yield cell, Outcome(lost=lost) if lost else self._outcome(cell)
+                yield cell, TaskOutcome(lost=lost) if lost else self._outcome(cell)
 
     def _outcome(self, cell):
         try:
-            return pickle.loads(pickle.dumps(Outcome(self.function(pickle.loads(pickle.dumps(cell))))))
+            return pickle.loads(pickle.dumps(TaskOutcome(self.function(pickle.loads(pickle.dumps(cell))))))
         except Exception as error:
-            return Outcome(error=error)
+            return TaskOutcome(error=error)
 
 
 @dataclass(frozen=True)

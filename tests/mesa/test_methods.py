@@ -157,8 +157,8 @@ def test_mesa_plans_prompts_of_every_length(settings, variant, headroom):
 BAD = [
     ("rerope", {"window": 64}, "window=64 is not below the trained length 64"),
     ("rerope", {"window": -3}, "window=-3 is below 1"),
-    ("rerope", {"window": 6.5}, "window=6.5 is not a whole number"),
-    ("rerope", {"window": True}, "window=True is not a whole number"),
+    ("rerope", {"window": 6.5}, "window=6.5 is not an integer"),
+    ("rerope", {"window": True}, "window=True is not an integer"),
     ("rerope", {"log_n": "no"}, "log_n=no is not true or false"),
     ("rerope", {"width": 3}, "unknown parameter 'width'; known: heads, layers, log_n, window"),
     ("rerope", {"layers": 1}, "layers=1 is not a sequence of different layers, such as (0, 1)"),

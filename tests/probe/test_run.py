@@ -8,7 +8,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 import probe
 from mesa_lens.cli import main
-from probe.commands.predict.result import PREDICTION, Failure, MethodPrediction, Prediction
+from probe.commands.predict.result import PREDICTION, FailureEstimate, MethodPrediction, Prediction
 from probe.commands.probe.report import write_report
 from probe.commands.probe.result import run_summary
 from probe.run import PLOTLY
@@ -96,7 +96,7 @@ def test_where_nothing_breaks_no_break_is_reported(still):
 def test_scores_are_exported_where_the_states_tell_no_onset(folder, tmp_path):
     away = hidden_states(prompts=("repeated",)).sel(position=slice(80, 200))  # neither M nor what lies before it
     write_run(tmp_path / "away", away, evaluation())
-    mesa = MethodPrediction({"window": 8}, "", failure=Failure(300, (290, 310)))
+    mesa = MethodPrediction({"window": 8}, "", failure=FailureEstimate(300, (290, 310)))
     (tmp_path / "away" / "predict").mkdir()
     PREDICTION.write(tmp_path / "away", Prediction("tiny", 64, [320], 8, "", None, {"mesa": mesa}))
     run, whole = probe.open_run(tmp_path / "away"), probe.open_run(folder)

@@ -8,9 +8,9 @@ import pytest
 
 from research.rotary_theory.run import CLAIMS, main
 from theory.claim import OURS, summary
-from theory.claims import Settings
+from theory.claims import VerifyOptions
 
-QUICK = Settings(quick=True)
+QUICK = VerifyOptions(quick=True)
 README = Path(__file__).parents[2] / "research" / "rotary_theory" / "README.md"
 
 
@@ -30,7 +30,7 @@ def test_llama2_window():
 
 
 def test_slopes_hold_in_float32():
-    claim = CLAIMS["slopes"](Settings(dtype="float32", quick=True, H=2.0, seed=7))
+    claim = CLAIMS["slopes"](VerifyOptions(dtype="float32", quick=True, H=2.0, seed=7))
     assert claim.ok, claim.line()
 
 

@@ -29,7 +29,7 @@ def little():
         patch.setattr(onsets, "negative_control", partial(onsets.negative_control, count=3))
         patch.setattr(sources, "heldout", lambda: [text])
         patch.setattr("research.thresholds_predict_failure.results.is_chance", lambda *_: False)
-        patch.setattr("research.thresholds_predict_failure.results.LEAST_ACCURACY", 0)
+        patch.setattr("research.thresholds_predict_failure.results.MIN_ACCURACY", 0)
         yield
 
 

@@ -82,7 +82,7 @@ def test_reach_beyond_float64_is_infinite():
 @pytest.mark.parametrize(
     ("M", "N", "E", "message"),
     [
-        (2, 1, None, "M=2 is below 3: the weave has nothing to extend; take M >= 3"),
+        (2, 1, None, "M=2 is below 3: the remap has nothing to extend; take M >= 3"),
         (8, 0, None, "N=0 is below 1; take 1 <= N <= 7"),
         (8, 8, None, "N=8 is not below M=8; take N <= 7"),
         (8, 2, 1, "E=1 is below 2: a stair of width 1 is the plain encoding; take E >= 2"),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from theory.bounds import first_failure, step_failure
-from theory.claim import OURS, PAPER, THEOREMS, Reading, crossing, deviation, summary
-from theory.claims import CLAIMS, Claim, Settings, Verdict
+from theory.claim import OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
+from theory.claims import CLAIMS, Claim, Verdict, VerifyOptions
 from theory.claims.paper import printed_split
 from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
@@ -19,7 +19,7 @@ def claim_of(reading):
     return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=Verdict.HOLDS)
 
 
-class Watched(Settings):
+class Watched(VerifyOptions):
     """Settings that tell which of them were read."""
 
     def __getattribute__(self, name):
@@ -31,7 +31,7 @@ class Watched(Settings):
         return id(self)
 
 
-NAMES, READ = {field.name for field in fields(Settings)}, set()
+NAMES, READ = {field.name for field in fields(VerifyOptions)}, set()
 QUICK = Watched(quick=True)
 
 
@@ -47,23 +47,23 @@ def test_claim_comes_out_as_it_must(name):
 
 @pytest.mark.parametrize("name", ["3.1", "recovery", "3.2", "3.2-printed", "3.3", "3.3-recovery", "corollary"])
 def test_claims_hold_in_float32(name):
-    claim = CLAIMS[name](Settings(dtype="float32", quick=True, H=2.0, seed=7))
+    claim = CLAIMS[name](VerifyOptions(dtype="float32", quick=True, H=2.0, seed=7))
     assert claim.ok, claim.line()
 
 
 @pytest.mark.parametrize("H", [-100.0, 0.0])
 def test_thresholds_of_any_sign_hold(H):
     for name in ("3.1", "3.2"):
-        claim = CLAIMS[name](Settings(M=12, H=H))
+        claim = CLAIMS[name](VerifyOptions(M=12, H=H))
         assert claim.ok, claim.line()
 
 
 def test_users_parameters_take_the_place_of_the_grid():
-    assert Settings(M=708).most_positions == 708
-    claim = CLAIMS["3.3"](Settings(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
+    assert VerifyOptions(M=708).most_positions == 708
+    claim = CLAIMS["3.3"](VerifyOptions(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
     assert claim.ok
     assert claim.parameters["(M, N)"] == (12, 2)
-    assert CLAIMS["corollary"](Settings(M=12, N=2, quick=True)).parameters["(M, N, E)"] == (12, 2, 2)
+    assert CLAIMS["corollary"](VerifyOptions(M=12, N=2, quick=True)).parameters["(M, N, E)"] == (12, 2, 2)
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -74,18 +74,18 @@ def test_a_crossing_off_by_one_has_no_margin(shift):
 
 
 def test_a_margin_must_be_far_above_the_error():
-    assert claim_of(Reading(1.0, 0.01)).ok
+    assert claim_of(Measurement(1.0, 0.01)).ok
     for margin, error in ((1.0, 0.2), (-1.0, 0.0), (0.0, 0.0), (float("nan"), 0.0), (1.0, float("inf"))):
-        claim = claim_of(Reading(margin, error))
+        claim = claim_of(Measurement(margin, error))
         assert claim.verdict is Verdict.BROKEN
         assert json.loads(json.dumps(claim.as_dict(), allow_nan=False))["ok"] is False
-    assert Reading(1, 0.2) & Reading(0.5, 0.1) == Reading(0.5, 0.2)
+    assert Measurement(1, 0.2) & Measurement(0.5, 0.1) == Measurement(0.5, 0.2)
 
 
 @pytest.mark.parametrize(("N", "M", "first"), [(2, 4, 33), (2, 8, 544), (3, 5, 193)])
 def test_first_failures_of_the_step_mlp(N, M, first):
     assert step_failure(M, N) == step_failure(M, N, max(M, 64)) == first
-    o = woven_head_output(M, N, first + 20, Settings())
+    o = woven_head_output(M, N, first + 20, VerifyOptions())
     assert np.flatnonzero(o[M:] <= 0.5)[0] + M + 1 == first > first_failure(M, N)
 
 
@@ -100,7 +100,7 @@ def test_printed_split_leaves_a_last_chunk_below_L():
     ("error", "text"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
 )
 def test_what_rounding_leaves_is_given_by_its_power_of_ten(error, text):
-    claim = claim_of(Reading(1.0, error))
+    claim = claim_of(Measurement(1.0, error))
     assert claim.error_text == claim.as_dict()["error_text"] == text
     assert claim.line().endswith(f"error {text}")
 

@@ -9,8 +9,8 @@ import pytest
 
 from mesa_lens.cli import main
 from probe.files import read_result
-from theory.claim import Reading
-from theory.claims import CLAIMS, Settings
+from theory.claim import Measurement
+from theory.claims import CLAIMS, VerifyOptions
 from theory.figures import IDEAL, PE, STAIR, WEAVE, excess_figure
 from theory.report import curves
 
@@ -45,7 +45,7 @@ def test_json(capsys):
 
 
 def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
-    broken = replace(CLAIMS["3.1"](Settings(quick=True)), reading=Reading(-1.0))
+    broken = replace(CLAIMS["3.1"](VerifyOptions(quick=True)), reading=Measurement(-1.0))
     monkeypatch.setitem(CLAIMS, "3.1", lambda settings: broken)
     assert command("--claim 3.1") == 1
     assert "BROKEN: 3.1." in capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, 
         ("--M 709", "M=709 exceeds the 708 positions that the steps MLP recovers in float64; take M <= 708"),
         ("--M 87 --dtype float32", "M=87 exceeds the 86 positions that the steps MLP recovers in float32"),
         ("--M 8 --N 7 --E 2 --claim corollary", "N=7 leaves Stair PE no room below M=8; take N <= 6"),
-        ("--M 2 --claim 3.3", "M=2 is below 3: the weave has nothing to extend; take M >= 3"),
+        ("--M 2 --claim 3.3", "M=2 is below 3: the remap has nothing to extend; take M >= 3"),
         ("--E 1", "E=1 is below 2: a stair of width 1 is the plain encoding"),
         ("--E 3 --claim 3.1", "--E 3 has no effect on --claim 3.1; it has on corollary"),
         ("--N 2 --claim 3.2-exact", "--N 2 has no effect on --claim 3.2-exact; it has on 3.3, "),
@@ -105,7 +105,7 @@ def test_a_strangers_file_is_not_replaced(name, tmp_path, capsys):
 
 
 def test_curves_cross_where_the_closed_forms_say():
-    data = curves(Settings(M=8, N=2, E=2, quick=True))
+    data = curves(VerifyOptions(M=8, N=2, E=2, quick=True))
     excess = data.excess.where(data.t > 8, drop=True)
     fails = {name: int(data.t[8:][excess.sel(construction=name) <= 0][0]) for name in (PE, IDEAL, STAIR)}
     assert fails == {PE: 9, IDEAL: 43, STAIR: 16}

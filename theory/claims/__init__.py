@@ -1,6 +1,6 @@
 """Every claim of the paper that is checked.
 
-In: `Settings` (sizes, precision, seed). Out: a `Claim` for each check, with its reading and verdict.
+In: `VerifyOptions` (sizes, precision, seed). Out: a `Claim` for each check, with its reading and verdict.
 Open first: theorem1.py, the shortest.
 """
 
@@ -12,7 +12,7 @@ from types import ModuleType
 
 from mesa.errors import Refused
 from theory.claim import Check, Claim, Verdict
-from theory.claims.settings import Settings
+from theory.claims.settings import VerifyOptions
 
 _MODULES = "theorem1 theorem2 theorem3 corollary mesa paper".split()
 
@@ -38,4 +38,4 @@ def selected(name: str | None, claims: Mapping[str, Check] | None = None) -> dic
     return checks
 
 
-__all__ = ["CLAIMS", "Claim", "Settings", "Verdict", "checks_in", "selected"]
+__all__ = ["CLAIMS", "Claim", "Verdict", "VerifyOptions", "checks_in", "selected"]

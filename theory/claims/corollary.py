@@ -7,25 +7,25 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, deviation, first_below, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, deviation, first_below, grid
+from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.constructions import stair_model
 from theory.model import Construction
 from theory.weave import stair
 
 
-def exact_stair_model(M: int, N: int, E: int, length: int, settings: Settings) -> Construction:
+def exact_stair_model(M: int, N: int, E: int, length: int, settings: VerifyOptions) -> Construction:
     """The stair's construction with K >= W(T - 1) + 1 positions for T = `length`; log steps where matrices overflow."""
     K = max(M, int(stair(length - 1, N, E)) + 1)
     return stair_model(M, N, E, settings.H, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
 @claim("corollary", Verdict.LENGTH, "Corollary (Mesa Extrapolation)")
-def stair_extends(settings: Settings) -> Outcome:
+def stair_extends(settings: VerifyOptions) -> Outcome:
     """With 3.2's weights and Stair PE, N << M, still o_T > H although T > M."""
     default = [(16, 4, 2), (12, 3, 3), (16, 4, 3), (16, 4, 5), (9, 2, 3)] + ([] if settings.quick else [(64, 8, 2)])
-    triples, reading = settings.triples(*default), NOTHING
+    triples, reading = settings.triples(*default), IDENTITY
     for M, N, E in triples:
         reach = extended_length(M, N, E)
         length = int(min(1.1 * reach + 2 * E + M, settings.longest_run))
@@ -35,10 +35,10 @@ def stair_extends(settings: Settings) -> Outcome:
         certain = settings.sign_is_certain(excess) & (t > M)
         inside = certain & (t < reach)
         if inside.any():
-            reading &= Reading(float((o - settings.H)[inside].min()))
+            reading &= Measurement(float((o - settings.H)[inside].min()))
         if stair_is_recovered(N, E):
             signed = (o - settings.H) * np.sign(excess)
-            reading &= Reading(float(signed[certain].min()), deviation(o, excess + settings.H))
+            reading &= Measurement(float(signed[certain].min()), deviation(o, excess + settings.H))
     return Outcome(
         {"K": "W(T-1) + 1 or more", "(M, N, E)": grid(triples), "H": settings.H, "dtype": settings.dtype},
         f"M < t < T*; where positions are recovered also success or failure at every t to 1.1 T*, "
@@ -51,7 +51,7 @@ def stair_extends(settings: Settings) -> Outcome:
 
 
 @claim("corollary-position", Verdict.CORRECTED, "Corollary, proof (H^(1), third row)")
-def printed_position(settings: Settings) -> Outcome:
+def printed_position(settings: VerifyOptions) -> Outcome:
     """Layer 1 recovers I_t = W(t) under Stair PE."""
     M, N, E, length = 16, 4, 2, 60
     position = exact_stair_model(M, N, E, length, settings).recovered_position(length)
@@ -61,7 +61,7 @@ def printed_position(settings: Settings) -> Outcome:
     return Outcome(
         {"(N, E)": (N, E)},
         f"t = 1 .. {length}",
-        Reading(float(off.max()), float(error.max())),
+        Measurement(float(off.max()), float(error.max())),
         unit="position",
         correction="it is W(t - 1) + 1",
         counterexample=f"t = {wrong[0]}: {position[wrong[0] - 1]:.0f}, printed {stair(int(wrong[0]), N, E)}",
@@ -74,21 +74,21 @@ def widest_stair(N: int) -> int:
 
 
 @claim("corollary-recovery", Verdict.HOLDS, "ours (corollary, proof)")
-def recovery_condition(settings: Settings) -> Outcome:
+def recovery_condition(settings: VerifyOptions) -> Outcome:
     """Layer 1 recovers W(t - 1) + 1 at every t exactly where E - 1 <= (sqrt(e) - 1) e^(N + 1)."""
-    windows, reading = [1, 2, 3], NOTHING
+    windows, reading = [1, 2, 3], IDENTITY
     for N in windows:
         for E, recovered in ((widest_stair(N), True), (widest_stair(N) + 1, False)):
             length = N + 12 * E
             position = exact_stair_model(N + 2, N, E, length, settings).recovered_position(length)
             error = float(np.abs(position - ideal_position(np.arange(1, length + 1), N, E)).max())
-            reading &= Reading(1.0, error) if recovered else Reading(error)
+            reading &= Measurement(1.0, error) if recovered else Measurement(error)
     widths = grid([f"{widest_stair(N)} and {widest_stair(N) + 1}" for N in windows])
     return Outcome({"N": grid(windows), "E": widths}, "t = 1 .. N + 12 E", reading, unit="position")
 
 
 @claim("corollary-range", Verdict.CORRECTED, "Corollary ('apply matrices from Theorem 3.2')")
-def range_matters(settings: Settings) -> Outcome:
+def range_matters(settings: VerifyOptions) -> Outcome:
     """The matrices of theorem 3.2 serve Stair PE."""
     M, N, E, length = 64, 16, 2, 300
     options = settings.options(recovers=M, shape=ONE_HEAD)
@@ -98,15 +98,15 @@ def range_matters(settings: Settings) -> Outcome:
     return Outcome(
         {"K": M, "(M, N, E)": (M, N, E)},
         f"t = 1 .. {length}",
-        Reading(float(min(-o[fails - 1], wide[M:].min()))),
+        Measurement(float(min(-o[fails - 1], wide[M:].min()))),
         correction=f"K >= W(T - 1) + 1; then o > H for all M < t <= {length} and on to {extended_length(M, N, E):.0f}",
         counterexample=f"t = {fails}, soon after N + E(M - 1 - N) = {N + E * (M - 1 - N)}",
     )
 
 
 @claim("corollary-order", Verdict.HOLDS, "ours (between theorem 3.3 and the corollary)")
-def stair_against_weave(settings: Settings) -> Outcome:
-    """For E <= N Stair PE reaches less far than the weave, by ideal recovery; a wider stair can reach further."""
+def stair_against_weave(settings: VerifyOptions) -> Outcome:
+    """For E <= N Stair PE reaches less far than the remap, by ideal recovery; a wider stair can reach further."""
     tried = [(M, N, E) for N in range(2, 9) for M in range(N + 2, 4 * N + 8) for E in range(2, N + 1)]
     worst = min(first_failure(M, N) - first_failure(M, N, E) for M, N, E in tried)
     M, N, E = 4, 2, 50
@@ -117,8 +117,8 @@ def stair_against_weave(settings: Settings) -> Outcome:
     return Outcome(
         {"N": "2 .. 8", "M": "N + 2 .. 4N + 7", "E": "2 .. N"},
         f"first failures by the closed forms, {len(tried)} cases; up to r = N + E a stair is min(r, N + 1): "
-        f"(M, N, E) = ({M}, {N}, {E}) fails first at {first_failure(M, N, E)}, the weave at {first_failure(M, N)} "
+        f"(M, N, E) = ({M}, {N}, {E}) fails first at {first_failure(M, N, E)}, the remap at {first_failure(M, N)} "
         f"(built: {built[0]} and {built[1]})",
-        Reading(float(min(worst, further, built[0] - built[1]))),
+        Measurement(float(min(worst, further, built[0] - built[1]))),
         unit="token",
     )

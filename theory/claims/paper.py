@@ -13,8 +13,8 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 import mesa
 from mesa.plan import distances
 from theory.bounds import extended_length
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
 from theory.parts import POSITION
@@ -27,7 +27,7 @@ def _alibi_slope(heads: int) -> float:
 
 
 @claim("alibi-constant", Verdict.CORRECTED, "Background, ALiBi")
-def alibi_constant(settings: Settings) -> Outcome:
+def alibi_constant(settings: VerifyOptions) -> Outcome:
     """ALiBi's slopes are C^(m+1), C = 2^(-2^(-log2(#heads + 3))): 1/2, 1/4, ... for 8 heads."""
     heads = np.array([8, 16, 32])
     printed, mended = 2.0 ** -(2.0 ** -np.log2(heads + 3)), 2.0 ** -(2.0 ** -(np.log2(heads) - 3))
@@ -35,7 +35,7 @@ def alibi_constant(settings: Settings) -> Outcome:
     return Outcome(
         {"heads": "{8, 16, 32}"},
         "head 0 of each",
-        Reading(min(1e-5, float(abs(printed - slopes).min())), float(abs(mended - slopes).max())),
+        Measurement(min(1e-5, float(abs(printed - slopes).min())), float(abs(mended - slopes).max())),
         unit="slope",
         correction="a misplaced parenthesis: C = 2^(-2^(-(log2(#heads) - 3))) = 2^(-8/#heads)",
         counterexample=f"8 heads: {', '.join(f'{printed[0] ** m:.2f}' for m in (1, 2, 3))}, ...",
@@ -43,7 +43,7 @@ def alibi_constant(settings: Settings) -> Outcome:
 
 
 @claim("alibi-mpt", Verdict.CORRECTED, "Appendix, ALiBi on MPT-7B")
-def mpt_alibi(settings: Settings) -> Outcome:
+def mpt_alibi(settings: VerifyOptions) -> Outcome:
     """MPT's ALiBi is only an approximation of ALiBi.
 
     MPT's row -(T-1), ..., -1, 0 for all queries differs from -(t - i) by a constant in each row.
@@ -70,16 +70,16 @@ def mpt_alibi(settings: Settings) -> Outcome:
     return Outcome(
         {"T": length, "slope": slope},
         "attention weights on random scores, every 32nd query",
-        Reading(min(apart, off, 1e-9), error),
+        Measurement(min(apart, off, 1e-9), error),
         unit="attention",
         correction=f"in bfloat16, where attention is {off:.2f} off in total variation; in exact arithmetic its rows "
         "differ by constants, which softmax drops. "
-        f"Weaving that row for all queries is {apart:.2f} off (N = {N}, E = {E})",
+        f"Remapping that row for all queries is {apart:.2f} off (N = {N}, E = {E})",
     )
 
 
 @claim("self-extend", Verdict.HOLDS, "Appendix, Stair PE and Self-Extend")
-def self_extend_and_stair(settings: Settings) -> Outcome:
+def self_extend_and_stair(settings: VerifyOptions) -> Outcome:
     """Where W mod G = 0, Self-Extend is W + (t - i - W) // G exactly where t mod G >= i mod G: Stair PE, were the floor
     a ceiling."""
     length, wrong, shares = 512, 0, {}
@@ -103,7 +103,7 @@ def self_extend_and_stair(settings: Settings) -> Outcome:
         + ", ".join(f"{float(share):.1%} (G={group})" for group, share in shares.items())
         + f"; the shares tend to (G-1)/2G: {', '.join(map(str, limits.values()))}. With its floor it is Stair PE "
         "exactly where t mod G <= i mod G, elsewhere one below",
-        Reading(1.0 if wrong == 0 else -float(wrong)),
+        Measurement(1.0 if wrong == 0 else -float(wrong)),
         unit="position",
     )
 
@@ -123,7 +123,7 @@ def printed_split(length: int, trained: int, first: int, last: int, threshold: i
 
 
 @claim("dynamic-split", Verdict.CORRECTED, "Algorithm 1 and DynamicSplit")
-def dynamic_split(settings: Settings) -> Outcome:
+def dynamic_split(settings: VerifyOptions) -> Outcome:
     """DynamicSplit splits any input of I tokens into chunks, the last one L tokens or more."""
     trained, first, last, threshold = 4096, 100, 512, 200
     zero, short = [], []
@@ -137,7 +137,7 @@ def dynamic_split(settings: Settings) -> Outcome:
     return Outcome(
         {"T": trained, "F": first, "L": last, "M_max": threshold},
         "I = 1 .. 20000",
-        Reading(1.0 if (zero, short) == failing else -1.0),
+        Measurement(1.0 if (zero, short) == failing else -1.0),
         unit="token",
         correction="for I > T, beyond all that follows: none is split up to there",
         counterexample=f"division by zero for I = {zero[0]} .. {zero[-1]} (I < F + L); extra chunks and a last one "
@@ -146,18 +146,18 @@ def dynamic_split(settings: Settings) -> Outcome:
 
 
 @claim("3.3-chain", Verdict.LENGTH, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
-def chain_of_inequalities(settings: Settings) -> Outcome:
+def chain_of_inequalities(settings: VerifyOptions) -> Outcome:
     """When t > M, due to alpha_1 > 1/t, it is possible that M alpha_1 > 1."""
-    pairs, reading, seen = [(4, 2), (8, 2), (8, 3)], NOTHING, []
+    pairs, reading, seen = [(4, 2), (8, 2), (8, 3)], IDENTITY, []
     for M, N in pairs:
         t = math.floor(extended_length(M, N)) + 2
         alpha = float(1 / ideal_denominator(N, t, settings)[-1])
-        reading &= Reading(min(t * alpha - 1, 1 - M * alpha))
+        reading &= Measurement(min(t * alpha - 1, 1 - M * alpha))
         seen.append(f"(M, N, t) = ({M}, {N}, {t}): t alpha_1 = {t * alpha:.2f}, M alpha_1 = {M * alpha:.3f}")
     return Outcome(
         {"(M, N)": grid(pairs)},
         "floor(T*) + 2, ideal recovery",
-        Reading(reading.margin),
+        Measurement(reading.margin),
         unit="ratio",
         correction="up to T*, where alpha_1 > 1/M; alpha_1 > 1/t goes on beyond, and alone gives M alpha_1 > M/t",
         counterexample="; ".join(seen),
@@ -165,7 +165,7 @@ def chain_of_inequalities(settings: Settings) -> Outcome:
 
 
 @claim("threshold-above", Verdict.HOLDS, "Theoretical analysis, the definition of the threshold")
-def threshold_from_above(settings: Settings) -> Outcome:
+def threshold_from_above(settings: VerifyOptions) -> Outcome:
     """The threshold can be an upper bound as well as a lower one."""
     M, N, length = 16, 3, 60
     options, t = settings.options(shape=ONE_HEAD), np.arange(1, length + 1)
@@ -174,20 +174,20 @@ def threshold_from_above(settings: Settings) -> Outcome:
         "PE": plain_model(M, settings.H, **options),
         "weave": woven_model(M, N, settings.H, **options),
     }
-    reading = NOTHING
+    reading = IDENTITY
     tested = f"W_O negated: o_t against -H, t = 1 .. {length} (T* = {extended_length(M, N):.0f})"
     for name, model in models.items():
         model.get_buffer(f"blocks.{0 if name == 'NoPE' else 1}.attn.W_O")[0, POSITION] *= -1
         above = model.head_output(length) + settings.H
         if name == "weave":
-            reading &= Reading(float(-above[M:].max()))
+            reading &= Measurement(float(-above[M:].max()))
         else:
-            reading &= Reading(crossing(-above, M, 0.0), deviation(above, 1 - M / t))
+            reading &= Measurement(crossing(-above, M, 0.0), deviation(above, 1 - M / t))
     return Outcome({"(M, N)": (M, N), "H": settings.H}, tested, reading)
 
 
 @claim("memory-table", Verdict.CORRECTED, "Appendix, theoretical speed and memory, table")
-def memory_table(settings: Settings) -> Outcome:
+def memory_table(settings: VerifyOptions) -> Outcome:
     """Attention takes n^2 (Origin), 2 n^2 (ReRoPE), (1 + sqrt 2) n (LM-Infinite), (2 + sqrt 2) n (Mesa)."""
     M, n = 64, 512
     methods = {"Origin": mesa.Origin, "Dynamic-NTK": mesa.DynamicNTK, "ReRoPE": mesa.ReRoPE}
@@ -209,7 +209,7 @@ def memory_table(settings: Settings) -> Outcome:
         {"M": M, "n": f"{{{n}, {2 * n}}}"},
         "pairs that plans hold; a token more takes "
         + ", ".join(f"{slope:.0f} ({name})" for name, slope in slopes.items()),
-        Reading(float(min(as_stated, apart)) if same else -1.0),
+        Measurement(float(min(as_stated, apart)) if same else -1.0),
         unit="ratio",
         correction="quadratic and linear are right; ReRoPE's pairs are Origin's, each at one distance, so that 2 is of "
         "an implementation; the linear ones' factors are of the order of their windows, F + L and more, not 2 or 3",

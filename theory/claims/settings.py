@@ -19,7 +19,7 @@ from theory.recovery import EXACT, longest
 
 
 @dataclass(frozen=True)
-class Settings:
+class VerifyOptions:
     """What to check with. M, N, E left out take each claim's own grid; quick: shorter inputs; full: the longest.
 
     Raises Refused, naming value and remedy, for what no claim can be checked with.
@@ -122,7 +122,7 @@ class Settings:
 
 def read_by(function: Any) -> set[str]:
     """The settings that a function reads, itself or in what it calls of this package; told by its code, at once."""
-    known, read = {field.name for field in fields(Settings)}, set[str]()
+    known, read = {field.name for field in fields(VerifyOptions)}, set[str]()
     waiting, met = [function], list[Any]()
     while waiting:
         called: Any = waiting.pop()
@@ -132,7 +132,7 @@ def read_by(function: Any) -> set[str]:
         met.append(called)
         for name in _names(called.__code__):
             read |= {name} & known
-            waiting += [place[name] for place in (called.__globals__, vars(Settings)) if name in place]
+            waiting += [place[name] for place in (called.__globals__, vars(VerifyOptions)) if name in place]
     return read
 
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claims.settings import VerifyOptions
 from theory.constructions import nope_model
 from theory.parts import CONST, Shape
 
 
 @claim("3.1", Verdict.HOLDS, "Theorem 3.1, eq. 21")
-def nope_fails_beyond_M(settings: Settings) -> Outcome:
+def nope_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """Without positions o_t = M/t - 1 + H: above H for t < M, below it for t > M, whatever W_Q is."""
-    windows, reading = settings.windows(16, 64, 512), NOTHING
+    windows, reading = settings.windows(16, 64, 512), IDENTITY
     for M in windows:
         length = min(2 * M, settings.longest_run)
         reference = M / np.arange(1, length + 1) - 1 + settings.H
         for seed in range(settings.seed, settings.seed + 3):
             o = nope_model(M, settings.H, seed=seed, dtype=settings.torch_dtype).head_output(length, seed)
-            reading &= Reading(crossing(o, M, settings.H), deviation(o, reference))
+            reading &= Measurement(crossing(o, M, settings.H), deviation(o, reference))
     sizes = {"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed}
     return Outcome(sizes, "t = 1 .. 2M, 3 seeds", reading)
 
 
 @claim("3.1-head-size", Verdict.CORRECTED, "Theorem 3.1, proof ('for head dimensions h >= 1')")
-def head_size_one(settings: Settings) -> Outcome:
+def head_size_one(settings: VerifyOptions) -> Outcome:
     """The construction works for head sizes h >= 1."""
     M, H = 16, 0.5
     merged = nope_model(M, H, shape=Shape(head=1), seed=settings.seed, dtype=settings.torch_dtype)
@@ -35,22 +35,22 @@ def head_size_one(settings: Settings) -> Outcome:
     return Outcome(
         {"M": M, "H": H, "h": 1},
         f"t = 1 .. {3 * M}",
-        Reading(min(margin, excess)),
+        Measurement(min(margin, excess)),
         correction="the printed W_V needs h >= 2; its two rows merged into one, (H - 1, M, 0, ...), do for h = 1",
         counterexample=f"printed W_V at h = 1, t = M + 1: o - H = {excess:.3f} > 0",
     )
 
 
 @claim("3.1-reading", Verdict.HOLDS, "ours (theorem 3.1, 'input sequence of length T + 1')")
-def where_o_is_read(settings: Settings) -> Outcome:
+def where_o_is_read(settings: VerifyOptions) -> Outcome:
     """o_T is the output at position T, <bos> at position 1: at the last of T + 1 tokens o = H where T = M - 1.
 
     Margin: what o is above H at t = M - 1 and below it at t = M + 1.
     """
-    windows, reading = settings.windows(2, 16, 64, 512), NOTHING
+    windows, reading = settings.windows(2, 16, 64, 512), IDENTITY
     for M in windows:
         o = nope_model(M, settings.H, seed=settings.seed, dtype=settings.torch_dtype).head_output(M + 1) - settings.H
-        reading &= Reading(float(min(o[M - 2], -o[M])), float(abs(o[M - 1])))
+        reading &= Measurement(float(min(o[M - 2], -o[M])), float(abs(o[M - 1])))
     inexact = sum(np.float64(1) / M * M != 1 for M in range(2, 4097))
     return Outcome(
         {"M": grid(windows), "H": settings.H, "dtype": settings.dtype},

@@ -9,8 +9,8 @@ import mpmath
 import numpy as np
 import torch
 
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claims.settings import VerifyOptions
 from theory.constructions import plain_model
 from theory.model import Construction
 from theory.parts import CONST, POSITION, Shape
@@ -19,7 +19,7 @@ from theory.recovery import KINDS, longest, sharpness, worst_error
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O")
 
 
-def read_plain(model: Construction, M: int, H: float, length: int, recovers: int) -> Reading:
+def read_plain(model: Construction, M: int, H: float, length: int, recovers: int) -> Measurement:
     """How well a construction does what theorem 3.2 says, and what its proof says: o_t and the recovered t.
 
     Mutated constructions must fail here. An error in the position counts in full, since the nearest mistake is 1.
@@ -28,16 +28,16 @@ def read_plain(model: Construction, M: int, H: float, length: int, recovers: int
     exact = t <= recovers
     error = deviation(o[exact], (M / t - 1 + H)[exact])
     position = np.abs(model.recovered_position(length) - t)[exact].max()
-    return Reading(crossing(o, M, H), max(error, float(position) / M))
+    return Measurement(crossing(o, M, H), max(error, float(position) / M))
 
 
 @claim("3.2", Verdict.HOLDS, "Theorem 3.2")
-def plain_fails_beyond_M(settings: Settings) -> Outcome:
+def plain_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """There are weights so that with scores q.k - (t - i) o_T > H for T < M and o_T < H for T > M.
 
     o_t = M/t - 1 + H.
     """
-    windows, reading = settings.windows(16, 64, 512), NOTHING
+    windows, reading = settings.windows(16, 64, 512), IDENTITY
     for M in windows:
         options = settings.chosen_mlp(M)
         model = plain_model(M, settings.H, **options)
@@ -50,7 +50,7 @@ def plain_fails_beyond_M(settings: Settings) -> Outcome:
 
 
 @claim("3.2-range", Verdict.HOLDS, "ours (theorem 3.2, proof)")
-def range_of_positions(settings: Settings) -> Outcome:
+def range_of_positions(settings: VerifyOptions) -> Outcome:
     """Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not.
 
     K = M - 1 recovered positions are enough; with K = M - 2, D(M - 1) = M - 2 + e > M.
@@ -61,12 +61,12 @@ def range_of_positions(settings: Settings) -> Outcome:
     denominator = 1 / short.bos_attention(4 * M)
     failing = float(denominator[M - 2] - M) / M
     reference = M - 2 + math.e
-    reading = Reading(min(crossing(enough, M, H), failing), abs(float(denominator[M - 2]) - reference) / reference)
+    reading = Measurement(min(crossing(enough, M, H), failing), abs(float(denominator[M - 2]) - reference) / reference)
     return Outcome({"K": grid([M - 1, M - 2]), "M": M, "H": H}, f"t = 1 .. {4 * M}", reading)
 
 
 @claim("3.2-printed", Verdict.MISPRINT, "Theorem 3.2, proof, layer 2")
-def printed_matrices(settings: Settings) -> Outcome:
+def printed_matrices(settings: VerifyOptions) -> Outcome:
     """Layer 2's W_Q, W_K as printed give q.k = tau + (t - i).
 
     Mended, the same numbers in the same places but one, o_t = M/t - 1 + H. Literally built, q.k = tau - t i:
@@ -86,7 +86,7 @@ def printed_matrices(settings: Settings) -> Outcome:
     return Outcome(
         {"K": options["recovers"], "M": M, "H": H},
         f"t = 1 .. {length}; mended, o_t is M/t - 1 + H within the error",
-        Reading(
+        Measurement(
             min(lowest, crossing(mended, M, H), settings.rounding) if is_one else -1.0,
             max(error, deviation(printed[1:M], M / denominator - 1 + H)),
         ),
@@ -97,7 +97,7 @@ def printed_matrices(settings: Settings) -> Outcome:
 
 
 @claim("recovery", Verdict.HOLDS, "ours (theorem 3.2, proof)")
-def recovery_ranges(settings: Settings) -> Outcome:
+def recovery_ranges(settings: VerifyOptions) -> Outcome:
     """In floating point the MLP recovers t within the dtype's exponent range, if nothing cancels in it.
 
     Margin: what is left of half a position, beyond which another one is nearer. The naive sum fails as printed.
@@ -112,28 +112,28 @@ def recovery_ranges(settings: Settings) -> Outcome:
         {"MLP": grid(list(table)), "dtype": "{float32, float64}"},
         f"largest T with every t <= T recovered to 0.01, float32 / float64: {ranges} (log: as far as "
         f"tried); naive, whose terms cancel, at T = {table['naive']['float64'] + 4}: {short:.2g} positions off",
-        Reading(min(0.5, short) - error, error),
+        Measurement(min(0.5, short) - error, error),
         unit="position",
     )
 
 
 def measured_error(kind: str, dtype: str, positions: int) -> float:
     """The worst position error of `kind` in the built transformer, in positions."""
-    settings = Settings(dtype=dtype)
+    settings = VerifyOptions(dtype=dtype)
     options = settings.options(recovers=positions, recovery=kind, shape=Shape(heads=1))
     recovered = plain_model(min(positions, 8), **options).recovered_position(positions)
     return float(np.abs(recovered - np.arange(1, positions + 1)).max())
 
 
 @claim("3.2-exact", Verdict.HOLDS, "Theorem 3.2, proof, layer 1")
-def exact_recovery(settings: Settings) -> Outcome:
+def exact_recovery(settings: VerifyOptions) -> Outcome:
     """The MLP can always recover t from x_t = e^-(t-1)/S(t), in exact arithmetic."""
     K = 128 if settings.quick else 700
     interval: Any = mpmath.iv
     interval.dps = 30
-    model = plain_model(8, settings.H, **Settings(seed=settings.seed).options(recovers=K, shape=Shape(heads=1)))
+    model = plain_model(8, settings.H, **VerifyOptions(seed=settings.seed).options(recovers=K, shape=Shape(heads=1)))
     W_1, W_2 = (model.get_buffer(f"blocks.0.mlp.{name}").numpy() for name in ("W_1", "W_2"))
-    slack = Reading(step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval))
+    slack = Measurement(step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval))
     tested = f"all steps k < {K} of the built W_1 and W_2, interval arithmetic (mpmath)"
     return Outcome({"K": K, "b": sharpness()}, tested, slack, unit="step")
 

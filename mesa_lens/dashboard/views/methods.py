@@ -16,7 +16,7 @@ from mesa.settings import drawing_sizes
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.tables import csv_bytes
-from probe.glossary import WEAVE
+from probe.glossary import REMAP
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
 _GAPS = 64  # tokens up to which cells are parted
@@ -25,7 +25,7 @@ _SIDES = {"a": "rerope", "b": "mesa"}  # and the methods drawn at first
 
 def page(context: Context) -> None:
     """Two methods side by side."""
-    st.caption(ui.plain(WEAVE))
+    st.caption(ui.plain(REMAP))
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))

@@ -15,7 +15,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
 from probe.files import read_result
-from probe.glossary import WEAVE
+from probe.glossary import REMAP
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
 from theory.claim import summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
@@ -30,10 +30,10 @@ def page(context: Context) -> None:
     """Sliders, three figures, and the table of verified claims."""
     st.markdown(
         "The head output o_t of the paper's constructed transformers is M / D(t) - 1 + H: it falls below the threshold "
-        "H where D(t) passes M. Plain positions give D(t) = t; weaving slows it down. These are the closed forms; "
+        "H where D(t) passes M. Plain positions give D(t) = t; remapping slows it down. These are the closed forms; "
         "`mesa-lens verify` checks them on real weights."
     )
-    st.caption(ui.plain(WEAVE))
+    st.caption(ui.plain(REMAP))
     M, H, N, E = _parameters()
     try:
         check_window(M, N, E)
@@ -42,7 +42,7 @@ def page(context: Context) -> None:
         return
     data = closed_forms(M, H, N, E)
     weave, stair = data.attrs["T_weave"], data.attrs["T_stair"]
-    reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
+    reached = {"Plain positions fail at": M, "The remap reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
     st.caption(ui.plain(first_failures(M, N, E)))
@@ -52,7 +52,7 @@ def page(context: Context) -> None:
         "Recovered position": (position_figure, data["position"], "The position that layer 1 recovers at t."),
         "Attention on <bos>": (attention_figure, data["attention"], "Attention on bos over t: above 1/M succeeds."),
     }
-    reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
+    reach = f"M = {M}, T* of the remap {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
     places = st.tabs(list(tabs), key="theory_tab", on_change="rerun", bind="query-params")
     for place, (figure, values, shown) in zip(places, tabs.values(), strict=True):
         with place:
@@ -66,7 +66,7 @@ def page(context: Context) -> None:
 def first_failures(M: int, N: int, E: int) -> str:
     """In words: the first position that fails, as far as float64 tells it."""
     sentences = []
-    for name, width in (("the weave", None), ("Stair PE", E)):
+    for name, width in (("the remap", None), ("Stair PE", E)):
         reach = extended_length(M, N, width)
         if reach < _EXACT:
             failure = f"at t = {first_failure(M, N, width):,}"
@@ -75,7 +75,7 @@ def first_failures(M: int, N: int, E: int) -> str:
         sentences.append(f"{name} first fails {failure}")
     steps = step_failure(M, N, longest=_LONGEST_STEPS)
     fails = f"not up to {_LONGEST_STEPS:,}" if steps is None else f"at t = {steps:,}"
-    own = f"with theorem 3.2's own weights, which recover more later on, the weave first fails {fails}"
+    own = f"with theorem 3.2's own weights, which recover more later on, the remap first fails {fails}"
     return f"With positions recovered ideally, {'; '.join(sentences)}; {own}."
 
 
@@ -89,7 +89,7 @@ def _download(values: xr.DataArray) -> None:
 def _parameters() -> tuple[int, float, int, int]:
     one, two, three, four = st.columns(4)
     M = one.slider("M, the window (tokens)", 4, 1000, 16, key="theory_M", bind="query-params")
-    N = two.slider("N, the weave's window (tokens)", 1, 40, 3, key="N", bind="query-params")
+    N = two.slider("N, the remap's window (tokens)", 1, 40, 3, key="N", bind="query-params")
     E = three.slider("E, the stair's width (tokens)", 2, 50, 3, key="E", bind="query-params")
     H = four.slider("H, the threshold", 0.0, 2.0, 0.5, 0.1, key="H", bind="query-params")
     return int(M), float(H), int(N), int(E)

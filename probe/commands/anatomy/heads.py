@@ -31,7 +31,7 @@ PARTS = ("first", "near", "window", "beyond")
 """Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
 QUERIES, STRONGEST = 32, 12
 """Queries whose attention is stored token by token, and how many keys of each."""
-Measure = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
+HeadMeasure = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
 """Statistics (head, ...) by name, of some heads of one layer: from schedule, queries, keys and scale."""
 
 
@@ -94,7 +94,7 @@ def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[i
 
 @torch.no_grad()
 def recorded_attention(
-    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: Measure
+    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: HeadMeasure
 ) -> dict[str, np.ndarray]:
     """What `measure` gives in one pass over `ids` under `method`, (layer, head, ...) by name.
 

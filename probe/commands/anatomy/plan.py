@@ -16,9 +16,9 @@ from probe.commands.anatomy.request import AnatomyRequest
 from probe.commands.eval.plan import PROMPTS
 from probe.files import JsonObject
 from probe.options import parse_ranges
-from probe.request import tell_left_out
+from probe.request import warn_skipped
 from probe.tasks import sources
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import Prompt
 from probe.tasks.retrieval_tasks import PASSKEY
@@ -78,7 +78,7 @@ class AnatomyPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that a row depends on beside its key and its method, ready for JSON."""
+        """Everything that a row depends on beside its key and its method, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,
@@ -103,7 +103,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     check_prompts(lengths[-1], request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
-    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    setting = PromptSpec(trained, tuple(lengths), request.samples, request.seed, documents)
     texts: dict[int, Sequence[Any]] = {}
     passkeys: dict[int, Sequence[Prompt]] = {}
     if {"heads", "tokens"} & {*request.parts}:
@@ -114,14 +114,14 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
         except Refused as error:
             if request.lengths is not None or not texts:
                 raise
-            tell_left_out({"retrieval": f"retrieval: {error}"})
+            warn_skipped({"retrieval": f"retrieval: {error}"})
     words: tuple[str, ...] = ()
     if "tokens" in request.parts:
         words = tuple(tokenizer.decode([token]) for token in texts[lengths[-1]][0].tolist())
     return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), words)
 
 
-def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
+def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prompt]:
     """Prompts that end early enough for the answer's tokens to be predicted within `length`: at M, all inside M."""
     room = 0
     while True:

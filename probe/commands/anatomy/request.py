@@ -15,7 +15,7 @@ from probe.options import (
 )
 from probe.request import LENGTHS_HELP, METHODS, STORED, TEXT_HELP, MethodsRequest
 
-Part = Literal["heads", "retrieval", "tokens"]
+AnatomyPart = Literal["heads", "retrieval", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class AnatomyRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = METHODS
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "parts")
-    parts: Annotated[tuple[Part, ...], Split] = option(
+    parts: Annotated[tuple[AnatomyPart, ...], Split] = option(
         ("heads", "retrieval"),
         "heads: what each attends to; retrieval: which copy a passkey; tokens: the loss and attention of every token",
     )
-    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="M and 4 times M")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="M and 4x M")
     samples: Count = option(4, "prompts at each length")
     layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
     text: Text | None = option(

@@ -20,7 +20,7 @@ class Mean(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredAttention:
     """The attention of a method's queries on one side of M, over prompts. Shares are of a query's attention, 0 to 1."""
 
     method: str
@@ -49,7 +49,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadMeasured(Measured, OfHead):
+class HeadMeasured(MeasuredAttention, OfHead):
     """The same of one head."""
 
     layer: int
@@ -108,7 +108,7 @@ class Anatomy:
     reference: str
     tasks_left: int
     heads: list[HeadMeasured]
-    all_heads: list[Measured]
+    all_heads: list[MeasuredAttention]
     """Means over all heads."""
     retrieval: list[Retrieval]
     retrieval_heads: list[RetrievalHead]

@@ -17,7 +17,7 @@ from probe.commands.anatomy.result import (
     Anatomy,
     Captured,
     HeadMeasured,
-    Measured,
+    MeasuredAttention,
     Retrieval,
     RetrievalHead,
     Tokens,
@@ -63,7 +63,7 @@ def token_summary(plan: AnatomyPlan, journal: Journal) -> Tokens | None:
 
 def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
     """The summary of the journal's rows of a plan, of every part."""
-    heads, all_heads, retrieval = list[HeadMeasured](), list[Measured](), list[Retrieval]()
+    heads, all_heads, retrieval = list[HeadMeasured](), list[MeasuredAttention](), list[Retrieval]()
     for part in PARTS[:2]:
         for length in plan.lengths:
             for name in plan.methods:
@@ -74,7 +74,7 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
                     for span, here in _by_span(rows).items():
                         labels["span"] = span
                         means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
-                        all_heads.append(Measured(**labels, **means))
+                        all_heads.append(MeasuredAttention(**labels, **means))
                         heads += [HeadMeasured(**entry) for entry in _by_head(plan, labels, here)]
                 elif rows:
                     retrieval += _retrieval(plan, labels, rows)

@@ -13,10 +13,10 @@ from mesa.errors import Failed
 from probe.commands.anatomy.heads import by_span, head_statistics, retrieval_scores, token_values
 from probe.commands.anatomy.plan import AnatomyKey, AnatomyPlan, pass_bytes
 from probe.commands.anatomy.result import ANATOMY, TABLES, TOKENS
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
-from probe.experiment.task import Measure, Task
+from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 
 _DIGITS = 7
@@ -25,7 +25,7 @@ _DIGITS = 7
 class AnatomyWorker(PlanWorker):
     """A plan and its model, as plain data."""
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row."""
         return partial(measure, self.plan, self.source.loaded().model)
 
@@ -63,7 +63,7 @@ class AnatomyExperiment(Experiment):
         ("spans", "score", "nll"),
     )
 
-    def tasks(self, rows: Rows) -> list[Task]:
+    def tasks(self, rows: JournalRows) -> list[Task]:
         """The parts of prompts that the journal lacks."""
         missing = [key for key in self.plan.keys if key not in rows]
         return [

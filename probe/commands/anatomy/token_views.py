@@ -14,7 +14,7 @@ from probe.commands.anatomy.result import Tokens
 
 SHOWN = 1024
 """Tokens of a view: of a longer text those around M, and the last."""
-LEAST = 0.001
+MIN_WEIGHT = 0.001
 """Weights below this are not drawn."""
 CLEAR = 2.0
 """Nats by which a token's loss is called another."""
@@ -137,7 +137,7 @@ def attention_view(tokens: Tokens, method: str | None = None, layer: int | None 
     for name in names:
         stored = [part[row][column] for part in (tokens.methods[name].key, tokens.methods[name].weight)]
         strongest = [list(zip(*pair, strict=True)) for pair in zip(*stored, strict=True)]
-        drawn = [[(int(key), round(weight, 3)) for key, weight in pairs if weight >= LEAST] for pairs in strongest]
+        drawn = [[(int(key), round(weight, 3)) for key, weight in pairs if weight >= MIN_WEIGHT] for pairs in strongest]
         weights.append(dict(zip(queries, drawn, strict=True)))
     marks = [
         f" data-at={at}{' role=button tabindex=0' if at in {*queries} else ''}" for at in range(len(tokens.tokens))

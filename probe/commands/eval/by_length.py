@@ -10,7 +10,7 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.support import is_rotary
 from probe.commands.eval.plan import EvalPlan
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval_tasks import PASSKEY
 
@@ -35,7 +35,7 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
         raise Refused(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
 
 
-def scores(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:
+def scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
     rows: all of the plan's, and of each method at the lengths `further`, where other methods have NaN. The tail is M/4
@@ -61,7 +61,7 @@ def scores(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]] | No
     )
 
 
-def _values(rows: Rows, task: str, measured: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
+def _values(rows: JournalRows, task: str, measured: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
     """A task's scores (method, length, sample); NaN at the lengths that a method lacks."""
     samples = {
         (row, column): [score["value"] for score in rows[task, name, length]["scores"]]

@@ -21,12 +21,12 @@ from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.request import HarnessOptions
 from probe.commands.eval.result import HARNESS_SCORES, EvalKey, HarnessScores
 from probe.commands.eval.worker import eval_key
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.resume import recorded
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Measure, Task
+from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 
 JOURNAL, RESULTS = "harness.jsonl", HARNESS_SCORES.path.name
@@ -91,7 +91,7 @@ class Harness(Experiment):
         """As for Experiment."""
         return recorded(self.plan.request, HarnessOptions(False, tuple(self.names), self.include_path, self.limit))
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """Those without a row, with the memory of one prompt and the logits of all its tokens."""
         config, tokens = self.plan.config, max(self.plan.setting.lengths)
         number = bytes_a_number(config, self.plan.request.load)
@@ -106,7 +106,7 @@ class HarnessWorker(PlanWorker):
     include_path: Path | None
     limit: int | None
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row."""
         loaded = self.source.loaded()
 

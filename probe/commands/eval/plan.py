@@ -15,9 +15,9 @@ from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.result import EvalKey
 from probe.files import JsonObject
-from probe.request import tell_left_out
+from probe.request import warn_skipped
 from probe.tasks import sources
-from probe.tasks.base import Setting, Task
+from probe.tasks.base import EvalTask, PromptSpec
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
 from probe.tasks.retrieval_tasks import RETRIEVAL
@@ -25,7 +25,7 @@ from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, Task] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Summaries(), Latency())}
+TASKS: dict[str, EvalTask] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Summaries(), Latency())}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
@@ -42,7 +42,7 @@ class EvalPlan:
 
     request: EvalRequest
     methods: dict[str, Method]
-    setting: Setting
+    setting: PromptSpec
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class EvalPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
+        """Everything that scores depend on, as JSON. Tasks, methods and lengths may be added to a run."""
         pairs = [[*"\0".join(pair).encode()] for pair in self.setting.pairs]
         return {
             **self.request.identity,
@@ -117,7 +117,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.tasks and request.lengths is not None:
         check_prompts(max(lengths), request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
-    setting = Setting(
+    setting = PromptSpec(
         trained,
         lengths,
         request.samples,
@@ -140,7 +140,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     return plan
 
 
-def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Setting) -> str:
+def unfit_length(tasks: Iterable[EvalTask], tokenizer: Any, length: int, setting: PromptSpec) -> str:
     """Why the tasks cannot all be measured at `length`; empty where they can."""
     try:
         check_prompts(length, setting.samples)
@@ -154,7 +154,7 @@ def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Se
     return ""
 
 
-def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> tuple[int, ...]:
+def fitting_lengths(tasks: Iterable[EvalTask], tokenizer: Any, setting: PromptSpec) -> tuple[int, ...]:
     """Of the default `setting.lengths`, those at which all tasks can be measured; stderr names the others.
 
     Raises Refused, naming --lengths, where there is none.
@@ -169,11 +169,11 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
             fitting = trial.lengths
     if not fitting:
         raise Refused(f"no default length can be measured; {next(iter(left_out.values()))}")
-    tell_left_out(left_out)
+    warn_skipped(left_out)
     return fitting
 
 
-def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:
+def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int) -> int:
     """Rough memory, at the longest prompts, beside weights of so many bytes a number.
 
     Key-value cache and one layer's states of a batch, the logits that a task holds, and float32 copies of a slice.

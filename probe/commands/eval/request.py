@@ -37,7 +37,7 @@ class EvalRequest(MethodsRequest):
 
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "tasks", "batch")
     tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
-    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8 times M, where a prompt fits")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
     samples: Count = option(100, "prompts at each length")
     text: Text | None = option(None, TEXT_HELP, group=DATA_GROUP, unset="the shipped one")
     data: Text | None = option(

@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """A mean less the reference's on the n samples of both, with its paired 95% interval; NaN where there is none."""
 
     reference: str
@@ -64,7 +64,7 @@ class Cell:
     high: Number
     n: int
     """Number of samples."""
-    difference: Difference | None = None
+    difference: PairedDifference | None = None
     """None for the reference, and where it was not run."""
 
 

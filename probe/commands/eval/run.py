@@ -15,7 +15,7 @@ from probe.commands.eval.plan import TASKS, EvalPlan
 from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample
 from probe.commands.eval.summary import summarize
 from probe.commands.eval.worker import EvalWorker, eval_key, eval_tasks
-from probe.experiment.journal import Journal, Rows, bad_row
+from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
@@ -46,11 +46,11 @@ class Evaluation(Experiment):
         check_scores(journal, self.plan)
         return journal
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
         return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
 
-    def remaining(self, rows: Rows) -> int | None:
+    def remaining(self, rows: JournalRows) -> int | None:
         """Rows that the journal lacks."""
         return sum(key not in rows for key in self.plan.cells)
 
@@ -72,7 +72,7 @@ class Evaluation(Experiment):
         self.too_large.append(EvalKey(name, method, length))
         tqdm.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
-    def _is_done(self, rows: Rows, key: EvalKey) -> bool:
+    def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
         if key not in rows:
             return False
         lengths = TASKS[key.task].scored(key.length, self.plan.setting)
@@ -170,7 +170,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     return summary
 
 
-def _samples(rows: Rows) -> list[Sample]:
+def _samples(rows: JournalRows) -> list[Sample]:
     return [
         Sample(
             str(task),

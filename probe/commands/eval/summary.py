@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from probe.commands.eval.result import Cell, Difference, Sample
+from probe.commands.eval.result import Cell, PairedDifference, Sample
 from probe.statistics import shown
 from probe.store.results import number
 from probe.tables import Table, cross_table, plain_table
-from probe.tasks.base import Metric, Task
+from probe.tasks.base import EvalTask, Metric
 from probe.tasks.intervals import interval, paired
 
 Samples = dict[int, float]
 """Scores by sample; the same number is the same prompt under every method."""
 
 
-def summarize(samples: Sequence[Sample], tasks: Mapping[str, Task]) -> list[Cell]:
+def summarize(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[Cell]:
     """One cell a (task, metric, method, length), lengths in order; the reference is origin, else the first method."""
     grouped: dict[tuple[str, str, str, int], Samples] = {}
     for row in samples:
@@ -103,13 +103,13 @@ def _by_metric(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     yield from groups.values()
 
 
-def _difference_to(reference: str, values: Samples, others: Samples, metric: Metric) -> Difference | None:
+def _difference_to(reference: str, values: Samples, others: Samples, metric: Metric) -> PairedDifference | None:
     shared = [sample for sample in values if sample in others]
     if not shared:
         return None
     mine, theirs = ([scores[sample] for sample in shared] for scores in (values, others))
     low, high = map(number, paired(mine, theirs, metric))
-    return Difference(reference, float(np.mean(np.subtract(mine, theirs))), low, high, len(shared))
+    return PairedDifference(reference, float(np.mean(np.subtract(mine, theirs))), low, high, len(shared))
 
 
 def _table(title: str, cells: Sequence[Cell], form: str) -> Table:

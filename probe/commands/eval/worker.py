@@ -17,7 +17,7 @@ from probe.capture.memory import prompt_bytes
 from probe.commands.eval.plan import TASKS, EvalPlan, memory_bytes
 from probe.commands.eval.result import EvalKey
 from probe.experiment.model_spec import PlanWorker
-from probe.experiment.task import Measure, Task
+from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 from probe.tasks.latency import devices, watched_peak
 
@@ -44,12 +44,12 @@ def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
 class EvalWorker(PlanWorker):
     """An `EvalPlan`, and the model that it is for."""
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row, None where it does not fit in memory."""
         return measure_with(self.plan, self.source.loaded(), memory_bytes)
 
 
-def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> Measure:
+def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> MeasureTask:
     """The function that measures a plan's tasks on a loaded model."""
 
     def row(task: Task) -> JsonObject | None:

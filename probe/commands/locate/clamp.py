@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.errors import Refused
 from mesa.methods import Method
 from probe.capture.capture import capture_states
-from probe.commands.locate.passes import BASELINE, Edit, Outcome, RunPair
+from probe.commands.locate.passes import BASELINE, Edit, PassOutcome, RunPair
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.search import CrossingRule, search
 
@@ -103,7 +103,7 @@ class Clamp:
         span = "inside" if self.inside else "beyond"
         return ("clamp", self.way, self.rule, self.which, span, -1 if self.layer is None else self.layer)
 
-    def run(self, pair: RunPair) -> Outcome:
+    def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
         trained = pair.methods[BASELINE].trained_length
         begin = trained // 2 if self.inside else trained

@@ -10,13 +10,13 @@ import numpy as np
 from mesa.fingerprints import ids_fingerprint
 from probe.commands.locate.interventions import Head, Heads, HeadSet, by_layer
 from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS, LossGap, PairedLosses
-from probe.commands.locate.plan import ORIGIN, Group, LocatePlan
-from probe.experiment.journal import Rows
+from probe.commands.locate.plan import ORIGIN, ItemGroup, LocatePlan
+from probe.experiment.journal import JournalRows
 from probe.experiment.task import Key
 
 ENOUGH = 0.9
 RANDOM_SETS = 20
-MOST = 32
+MAX_HEADS = 32
 """Heads at which a search ends that has not recovered `ENOUGH`."""
 
 
@@ -29,34 +29,36 @@ class Round:
     candidates: Sequence[Head] = ()
     chosen: Sequence[Head] = ()
 
-    def keys(self, group: Group, name: str) -> list[Key]:
+    def keys(self, group: ItemGroup, name: str) -> list[Key]:
         """The losses that it needs, in the journal's words."""
         return [set_key(group, name, number, heads) for heads in self.sets for number in self.numbers]
 
-    def chosen_key(self, group: Group, name: str) -> Key:
+    def chosen_key(self, group: ItemGroup, name: str) -> Key:
         """The name of its choice in the journal."""
         return (*group, name, -1, "chosen", ids_fingerprint(self.candidates)[-8:], len(self.chosen))
 
 
-def set_key(group: Group, name: str, number: int, heads: Heads) -> Key:
+def set_key(group: ItemGroup, name: str, number: int, heads: Heads) -> Key:
     """The name in the journal of one item's loss with the method in a set of heads."""
     return (*group, name, number, *HeadSet.of(heads).key)
 
 
-def paired(plan: LocatePlan, rows: Rows, group: Group, name: str, numbers: Sequence[int] | None = None) -> PairedLosses:
+def paired(
+    plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str, numbers: Sequence[int] | None = None
+) -> PairedLosses:
     """Origin's and a method's losses on a group's items (or those of `numbers`), whose plain runs must be there."""
     numbers = range(len(plan.items[group])) if numbers is None else numbers
     baseline, patched = ([rows[(*group, of, number, "run")]["nll"] for number in numbers] for of in (ORIGIN, name))
     return PairedLosses(baseline, patched)
 
 
-def has_runs(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool:
+def has_runs(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> bool:
     """Whether the plain runs of Origin and a method are there for all of a group's items."""
     numbers = range(len(plan.items[group]))
     return all((*group, of, number, "run") in rows for number in numbers for of in (ORIGIN, name))
 
 
-def is_searchable(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool:
+def is_searchable(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> bool:
     """Whether each half of the items has an excess loss of which sets can recover a share; not of one item."""
     numbers = halves(len(plan.items[group]))
     return len(numbers[1]) > 0 and all(
@@ -64,7 +66,7 @@ def is_searchable(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool
     )
 
 
-def next_round(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Round | None:
+def next_round(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> Round | None:
     """The first round that the journal lacks a loss or the choice of; None where the search is done."""
     for step in rounds(plan, rows, group, name):
         choice = [step.chosen_key(group, name)] if step.chosen else []
@@ -73,11 +75,11 @@ def next_round(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Round |
     return None
 
 
-def rounds(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Iterator[Round]:
+def rounds(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> Iterator[Round]:
     """The rounds of a search; the journal must hold the losses of one before the next is taken.
 
     Candidates, heads and their number follow from the items of even number alone: of all candidates the one that
-    lowers the loss most is taken, until it is low enough or `MOST` are.
+    lowers the loss most is taken, until it is low enough or `MAX_HEADS` are.
     """
     choosing, scoring = halves(len(plan.items[group]))
 
@@ -89,7 +91,7 @@ def rounds(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Iterator[Ro
     candidates = sorted(sorted(alone, key=lambda head: loss(alone[head]))[: plan.request.candidates])
     target = target_loss(paired(plan, rows, group, name, choosing).gap)
     chosen, remaining = list[Head](), list(candidates)
-    while remaining and len(chosen) < MOST:
+    while remaining and len(chosen) < MAX_HEADS:
         extended = {head: by_layer([*chosen, head]) for head in remaining}
         yield Round([*extended.values()], choosing)
         best = min(remaining, key=lambda head: loss(extended[head]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from probe.commands.locate.passes import BASELINE, PATCHED, Outcome, RunPair
+from probe.commands.locate.passes import BASELINE, PATCHED, PassOutcome, RunPair
 
 Head = tuple[int, int]
 """A layer, and a head in it."""
@@ -32,7 +32,7 @@ class Patch:
         """Its name in the journal."""
         return (JOURNALED, self.way, self.layer, -1 if self.head is None else self.head)
 
-    def run(self, pair: RunPair) -> Outcome:
+    def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
         everywhere = {(layer, head) for layer in range(pair.depth) for head in range(pair.heads)}
         here = {(layer, head) for layer, head in everywhere if layer == self.layer and self.head in (None, head)}
@@ -54,7 +54,7 @@ class Plain:
         """Its name in the journal."""
         return ("run-inside" if self.inside else "run",)
 
-    def run(self, pair: RunPair) -> Outcome:
+    def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
         return pair.outcome(self.of)
 
@@ -80,7 +80,7 @@ class HeadSet:
         """Its name in the journal."""
         return "set", ";".join(f"{layer}:{','.join(map(str, heads))}" for layer, heads in self.heads)
 
-    def run(self, pair: RunPair) -> Outcome:
+    def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
         return pair.run(BASELINE, self.layer, method=replace(pair.methods[PATCHED], heads=dict(self.heads)))
 

@@ -22,7 +22,7 @@ from mesa.decoder import decoder_of, layers_of
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval_tasks import PASSKEY
 
@@ -65,14 +65,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PassOutcome:
     """NLL (nats) of each scored token, and the recorded activations, each (token, ...)."""
 
     losses: Tensor
     activations: Mapping[HookPoint, Tensor]
 
 
-def items(measure: str, tokenizer: Any, length: int, setting: Setting) -> list[Item]:
+def items(measure: str, tokenizer: Any, length: int, setting: PromptSpec) -> list[Item]:
     """`setting.samples` items of a measure.
 
     nll: texts of `length` tokens, the last M/4 scored. passkey: the paper's prompts of `length` tokens followed by the
@@ -100,7 +100,7 @@ def run(
     record: Sequence[HookPoint] = (),
     start: Start | None = None,
     executor: str = "fused",
-) -> Outcome:
+) -> PassOutcome:
     """The outcome of one pass over `item` under `method` with `edits` applied in order; records what follows them.
 
     Gradients flow under executor 'dense' where they are enabled. Raises Refused for a hook point that the pass does
@@ -133,14 +133,14 @@ def run(
     expected = dict.fromkeys(range(first, depth), 1)
     all_heads = tuple(range(model.config.num_attention_heads))
     heads = {layer: all_heads if method.heads_in(layer) is None else method.heads_in(layer) for layer in expected}
-    if dict(attachment.calls) != expected or attachment.woven != heads:
+    if dict(attachment.calls) != expected or attachment.heads != heads:
         raise Failed(
-            f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.woven}; expected "
+            f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.heads}; expected "
             f"{expected}, in heads {heads}"
         )
     if missing := [point for point, value in recorded.items() if value is None]:
         raise Failed(f"nothing passed the hooks {missing}")
-    return Outcome(losses, {point: value for point, value in recorded.items() if value is not None})
+    return PassOutcome(losses, {point: value for point, value in recorded.items() if value is not None})
 
 
 def _name(point: HookPoint) -> str:
@@ -173,7 +173,7 @@ class RunPair:
     item: Item
     methods: dict[str, Method]
     executor: str = "fused"
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, PassOutcome] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -189,7 +189,7 @@ class RunPair:
     def _config(self) -> Any:
         return self.bridge.original_model.config
 
-    def outcome(self, of: str) -> Outcome:
+    def outcome(self, of: str) -> PassOutcome:
         """The plain run, `of` BASELINE or PATCHED."""
         if of not in self.outcomes:
             record = [("resid_pre", layer) for layer in range(self.depth)] + [("resid_post", self.depth - 1)]
@@ -201,7 +201,7 @@ class RunPair:
         point = ("resid_pre", layer + 1) if layer + 1 < self.depth else ("resid_post", layer)
         return self.outcome(of).activations[point]
 
-    def run(self, base: str, layer: int, edits: Sequence[Edit] = (), *, method: Method | None = None) -> Outcome:
+    def run(self, base: str, layer: int, edits: Sequence[Edit] = (), *, method: Method | None = None) -> PassOutcome:
         """A pass that equals the run `base` below `layer`, and goes on from there under `method` with `edits`."""
         start = Start(layer, self.outcome(base).activations["resid_pre", layer]) if layer else None
         return run(self.bridge, self.item, method or self.methods[base], edits, start=start, executor=self.executor)

@@ -21,13 +21,13 @@ from probe.files import JsonObject
 from probe.heads import head_name
 from probe.options import parse_heads, parse_ranges
 from probe.tasks import sources
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import word_ids
 from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions
 
 ORIGIN = "origin"
-Group = tuple[str, int]
+ItemGroup = tuple[str, int]
 """A measure, and a length in tokens."""
 _MANY_HEADS = 64  # up to which all are tried where none are named
 
@@ -48,7 +48,7 @@ class LocateKey(NamedTuple):
         return cls(str(measure), int(length), str(method), int(item), tuple(tried))
 
     @property
-    def group(self) -> Group:
+    def group(self) -> ItemGroup:
         """The items that it belongs to."""
         return self.measure, self.length
 
@@ -60,7 +60,7 @@ class LocatePlan:
     request: LocateRequest
     config: Any
     methods: dict[str, Method]
-    items: dict[Group, list[Item]]
+    items: dict[ItemGroup, list[Item]]
     layers: list[int]
     heads: list[tuple[int, int]]
     documents: tuple[np.ndarray, ...]
@@ -77,7 +77,7 @@ class LocatePlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that the losses of a task depend on beside its key and its method, ready for JSON."""
+        """Everything that the losses of a task depend on beside its key and its method, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,
@@ -104,7 +104,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     check_prompts(lengths[-1], request.samples)
     for length in lengths if "clamp" in request.kinds else ():
         check_positions(range(length), trained, CrossingRule.scaled(trained))
-    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    setting = PromptSpec(trained, tuple(lengths), request.samples, request.seed, documents)
     prompts = {
         (measure, length): items(measure, tokenizer, length, setting)
         for length in lengths

@@ -16,7 +16,7 @@ from probe.options import (
 )
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
-Kind = Literal["patch", "clamp", "smallest"]
+TrialKind = Literal["patch", "clamp", "smallest"]
 
 
 Measure = Literal["nll", "passkey"]
@@ -25,7 +25,7 @@ Measure = Literal["nll", "passkey"]
 Way = Literal["only", "without"]
 
 
-def _tried(*kinds: Kind) -> dict[str, Any]:
+def _tried(*kinds: TrialKind) -> dict[str, Any]:
     """What an option says that only these kinds of trial read."""
     return {"only": lambda request: {*kinds} & {*request.kinds}, "only_text": f"with --try {' or '.join(kinds)}"}
 
@@ -41,7 +41,7 @@ class LocateRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = "rerope"
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
-    kinds: Annotated[tuple[Kind, ...], Split] = option(
+    kinds: Annotated[tuple[TrialKind, ...], Split] = option(
         ("patch", "clamp"),
         "patch: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
         "that recover 90% of the excess loss",

@@ -10,7 +10,7 @@ import numpy as np
 
 from probe.commands.locate.head_search import (
     ENOUGH,
-    MOST,
+    MAX_HEADS,
     halves,
     has_runs,
     is_searchable,
@@ -21,10 +21,10 @@ from probe.commands.locate.head_search import (
 )
 from probe.commands.locate.interventions import JOURNALED, Heads, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan
+from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.commands.locate.tasks import no_gap, remaining
-from probe.experiment.journal import Journal, Rows
+from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.run import summary_of
 
 _PATCH = ("kind", "way", "layer", "head")
@@ -79,7 +79,7 @@ def write(plan: LocatePlan, journal: Journal, out: Path) -> Located:
     return summary
 
 
-def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Effect]:
+def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) -> list[Effect]:
     """The loss that each patch of a method, and each clamp of Origin, recovers or loses again."""
     name = loss.method
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
@@ -103,7 +103,7 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Eff
     return effects
 
 
-def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
+def _inside(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[InsideCost]:
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
     known = [key for key in map(LocateKey.of, rows) if (key.group, key.method) == (group, ORIGIN)]
@@ -118,7 +118,7 @@ def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[InsideCost]:
     return costs
 
 
-def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[SmallestSet]:
+def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) -> list[SmallestSet]:
     """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
     finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they recover
@@ -157,7 +157,7 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, loss: Loss) -> list[Sm
                 heads=heads,
                 candidates=len(candidates),
                 **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
-                finished=reached or last == min(len(candidates), MOST),
+                finished=reached or last == min(len(candidates), MAX_HEADS),
                 enough=last if reached and shares[-1].share >= ENOUGH else None,
             )
         )

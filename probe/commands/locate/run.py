@@ -16,14 +16,14 @@ from mesa.errors import Failed
 from mesa.methods import Method
 from probe.commands.locate.clamp import threshold_dims
 from probe.commands.locate.passes import BASELINE, PATCHED, RunPair, blocks
-from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan
+from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.tasks import BATCH, CHOSEN, DIMS, SEARCH, no_gap, remaining, tasks
-from probe.experiment.journal import Journal, Rows
+from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Key, Measure, Task
+from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
 from probe.tasks.retrieval import repeated_word
 
@@ -31,7 +31,7 @@ from probe.tasks.retrieval import repeated_word
 class LocateWorker(PlanWorker):
     """A plan (without its config) and its model, as plain data."""
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives rows of the journal with their keys."""
         loaded = self.source.loaded()
         bridge = bridge_to(loaded.model, loaded.tokenizer)
@@ -61,7 +61,7 @@ class RunCache:
             for tried in task.inputs
         ]
 
-    def _losses(self, group: Group, name: str, number: int, intervention: Any, is_search: bool) -> list[float]:
+    def _losses(self, group: ItemGroup, name: str, number: int, intervention: Any, is_search: bool) -> list[float]:
         """Losses by block of one item; name: the method, Origin for what serves all. RuntimeError if not finite."""
         pair = self._pair(group, name, number, inside=getattr(intervention, "inside", False), is_search=is_search)
         losses = blocks(group[0], intervention.run(pair).losses.double().cpu().numpy())
@@ -78,7 +78,9 @@ class RunCache:
         ids, _ = repeated_word(self._tokenizer, request.word, length)
         return threshold_dims(self._bridge, ids, methods, request.dims, executor=request.executor)
 
-    def _pair(self, group: Group, name: str, number: int, *, inside: bool = False, is_search: bool = False) -> RunPair:
+    def _pair(
+        self, group: ItemGroup, name: str, number: int, *, inside: bool = False, is_search: bool = False
+    ) -> RunPair:
         """The runs of an item, with the baseline of the item's other pairs; inside: Origin's on its last M tokens."""
         plan, method = self.plan, self.plan.compared[0] if name == ORIGIN else name
         scope = (group, method, is_search) if is_search else (group, number, is_search)
@@ -108,19 +110,19 @@ class Locate(Experiment):
     worker_class = LocateWorker
     folder, written, needed = LOCATED.command, (LOCATED.path.name, "report.html"), ("nll", "rules", "heads")
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The tasks that can run now."""
         return tasks(self.plan, rows, batch=self.batch)
 
-    def all_tasks(self, rows: Rows) -> Sequence[Task]:
+    def all_tasks(self, rows: JournalRows) -> Sequence[Task]:
         """As for Experiment: as if every excess loss were significant; not the clamps, nor a search's later rounds."""
         return tasks(self.plan, rows, batch=self.batch, foresee=True)
 
-    def remaining(self, rows: Rows) -> int:
+    def remaining(self, rows: JournalRows) -> int:
         """The rows that the journal lacks, as far as can be foreseen."""
         return remaining(self.plan, rows)
 
-    def refusal(self, rows: Rows) -> str:
+    def refusal(self, rows: JournalRows) -> str:
         """As for Experiment: why there is no loss to recover."""
         return no_gap(self.plan, rows)
 

@@ -26,10 +26,10 @@ _MADE = {
     "(baseline − method): 100% is all of the excess loss, below 0 it gets worse. Intervals are over resampled items, "
     "paired, and as wide as Fieller's at least, which hold with few items; none where the excess loss may be 0. L2H3 "
     "is head 3 of layer 2.",
-    "Enough, needed": "Enough: the method in that place alone, the unmodified model elsewhere. Needed: the method everywhere but "
-    "there.",
-    "Clamped": "Threshold dims clamped at their values at M, or within their in-window range, beside as many random dims of "
-    "the same layer matched in variance.",
+    "Enough, needed": "Enough: the method in that place alone, the unmodified model elsewhere. Needed: the method "
+    "everywhere but there.",
+    "Clamped": "Threshold dims clamped at their values at M, or within their in-window range, beside as many random "
+    "dims of the same layer matched in variance.",
     "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, beside random sets "
     "of every size.",
 }
@@ -117,8 +117,8 @@ def losses(summary: Located) -> Section:
         "significant",
     )
     note = (
-        "In nats/token. Not significant: the interval includes 0, or there is none, or the excess loss is below 0.01, so "
-        "that shares of it mean nothing."
+        "In nats/token. Not significant: the interval includes 0, or there is none, or the excess loss is below 0.01, "
+        "so that shares of it mean nothing."
     )
     return Section("Excess loss", [note], tables=[Table("", head, tuple(map(_loss, summary.loss_gaps)))])
 

@@ -10,9 +10,9 @@ from probe.commands.locate.head_search import has_runs, is_searchable, next_roun
 from probe.commands.locate.interventions import HeadSet, Plain, patches
 from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS
 from probe.commands.locate.passes import BASELINE, PATCHED
-from probe.commands.locate.plan import ORIGIN, Group, LocateKey, LocatePlan, task_bytes
+from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan, task_bytes
 from probe.commands.locate.result import PATCH
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.experiment.task import Key, Task
 
 DIMS, SEARCH, CHOSEN = "dims", "smallest", "chosen"
@@ -21,7 +21,7 @@ BATCH = 64
 """Interventions in one task of a remote worker, which computes the plain runs of the item once for all of them."""
 
 
-def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False) -> list[Task]:
+def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool = False) -> list[Task]:
     """The tasks that can run now; none once the run is finished. Their inputs are one row of the journal each.
 
     Plain runs come first. Once a group has those of Origin and a method, and the excess loss is significant, patches
@@ -58,7 +58,7 @@ def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, foresee: bool = False
     return result
 
 
-def remaining(plan: LocatePlan, rows: Rows) -> int:
+def remaining(plan: LocatePlan, rows: JournalRows) -> int:
     """The rows that the journal lacks, as far as can be foreseen.
 
     The dims of a length count as two, what follows a search's next round as one, so that more is left until the end.
@@ -68,13 +68,13 @@ def remaining(plan: LocatePlan, rows: Rows) -> int:
     return sum(len(task.inputs) + (task.kind == DIMS) for task in foreseen if task.kind != CHOSEN) + len(searches)
 
 
-def judged_methods(plan: LocatePlan, rows: Rows, group: Group) -> list[str]:
+def judged_methods(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[str]:
     """The methods with a significant excess loss of Origin, of those whose plain runs are all there."""
     there = [name for name in plan.compared if has_runs(plan, rows, group, name)]
     return [name for name in there if paired(plan, rows, group, name).gap.judged]
 
 
-def no_gap(plan: LocatePlan, rows: Rows) -> str:
+def no_gap(plan: LocatePlan, rows: JournalRows) -> str:
     """Why a run that has all its rows has no loss to recover; empty where it has, or is not finished."""
     if tasks(plan, rows) or any(judged_methods(plan, rows, group) for group in plan.items):
         return ""
@@ -89,7 +89,7 @@ def no_gap(plan: LocatePlan, rows: Rows) -> str:
     )
 
 
-def known_clamps(plan: LocatePlan, rows: Rows, group: Group) -> list[Clamp]:
+def known_clamps(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[Clamp]:
     """The clamps of a group's items; none before the dims of its length are known.
 
     The dims of a length are those that its first run found, whatever layers and methods are tried now, so that rows of
@@ -100,7 +100,7 @@ def known_clamps(plan: LocatePlan, rows: Rows, group: Group) -> list[Clamp]:
     return [clamp for clamp in tried if group[0] == "nll" or not clamp.inside]  # a passkey's last M tokens lack the key
 
 
-def _clamped(plan: LocatePlan, rows: Rows, group: Group, batch: int) -> Iterator[Task]:
+def _clamped(plan: LocatePlan, rows: JournalRows, group: ItemGroup, batch: int) -> Iterator[Task]:
     """Origin's runs with clamped dims, which serve all methods."""
     tried = known_clamps(plan, rows, group)
     inside = [Plain(BASELINE, inside=True)] if any(clamp.inside for clamp in tried) else []
@@ -108,7 +108,7 @@ def _clamped(plan: LocatePlan, rows: Rows, group: Group, batch: int) -> Iterator
         yield from _on_item(plan, rows, "clamp", (*group, ORIGIN, number), [*inside, *tried], batch)
 
 
-def _search(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Iterator[Task]:
+def _search(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> Iterator[Task]:
     """The next round of a search for a smallest set or, once its losses are there, the choice that follows."""
     if not has_runs(plan, rows, group, name):
         step = next(rounds(plan, rows, group, name))
@@ -126,7 +126,7 @@ def _search(plan: LocatePlan, rows: Rows, group: Group, name: str) -> Iterator[T
 
 
 def _on_item(
-    plan: LocatePlan, rows: Rows, kind: str, place: Key, interventions: Iterable[Any], batch: int
+    plan: LocatePlan, rows: JournalRows, kind: str, place: Key, interventions: Iterable[Any], batch: int
 ) -> Iterator[Task]:
     """Tasks of the missing interventions on one item, up to `batch` in each."""
     missing = [tried for tried in interventions if (*place, *tried.key) not in rows]

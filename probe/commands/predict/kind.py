@@ -10,7 +10,7 @@ import numpy as np
 from mesa.methods import Method
 from mesa.plan import Plan, Stepped
 from probe.commands.predict.calibration import Key, Losses, gap_name, quarters
-from probe.commands.predict.result import Estimate, Kind
+from probe.commands.predict.result import Estimate, FarKeyCosts
 from probe.statistics import shown, student
 from probe.store.results import number
 
@@ -70,7 +70,7 @@ def moved_methods(trained_length: int, tokens: int, longest: int) -> dict[str, M
     }
 
 
-def kind_of(losses: Losses, trained_length: int, tokens: int, longest: int) -> Kind | None:
+def kind_of(losses: Losses, trained_length: int, tokens: int, longest: int) -> FarKeyCosts | None:
     """What one far key costs and what all do; None where that was not measured."""
     keys: list[Key] = [(name, tokens) for name in (gap_name(), ONE, HALF)]
     if any(key not in losses for key in keys):
@@ -81,10 +81,10 @@ def kind_of(losses: Losses, trained_length: int, tokens: int, longest: int) -> K
     clear = harm is not None and harm > 0 and low is not None and high is not None and not low <= 0 <= high
     distance = (longest - tokens + 5 * tokens / 8) / trained_length  # from the middle of what is scored
     few = low is not None and low > 0 if clear else None
-    return Kind(few, round(distance, 2), _estimate(one - base), tokens // 2 - 1, _estimate(half - base))
+    return FarKeyCosts(few, round(distance, 2), _estimate(one - base), tokens // 2 - 1, _estimate(half - base))
 
 
-def kind_sentence(kind: Kind | None, fails: int | None) -> str:
+def kind_sentence(kind: FarKeyCosts | None, fails: int | None) -> str:
     """Which kind, what that rests on, and when failure begins; empty where not measured. fails: Origin, in tokens."""
     if kind is None:
         return ""

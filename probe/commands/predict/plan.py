@@ -33,7 +33,7 @@ _PART = 16  # tokens, of which runs are compared
 
 
 @dataclass(frozen=True)
-class Pass:
+class PlannedPass:
     """A prompt under a method. scored: how many of its last tokens are scored."""
 
     method: Method
@@ -64,22 +64,22 @@ class PredictPlan:
         return min(self.trained_length, GAP_TOKENS)
 
     @property
-    def passes(self) -> dict[Key, Pass]:
+    def passes(self) -> dict[Key, PlannedPass]:
         """Every pass over a text, by the name of its method and its tokens."""
         trained, longest, tokens = self.trained_length, self.longest, self.gap_tokens
         predicted = {name: method for name, method in self.methods.items() if name not in self.refused}
         fixed = {ORIGIN: make(ORIGIN, trained), REFERENCE: make(REFERENCE, trained)}
         if any((query_scales(method.plan(longest)) != 1).any() for method in predicted.values()):
             fixed[LOG_N] = make(ORIGIN, trained, log_n=True)
-        passes = {(name, longest): Pass(method, longest, longest - 1) for name, method in fixed.items()}
+        passes = {(name, longest): PlannedPass(method, longest, longest - 1) for name, method in fixed.items()}
         for name, method in (gap_methods(trained, tokens, longest) | moved_methods(trained, tokens, longest)).items():
-            passes[name, tokens] = Pass(method, tokens, tokens // 4)
+            passes[name, tokens] = PlannedPass(method, tokens, tokens // 4)
         for name, method in {ORIGIN: fixed[ORIGIN], **predicted}.items():
-            passes[name, trained] = Pass(method, trained, trained // 4)
+            passes[name, trained] = PlannedPass(method, trained, trained // 4)
         for name, method in self.methods.items() if self.request.check else ():
             for length in self.checked_lengths(method):
                 scored = length - 1 if length == longest else trained // 4
-                passes.setdefault((name, length), Pass(method, length, scored))
+                passes.setdefault((name, length), PlannedPass(method, length, scored))
         return passes
 
     def checked_lengths(self, method: Method) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class PredictPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that losses depend on beside method, length and text, ready for JSON."""
+        """Everything that losses depend on beside method, length and text, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,

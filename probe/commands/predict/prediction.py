@@ -18,7 +18,7 @@ from probe.commands.predict.result import (
     AtLength,
     Curve,
     Estimate,
-    Failure,
+    FailureEstimate,
     FittedLaw,
     GapCost,
     Interval,
@@ -183,12 +183,12 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
     return {"measured": rows, "measured_failure": failure}
 
 
-def _failure(failures: Sequence[int | None], longest: int) -> Failure:
+def _failure(failures: Sequence[int | None], longest: int) -> FailureEstimate:
     ends = np.quantile(
         [longest + 1 if length is None else length for length in failures[1:]], [0.025, 0.975], method="nearest"
     )
     low, high = (None if end > longest else int(end) for end in ends)
-    return Failure(failures[0], (low, high))
+    return FailureEstimate(failures[0], (low, high))
 
 
 def _estimate(values: Sequence[float] | np.ndarray) -> Estimate:

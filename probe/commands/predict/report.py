@@ -14,7 +14,7 @@ from probe.commands.predict.prediction import predict, started
 from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.result import PREDICTION, Prediction
 from probe.commands.predict.run import Predict, losses_of
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.run import run
 from probe.experiment.runner import LOCAL, Runner
@@ -67,7 +67,7 @@ def predict_failure(
         return write(planned, journal.rows, out)[0]
 
 
-def write(planned: PredictPlan, rows: Rows, out: Path) -> tuple[Prediction, list[Path]]:
+def write(planned: PredictPlan, rows: JournalRows, out: Path) -> tuple[Prediction, list[Path]]:
     """Writes prediction.json, .csv (excess by length), .png and .html; returns the prediction and the paths."""
     prediction, path = predict(planned, losses_of(planned, rows)), out / PREDICTION.path
     PREDICTION.write(out, prediction)

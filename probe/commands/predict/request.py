@@ -36,7 +36,7 @@ class PredictRequest(MethodsRequest):
         repeated=True,
         group=METHODS_GROUP,
     )
-    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8 times M")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8x M")
     samples: Count = option(16, "texts; every measurement uses the same ones")
     text: Text | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
     check: bool = option(False, "measure every method as well, and compare with the prediction")

@@ -45,7 +45,7 @@ class AtLength:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureEstimate:
     """From which prompt on, in tokens, a method fails; None: not up to the longest."""
 
     length: int | None
@@ -66,7 +66,7 @@ class MethodPrediction:
     """Whether it gives any distance of M or more."""
     predicted: list[AtLength] = field(default_factory=list)
     """At each of the run's lengths; empty where nothing is predicted."""
-    failure: Failure | None = None
+    failure: FailureEstimate | None = None
     """None where nothing is predicted."""
     measured: list[AtLength] = field(default_factory=list)
     """At each of the run's lengths; empty where it was not measured."""
@@ -121,7 +121,7 @@ class GapCost:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FarKeyCosts:
     """What far keys of a prompt's first half cost at fixed length, over no move, nats/token."""
 
     few: bool | None
@@ -151,7 +151,7 @@ class FittedLaw:
     """In tokens; None: not up to the longest length."""
     excess: Curve
     gaps: list[GapCost]
-    kind: Kind | None = None
+    kind: FarKeyCosts | None = None
     """None where it was not measured."""
 
 

@@ -14,10 +14,10 @@ from mesa.methods import Method
 from probe.commands.predict.calibration import Losses
 from probe.commands.predict.plan import PredictPlan, needed_bytes
 from probe.commands.predict.result import PREDICTION
-from probe.experiment.journal import Rows
+from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
-from probe.experiment.task import Key, Measure, Task
+from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
 from probe.tasks.score import nll
 
@@ -38,7 +38,7 @@ class PassKey(NamedTuple):
 class PredictWorker(PlanWorker):
     """A plan and its model, as plain data."""
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row."""
         loaded, passes, texts = self.source.loaded(), self.plan.passes, self.plan.texts
 
@@ -64,7 +64,7 @@ class Predict(Experiment):
     worker_class, columns = PredictWorker, PassKey
     folder, written, needed = FOLDER, (SUMMARY, "prediction.csv", "prediction.png", "prediction.html"), ("nll",)
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """Those without a row."""
         memory = needed_bytes(self.plan)
         texts, passes = range(len(self.plan.texts)), self.plan.passes
@@ -78,7 +78,7 @@ class Predict(Experiment):
         return part and part.method
 
 
-def losses_of(plan: PredictPlan, rows: Rows) -> Losses:
+def losses_of(plan: PredictPlan, rows: JournalRows) -> Losses:
     """NLL (text, token) of each pass that was run over every text."""
     texts = range(len(plan.texts))
     return {

@@ -9,7 +9,7 @@ from probe.commands.predict.calibration import ORIGIN, REFERENCE
 from probe.commands.predict.kind import kind_sentence
 from probe.commands.predict.result import MethodPrediction, Prediction
 from probe.tables import Table, filled, plain_table
-from probe.thresholds.stated_window import FAR, NATS_ABOVE
+from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 
 def sentences(prediction: Prediction) -> Iterator[str]:
@@ -72,10 +72,10 @@ def law_sentences(prediction: Prediction) -> list[str]:
     text.append(
         f"{prediction.misfit} Single gaps would need {low:.2g} to {high:.2g} times their Z; intervals allow it."
     )
-    if (longest if fails is None else fails) >= FAR * trained:
+    if (longest if fails is None else fails) >= FAR_MULTIPLE * trained:
         text.append(
-            f"origin holds up to {FAR} M or more: M may be stated too small, and then nothing here holds; `mesa-lens "
-            "estimate-window` estimates M."
+            f"origin passes up to {FAR_MULTIPLE}x M or more: M may be too small, and then nothing here holds; "
+            "`mesa-lens estimate-window` estimates M."
         )
     return text
 

@@ -24,8 +24,8 @@ from probe.commands.eval.request import EvalRequest
 from probe.commands.probe.request import ProbeRequest
 from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT
-from probe.request import MethodsRequest, tell_left_out
-from probe.tasks.base import Setting
+from probe.request import MethodsRequest, warn_skipped
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import repeated_word, word_ids
 from probe.tasks.retrieval_tasks import PASSKEY
 from probe.thresholds.search import CrossingRule, check_positions
@@ -134,12 +134,12 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
     if not request.samples:
         return lengths
     tokenizer = tokenizer_of(request.model, **request.source)
-    setting = Setting(trained_length, lengths, request.samples, request.seed)
+    setting = PromptSpec(trained_length, lengths, request.samples, request.seed)
     inside = [length for length in lengths if length <= trained_length]
     short = {length: reason for length in inside if (reason := unfit_length([PASSKEY], tokenizer, length, setting))}
     if trained_length in short:
         raise Refused(f"{short[trained_length]}; at M = {trained_length} give --samples 0: no failure is measured")
-    tell_left_out({str(length): reason for length, reason in short.items()})
+    warn_skipped({str(length): reason for length, reason in short.items()})
     return tuple(length for length in lengths if length not in short)
 
 
@@ -157,7 +157,7 @@ def estimate(plan: ProbePlan) -> str:
 def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
     """The evaluation that measures failure; the scores depend on its settings."""
     request = plan.request
-    setting = Setting(plan.trained_length, plan.lengths, request.samples, request.seed, tuple(documents))
+    setting = PromptSpec(plan.trained_length, plan.lengths, request.samples, request.seed, tuple(documents))
     shared = {field.name: getattr(request, field.name) for field in fields(MethodsRequest)}
     eval_request = EvalRequest(
         **{**shared, "trained_length": plan.trained_length},

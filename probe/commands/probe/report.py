@@ -37,10 +37,10 @@ from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
 from probe.store.cache import DERIVED, save
-from probe.store.reader import Run, open_run, store_mark
+from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.results import REPORTED
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.threshold_onset import LEAST, TOP
+from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 _THRESHOLDS = 4  # charts, of the best dims
 _PROVENANCE = (
@@ -121,7 +121,7 @@ def whole_summary(analysis: Analysis) -> Summary:
     return Summary(**vars(findings), verdict=answer, store=store_mark(run.hidden.attrs))
 
 
-def provenance(run: Run) -> dict[str, Any]:
+def provenance(run: StoredRun) -> dict[str, Any]:
     """Where a store's numbers come from: model, prompt, seed."""
     attrs = run.hidden.attrs
     return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
@@ -169,7 +169,7 @@ def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> st
         score_text=score_text,
         median=median,
         top=TOP,
-        least=LEAST,
+        least=MIN_JUDGED_DIMS,
         drift_map=[html_embed(charts["drift-map"])] if drifts else [],
         located=clearest(located) if located else None,
         located_report=_existing(folder, LOCATE_REPORT),

@@ -33,7 +33,7 @@ class ProbeRequest(MethodsRequest):
 
     default_methods: ClassVar[str] = METHODS
     not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts")
-    length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4 times M")
+    length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4x M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
     text: InputPath | None = option(
         None,
@@ -51,7 +51,7 @@ class ProbeRequest(MethodsRequest):
         None,
         LENGTHS_HELP,
         group="measured failure",
-        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 times M, up to --length, where a prompt fits",
+        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8x M, up to --length, where a prompt fits",
         only=lambda request: request.samples,
         only_text="with --samples above 0",
     )

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from probe.files import read_result
 from probe.glossary import explained, template
-from probe.store.reader import Run, open_run, store_mark
+from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile
 from probe.store.results import REPORTED
 from probe.tables import Table, filled, plain_table
@@ -19,7 +19,7 @@ from probe.thresholds.result import Difference, Findings
 
 
 @dataclass(frozen=True)
-class LongestNll:
+class NllAtLongest:
     """Tail NLL at the longest measured length, nats/token, with its 95% interval over texts."""
 
     length: int
@@ -68,7 +68,7 @@ class Row:
     measured: Failure | None
     longest_passing: int | None
     """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
-    nll: LongestNll | None
+    nll: NllAtLongest | None
     predicted: PredictedFailure | None
     drift: DriftOnset | None
     """On the first prompt; None where drift could not be judged in this run."""
@@ -139,7 +139,7 @@ SUMMARY = ResultFile(Path("summary.json"), Summary, 2)
 """Beside the store."""
 
 
-def run_summary(folder: Path, run: Run | None = None) -> Summary | None:
+def run_summary(folder: Path, run: StoredRun | None = None) -> Summary | None:
     """The summary in a run's folder; None unless the report is whole, of this version and of the very store there.
 
     run: that store, where it is open already.

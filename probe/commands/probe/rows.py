@@ -9,11 +9,11 @@ from typing import Any
 
 from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
-from probe.commands.probe.result import HeadSet, LongestNll, PredictedFailure, Row
+from probe.commands.probe.result import HeadSet, NllAtLongest, PredictedFailure, Row
 from probe.store.result_file import having
 from probe.thresholds.result import Difference, Findings, LongestScores, MethodResult
 
-Rows = Sequence[Row]
+MethodRows = Sequence[Row]
 RANKED = (
     "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
     "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
@@ -133,13 +133,13 @@ def predicted_failure(
     return PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
 
 
-def _nll(longest: LongestScores | None, is_reference: bool) -> LongestNll | None:
+def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
     """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and crop's."""
     if longest is None or math.isnan(longest.tail_nll):
         return None
     difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
     ends = longest.tail_nll_interval
-    return LongestNll(longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_crop)
+    return NllAtLongest(longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_crop)
 
 
 def _key(row: Row) -> tuple[float, float]:

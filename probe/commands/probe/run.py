@@ -31,7 +31,7 @@ from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWork
 from probe.commands.probe.verdict import terminal_text
 from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, known_rows
-from probe.experiment.lock import check_apart, how_to_resume, owned, tell_finished
+from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
 from probe.experiment.pool import Pool
 from probe.experiment.resume import REQUEST, recorded
 from probe.experiment.run import run_tasks
@@ -119,7 +119,7 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
     whole = not overwrite and _store_of_run(plan, out) == store_of(out)
     summary = run_summary(out) if whole else None
     if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
-        tell_finished(out)
+        warn_finished(out)
         return summary
     if not overwrite:
         check_report(out)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from probe.commands.probe.result import HeadSet, Row
-from probe.commands.probe.rows import Rows, beats, is_worse, reference_of, to_crop
+from probe.commands.probe.rows import MethodRows, beats, is_worse, reference_of, to_crop
 from probe.commands.probe.tables import difference_to_crop, position
 from probe.heads import head_name
 from probe.statistics import shown
@@ -21,7 +21,7 @@ MAX_NAMED = 4
 _PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
 
 
-def what_fails(findings: Findings, rows: Rows) -> str:
+def what_fails(findings: Findings, rows: MethodRows) -> str:
     """Between which lengths the reference fails, or that it does not, is at chance or was not measured."""
     reference, trained = reference_of(rows), findings.trained_length
     name, measured = model_name(reference.method), reference.measured
@@ -44,7 +44,7 @@ def what_fails(findings: Findings, rows: Rows) -> str:
     return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
 
 
-def what_fixes(findings: Findings, rows: Rows) -> str:
+def what_fixes(findings: Findings, rows: MethodRows) -> str:
     """Which methods fail later than the reference or not at all, the best at the longest length, and truncation."""
     reference, others = reference_of(rows), [row for row in rows if not row.is_reference]
     name = model_name(reference.method)
@@ -70,7 +70,7 @@ def what_fixes(findings: Findings, rows: Rows) -> str:
     )
 
 
-def where(findings: Findings, rows: Rows) -> str:
+def where(findings: Findings, rows: MethodRows) -> str:
     """Where the reference's states first leave their in-window range, and which heads are enough to fix it."""
     reference = reference_of(rows)
     if reference.longest_passing is not None and reference.failure.length is None:
@@ -80,7 +80,7 @@ def where(findings: Findings, rows: Rows) -> str:
     return _joined(*_drift(findings, reference), _heads(*smallest) if smallest else "")
 
 
-def how_sure(findings: Findings, rows: Rows) -> str:
+def how_sure(findings: Findings, rows: MethodRows) -> str:
     """False detections of drift, what guessing scores, and what was not judged."""
     unjudged = _unjudged(findings, rows)
     return _joined(
@@ -162,7 +162,7 @@ def _is_none(drift: PromptDrift, method: str) -> bool:
     return onset.length is None and not onset.reason
 
 
-def _whole(findings: Findings, rows: Rows, reference: Row, unsure: bool) -> list[str]:
+def _whole(findings: Findings, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
     """Those that do not fail up to the longest length, and the lowest tail NLL there.
 
     Their use is advised unless the reference's failure is `unsure`, or tail NLL alone judges them and not all of them
@@ -197,7 +197,7 @@ def _below(less: Difference) -> str:
     return f"{shown(-less.mean, -less.high, -less.low, 'z.2f')} nats/token below"
 
 
-def _fails(rows: Rows) -> str:
+def _fails(rows: MethodRows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > MAX_NAMED:
         return f"all by {rows[0].failure.longest} tokens"
@@ -216,7 +216,7 @@ def _by(measured: Failure) -> str:
     return f" by {measured.judged_by[0]}" if measured.chance and measured.judged_by else ""
 
 
-def _open(rows: Rows) -> list[str]:
+def _open(rows: MethodRows) -> list[str]:
     """Of methods that do not fail, after which length their prompts do not rule a failure out."""
     open_ = [row for row in rows if row.failure.after is not None]
     if len(rows) == 1 and open_:
@@ -255,7 +255,7 @@ def _alone(measured: Failure) -> str:
     return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
 
 
-def _control(rows: Rows) -> str:
+def _control(rows: MethodRows) -> str:
     """Of the tests of a layer in a window inside M, where nothing breaks, those with a false detection of drift."""
     tried = [row for row in rows if row.drift is not None and row.drift.tried]
     if not tried:
@@ -284,7 +284,7 @@ def level(level: Level, name: str) -> str:
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
-def _unjudged(findings: Findings, rows: Rows) -> list[str]:
+def _unjudged(findings: Findings, rows: MethodRows) -> list[str]:
     """What failure is not judged by, and whose drift is not judged, with the reasons."""
     level, left = findings.level, []
     if not level:
@@ -309,7 +309,7 @@ def _unjudged(findings: Findings, rows: Rows) -> list[str]:
     return left
 
 
-def beside_crop(rows: Rows, lasting: Rows | None = None) -> list[str]:
+def beside_crop(rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
     """Which methods beat truncation by tail NLL, and which of the `lasting` (None: of all) are worse, as sentences.
 
     Empty where none was compared.
@@ -329,7 +329,7 @@ def beside_crop(rows: Rows, lasting: Rows | None = None) -> list[str]:
     ]
 
 
-def about_crop(findings: Findings, rows: Rows) -> list[str]:
+def about_crop(findings: Findings, rows: MethodRows) -> list[str]:
     """What truncation is, where methods are compared with it."""
     if findings.level is None or not any(to_crop(row) for row in rows):
         return []
@@ -340,14 +340,14 @@ def about_crop(findings: Findings, rows: Rows) -> list[str]:
     ]
 
 
-def _named(rows: Rows) -> str:
+def _named(rows: MethodRows) -> str:
     """The methods with their differences, counted where they are many."""
     if len(rows) > MAX_NAMED:
         return f"{len(rows)} methods"
     return listed([f"{row.method} ({difference_to_crop(row)} nats/token)" for row in rows])
 
 
-def several(rows: Rows) -> str:
+def several(rows: MethodRows) -> str:
     """The methods, counted where they are many."""
     return f"{len(rows)} methods" if len(rows) > MAX_NAMED else listed([row.method for row in rows])
 
@@ -371,7 +371,7 @@ def _number(count: int | None, name: str) -> str:
     return f"{name}s" if count is None else f"{count} {name}{'s' * (count > 1)}"
 
 
-def verb(rows: Rows) -> str:
+def verb(rows: MethodRows) -> str:
     """The verb's ending."""
     return "s" if len(rows) == 1 else ""
 

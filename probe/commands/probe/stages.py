@@ -23,10 +23,10 @@ from probe.commands.eval.result import EvalKey
 from probe.commands.eval.run import Evaluation
 from probe.commands.eval.worker import eval_tasks, measure_with
 from probe.commands.probe.plan import ProbePlan
-from probe.experiment.journal import Journal, Rows
+from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
-from probe.experiment.task import Key, Measure, Task
+from probe.experiment.task import Key, MeasureTask, Task
 from probe.store import store
 from probe.store.reader import partial_path
 from probe.store.regions import whole_passes
@@ -51,7 +51,7 @@ class FailureByLength(Evaluation):
     def request(self) -> None:
         """Nothing: the store has the probe's."""
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The plan's, then those of the next further length."""
         if missing := super().tasks(rows):
             return missing
@@ -64,7 +64,7 @@ class FailureByLength(Evaluation):
         ]
         return eval_tasks(self.plan, [key for key in keys if key not in rows])
 
-    def remaining(self, rows: Rows) -> None:
+    def remaining(self, rows: JournalRows) -> None:
         """The store tells which lengths there are to be."""
         return
 
@@ -81,7 +81,7 @@ class FailureByLength(Evaluation):
         journal.add(task.key, value)
 
 
-def further_lengths(plan: EvalPlan, rows: Rows, rounds: int) -> dict[str, list[int]]:
+def further_lengths(plan: EvalPlan, rows: JournalRows, rounds: int) -> dict[str, list[int]]:
     """By method the lengths of up to `rounds` bisections; the last ones may have no rows yet.
 
     Each is half-way between the length at which the method begins to fail and the measured one before it.
@@ -95,7 +95,7 @@ def further_lengths(plan: EvalPlan, rows: Rows, rounds: int) -> dict[str, list[i
     return further
 
 
-def _between(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def _between(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """By method the next length to measure."""
     scores, trained = by_length.scores(plan, rows, further), plan.setting.trained_length
     failures = measured_failure(scores, trained, reference_method(list(plan.methods))).failures
@@ -121,7 +121,7 @@ class HiddenStates(Experiment):
     def __init__(self, plan: ProbePlan, path: Path) -> None:
         self.plan, self.path = plan, path
 
-    def tasks(self, rows: Rows) -> Sequence[Task]:
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The passes that the store lacks."""
         done = whole_passes(partial_path(self.path))
         return pass_tasks(self.plan, done)
@@ -153,7 +153,7 @@ class ProbeWorker(PlanWorker):
     evaluation: EvalPlan
     tokens: Mapping[str, list[int]]
 
-    def start(self, memory_bytes: int | None = None) -> Measure:
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
 
         Capture wraps the model: nothing can be measured after it. Raises Refused for values that the store cannot

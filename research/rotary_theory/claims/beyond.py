@@ -10,8 +10,8 @@ from torch import Tensor
 
 from research.rotary_theory.rotary import leaky_rerope
 from theory.bounds import bos_denominator, denominator, extended_length
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, first_below, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, first_below, grid
+from theory.claims.settings import VerifyOptions
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import plain_model, woven_model
@@ -21,25 +21,25 @@ from theory.weave import self_extend
 
 
 @claim("slopes", Verdict.HOLDS, "ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)")
-def other_slopes(settings: Settings) -> Outcome:
+def other_slopes(settings: VerifyOptions) -> Outcome:
     """The same for additive encodings with slope m: x_t, D(t), T* = 2N + e^(mN) (M - 2 S_m(N))."""
-    slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, NOTHING, []
+    slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, IDENTITY, []
     for slope in slopes:
         options = settings.options(slope=slope, shape=ONE_HEAD)
         if settings.dtype == "float32":
             options["recovers"] = 40  # at slope 2, what float32's exponents allow
         o = plain_model(M, settings.H, **options).head_output(M * 2)
         t = np.arange(1, M * 2 + 1)
-        reading &= Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
+        reading &= Measurement(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
         reach = extended_length(M, N, slope=slope)
         length = int(min(1.5 * reach + 2 * M, settings.longest_run))
         t = np.arange(1, length + 1)
         ideal = ideal_denominator(N, length, settings, slope)
-        reading &= Reading(math.inf, deviation(ideal, denominator(t, N, slope=slope)))
+        reading &= Measurement(math.inf, deviation(ideal, denominator(t, N, slope=slope)))
         o = woven_model(M, N, settings.H, **options).head_output(length)
         inside = (t > M) & (t < reach)
         if inside.any():
-            reading &= Reading(float((o - settings.H)[inside].min()))
+            reading &= Measurement(float((o - settings.H)[inside].min()))
         reached.append(f"{slope:g}: {reach:z.1f}")
     tested = f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}"
     return Outcome({"m": grid(slopes), "(M, N)": (M, N)}, tested, reading)
@@ -61,9 +61,9 @@ def by_pairs(distances: np.ndarray, recovers: int) -> np.ndarray:
 
 
 @claim("other-weaves", Verdict.HOLDS, "ours (theorem 3.3 for the methods beside it)")
-def other_weaves(settings: Settings) -> Outcome:
+def other_weaves(settings: VerifyOptions) -> Outcome:
     """Leaky-ReRoPE and Self-Extend extend the window, too, as far as a sum over pairs says."""
-    M, N, K, reading, failures = 16, 4, 64, NOTHING, []
+    M, N, K, reading, failures = 16, 4, 64, IDENTITY, []
     length = 600 if settings.quick else 1200
     t = np.arange(length)
     away = np.maximum(t[:, None] - t, 0)
@@ -80,22 +80,22 @@ def other_weaves(settings: Settings) -> Outcome:
         held = excess[M : fails - 1 if fails else length]
         beyond = float(held.min()) if len(held) else -1.0
         ends = -float(excess[fails - 1]) if fails else math.inf
-        reading &= Reading(min(beyond, ends), deviation(excess, M / D - 1))
+        reading &= Measurement(min(beyond, ends), deviation(excess, M / D - 1))
         failures.append(f"{name}: {fails or f'none up to {length}'}")
     tested = f"t = 1 .. {length}; first failures: {', '.join(failures)}"
     return Outcome({"(M, N)": (M, N), "K": K, "H": settings.H}, tested, reading)
 
 
 @claim("M4096", Verdict.HOLDS, "ours (theorem 3.2)")
-def llama2_window(settings: Settings) -> Outcome:
+def llama2_window(settings: VerifyOptions) -> Outcome:
     """Theorem 3.2 at LLaMA2's window: o crosses H between 4095 and 4097."""
     M, length = 4096, 4200
-    options = Settings(seed=settings.seed).options(recovers=length, recovery="log", shape=ONE_HEAD)
+    options = VerifyOptions(seed=settings.seed).options(recovers=length, recovery="log", shape=ONE_HEAD)
     o = plain_model(M, settings.H, **options).head_output(length)
     t = np.arange(1, length + 1)
     above, below = t[o > settings.H], t[o < settings.H]
     tested = f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}"
-    reading = Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
+    reading = Measurement(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
     return Outcome({"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"}, tested, reading)
 
 
@@ -111,7 +111,7 @@ The step is that from 8 to 9, of 63 with two hidden units each. Shifted position
 """
 
 
-def mutated(name: str, M: int, settings: Settings) -> Reading:
+def mutated(name: str, M: int, settings: VerifyOptions) -> Measurement:
     """What theorem 3.2's check reads off a mutated construction. `name` is in MUTATIONS or 'printed W_Q, W_K'."""
     printed = name not in MUTATIONS
     model = plain_model(M, settings.H, printed=printed, **settings.options())
@@ -121,12 +121,12 @@ def mutated(name: str, M: int, settings: Settings) -> Reading:
 
 
 @claim("mutations", Verdict.HOLDS, "ours")
-def mutations_are_noticed(settings: Settings) -> Outcome:
+def mutations_are_noticed(settings: VerifyOptions) -> Outcome:
     """The check of theorem 3.2 notices each mistake put into its construction."""
     M, names = 16, [*MUTATIONS, "printed W_Q, W_K"]
     readings = {name: mutated(name, M, settings) for name in names}
     sound = read_plain(plain_model(M, settings.H, **settings.options()), M, settings.H, 2 * M, 64)
     missed = [name for name, reading in readings.items() if reading.holds]
     far = min(max(-reading.margin, reading.error) for reading in readings.values())
-    reading = Reading(-1.0 if missed or not sound.holds else far, sound.error)
+    reading = Measurement(-1.0 if missed or not sound.holds else far, sound.error)
     return Outcome({"M": M, "mutations": grid(names)}, f"t = 1 .. 2M; missed: {', '.join(missed) or 'none'}", reading)

@@ -21,8 +21,8 @@ from research.rotary_theory.rotary import READS, Rotary, ntk_factor, yarn_scale
 from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies, rotary_model, rotary_nope_model
 from theory import weave
 from theory.bounds import last_recovered
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, crossing, deviation, first_below, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, first_below, grid
+from theory.claims.settings import VerifyOptions
 from theory.constructions import woven_model
 from theory.model import Construction, random_tokens
 from theory.parts import CONST, POSITION, Shape
@@ -83,12 +83,12 @@ LONGEST = 760
 """Tokens that a built model is run for here."""
 
 
-def cases(settings: Settings) -> list[tuple[Size, str]]:
+def cases(settings: VerifyOptions) -> list[tuple[Size, str]]:
     """Every size, or the first four of a quick check, with both ways to read positions."""
     return [(size, reads) for size in SIZES[: 4 if settings.quick else None] for reads in READS]
 
 
-def llama(size: Size, reads: str, settings: Settings, **more: Any) -> PreTrainedModel:
+def llama(size: Size, reads: str, settings: VerifyOptions, **more: Any) -> PreTrainedModel:
     """The built Llama, float64 unless `more` says otherwise."""
     return as_llama(rotary_model(H=settings.H, seed=settings.seed, **size.options(reads), **more), size.M)
 
@@ -111,8 +111,8 @@ def woven(M: int, N: int, E: int | None = None) -> Method:
 
 
 def read_method(
-    size: Size, reads: str, method: Method, length: int, settings: Settings, **more: Any
-) -> tuple[int | None, Reading]:
+    size: Size, reads: str, method: Method, length: int, settings: VerifyOptions, **more: Any
+) -> tuple[int | None, Measurement]:
     """The first failure of the built model up to `length`; how clear it is, and how far all is from the closed form."""
     sizes, H = size.rotary(reads), settings.H
     p, o = measured(llama(size, reads, settings), method, length)
@@ -121,23 +121,23 @@ def read_method(
     before = (o - H)[size.M : (fails or length + 1) - 1]
     margin = min(before.min() if len(before) else math.inf, H - o[fails - 1] if fails else math.inf)
     error = max(deviation(o - H, closed_form), deviation(p, sizes.position(length, **more)))
-    return fails, Reading(float(margin) if fails == first_below(closed_form, size.M, 0.0) else -1.0, error)
+    return fails, Measurement(float(margin) if fails == first_below(closed_form, size.M, 0.0) else -1.0, error)
 
 
-def read_rotary(model: PreTrainedModel, sizes: Rotary, H: float, length: int) -> Reading:
+def read_rotary(model: PreTrainedModel, sizes: Rotary, H: float, length: int) -> Measurement:
     """How well a Llama does what theorem 3.2 says: the crossing, o_t by the closed form, and the recovered t."""
     p, o = measured(model, origin(sizes.M), length)
     t = np.arange(1, length + 1)
     inside = t <= sizes.recovers
     error = deviation(o, sizes.M / sizes.denominator(t) - 1 + H)
     plain = deviation(o[inside], (sizes.M / t - 1 + H)[inside])
-    return Reading(crossing(o, sizes.M, H), max(error, plain, float(np.abs(p - t)[inside].max()) / sizes.M))
+    return Measurement(crossing(o, sizes.M, H), max(error, plain, float(np.abs(p - t)[inside].max()) / sizes.M))
 
 
 @claim("rotary", Verdict.HOLDS, "ours (theorem 3.2)")
-def fails_beyond_M(settings: Settings) -> Outcome:
+def fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """With rotary embedding alone, o_t = M/t - 1 + H up to K, and o_t < H for every t > M."""
-    reading = NOTHING
+    reading = IDENTITY
     for size, reads in cases(settings):
         model = llama(size, reads, settings, dtype=settings.torch_dtype)
         reading &= read_rotary(model, size.rotary(reads), settings.H, 6 * size.L + 1)
@@ -146,9 +146,9 @@ def fails_beyond_M(settings: Settings) -> Outcome:
 
 
 @claim("rotary-oracle", Verdict.HOLDS, "ours")
-def agreement(settings: Settings) -> Outcome:
+def agreement(settings: VerifyOptions) -> Outcome:
     """The shipped executors give what attention does that turns every pair by itself."""
-    reading, methods = NOTHING, {}
+    reading, methods = IDENTITY, {}
     for size, reads in [(SIZES[3], reads) for reads in READS] + [(SIZES[1]._replace(head=6), READS[0])]:
         M, N, E, pairs, length = size.M, size.N, size.E, size.head // 2, 50
         ntk = (4 * length / M - 3) ** (-np.arange(pairs) / (pairs - 1))
@@ -167,13 +167,13 @@ def agreement(settings: Settings) -> Outcome:
             for executor in ("dense", "fused"):
                 o = measured(model, method, length, executor)[1]
                 others = min(deviation(o, slow[other]) for other in methods if other != name)
-                reading &= Reading(others, deviation(o, slow[name]))
+                reading &= Measurement(others, deviation(o, slow[name]))
     sizes = {"method": grid(list(methods)), "reads": grid(READS), "executor": "{dense, fused}"}
     return Outcome(sizes, "o_t at t = 1 .. 50; margin: the nearest other method's", reading)
 
 
 @claim("rotary-4096", Verdict.HOLDS, "ours (theorem 3.2)")
-def long_window(settings: Settings) -> Outcome:
+def long_window(settings: VerifyOptions) -> Outcome:
     """A rotary head with keys of 0 recovers every position of a real model's window, in real matrices."""
     M = 4096 if settings.full else 1024
     size = Size(M, 8, 2, M, M, 0.02)
@@ -181,21 +181,21 @@ def long_window(settings: Settings) -> Outcome:
     t = np.arange(1, M + 65)
     inside = t <= M
     error = max(deviation(o[inside], (M / t - 1 + settings.H)[inside]), float(np.abs(p - t)[inside].max()) / M)
-    reading = Reading(crossing(o, M, settings.H), error)
+    reading = Measurement(crossing(o, M, settings.H), error)
     return Outcome({"M": M, "K": M}, f"t = 1 .. {M + 64}, by the fused executor", reading)
 
 
 @claim("rotary-nope", Verdict.HOLDS, "ours (theorem 3.1)")
-def no_method_mends_it(settings: Settings) -> Outcome:
+def no_method_mends_it(settings: VerifyOptions) -> Outcome:
     """Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it."""
     M, length = 16, 64
     model = as_llama(rotary_nope_model(M, settings.H, seed=settings.seed, shape=Shape(model=FREE + 1, heads=1)), M)
     methods = [origin(M), woven(M, 4), woven(M, 4, 2), DynamicNTK(trained_length=M), YaRN(trained_length=M)]
     expected = M / np.arange(1, length + 1) - 1 + settings.H
-    reading = NOTHING
+    reading = IDENTITY
     for method in methods:
         o = measured(model, method, length)[1]
-        reading &= Reading(crossing(o, M, settings.H), deviation(o, expected))
+        reading &= Measurement(crossing(o, M, settings.H), deviation(o, expected))
     return Outcome({"M": M, "method": grid([method.name for method in methods])}, f"t = 1 .. {length}", reading)
 
 
@@ -235,9 +235,9 @@ def precise_denominators(
 
 
 @claim("rotary-exact", Verdict.HOLDS, "ours (theorem 3.2)")
-def precise_crossing(settings: Settings) -> Outcome:
+def precise_crossing(settings: VerifyOptions) -> Outcome:
     """With 30 digits D(t) = t up to K but for what rounds in the weights, and D(t) > M for t > M."""
-    size, reading = SIZES[0], NOTHING
+    size, reading = SIZES[0], IDENTITY
     length = (3 if settings.quick else 6) * size.L + 1
     t = np.arange(1, length + 1)
     for reads in READS:
@@ -245,15 +245,15 @@ def precise_crossing(settings: Settings) -> Outcome:
             D = precise_denominators(oracle(size, reads), t - 1, t.tolist()).astype(float)
         margin = min((size.M - D)[t < size.M].min(), (D - size.M)[t > size.M].min())
         closed_form = size.rotary(reads).denominator(t)
-        reading &= Reading(float(margin), max(deviation(D, closed_form), float(np.abs(D - t)[: size.K].max())))
+        reading &= Measurement(float(margin), max(deviation(D, closed_form), float(np.abs(D - t)[: size.K].max())))
     tested = f"t = 1 .. {length}, the built matrices with {DIGITS} digits (mpmath)"
     return Outcome({NAMES: tuple(size), "reads": grid(READS)}, tested, reading, unit="D")
 
 
 @claim("rotary-failures", Verdict.HOLDS, "ours")
-def precise_failures(settings: Settings) -> Outcome:
+def precise_failures(settings: VerifyOptions) -> Outcome:
     """With 30 digits the built matrices first fail where the closed forms do."""
-    size, s, r, reading, failures = SIZES[0], 2, np.arange(120), NOTHING, []
+    size, s, r, reading, failures = SIZES[0], 2, np.arange(120), IDENTITY, []
     for reads in READS:
         model, sizes = oracle(size, reads), size.rotary(reads)
         methods: dict[str, tuple[np.ndarray, Callable[[int], float], float]] = {
@@ -270,14 +270,14 @@ def precise_failures(settings: Settings) -> Outcome:
             for n, side in ((fails - 1, -1), (fails, 1)):
                 with mpmath.workdps(DIGITS):
                     excess = precise_denominators(model, distance, [n], factor(n), grown)[0] - size.M
-                reading &= Reading(float(side * excess), abs(float(excess) + size.M - D[n]))
+                reading &= Measurement(float(side * excess), abs(float(excess) + size.M - D[n]))
             failures.append(f"{name} {reads} {fails}")
     tested = f"the built matrices with {DIGITS} digits (mpmath) there and at the t before: {', '.join(failures)}"
     return Outcome({NAMES: tuple(size), "s": s, "reads": grid(READS)}, tested, reading, unit="D")
 
 
 @claim("rotary-position", Verdict.LENGTH, "ours (theorem 3.2, proof, layer 1)")
-def position_comes_back(settings: Settings) -> Outcome:
+def position_comes_back(settings: VerifyOptions) -> Outcome:
     """x_t falls in t, so the MLP can always recover t from it."""
     margin, counterexample = math.inf, ""
     for size in SIZES:
@@ -291,7 +291,7 @@ def position_comes_back(settings: Settings) -> Outcome:
     return Outcome(
         TRIED,
         "t = 1 .. 5 L",
-        Reading(margin),
+        Measurement(margin),
         unit="position",
         correction="up to a quarter turn of the head's pair; a head whose scores are all alike reads 1 / t for ever",
         counterexample=counterexample,
@@ -299,7 +299,7 @@ def position_comes_back(settings: Settings) -> Outcome:
 
 
 @claim("rotary-limit", Verdict.HOLDS, "ours (theorem 3.3)")
-def alibi_is_a_limit(settings: Settings) -> Outcome:
+def alibi_is_a_limit(settings: VerifyOptions) -> Outcome:
     """A slow enough pair is ALiBi with one slope: |ln D - ln D of ALiBi| <= a (theta N)^3 / 3."""
     M, N, K, length = 16, 4, 64, last_recovered(4)
     alibi = woven_model(M, N, settings.H, recovers=K, shape=Shape(heads=1)).head_output(length)
@@ -311,7 +311,7 @@ def alibi_is_a_limit(settings: Settings) -> Outcome:
     sizes = slow.rotary("rotation")
     bound = sizes.amplitude * (sizes.theta * N) ** 3 / 3
     tested = f"t = 1 .. {length} under ReRoPE: {apart[0]:.1g} apart, bound {bound:.1g}; {apart[1]:.1g} for L = {K}"
-    reading = Reading(min(bound - apart[0], apart[1] - bound))
+    reading = Measurement(min(bound - apart[0], apart[1] - bound))
     return Outcome({"(M, N)": (M, N), "K": K, "L": slow.L}, tested, reading, unit="ln D")
 
 
@@ -320,7 +320,7 @@ def alibi_is_a_limit(settings: Settings) -> Outcome:
     Verdict.CORRECTED,
     "ours (figure of observed thresholds ('a failure in extrapolation after that position'))",
 )
-def failure_comes_back(settings: Settings) -> Outcome:
+def failure_comes_back(settings: VerifyOptions) -> Outcome:
     """Beyond the crossing the hidden state stays beyond it."""
     size, s, length = Size(16, 4, 2, 16, 16, 3.0), 2.0, 140
     sizes, method = size.rotary("count"), YaRN(trained_length=16, factor=s)
@@ -333,7 +333,7 @@ def failure_comes_back(settings: Settings) -> Outcome:
     return Outcome(
         {NAMES: tuple(size), "s": s},
         f"t = 1 .. {length} under YaRN, by count",
-        Reading(float(margin), deviation(o, closed_form)),
+        Measurement(float(margin), deviation(o, closed_form)),
         correction="for a bias that grows with distance for ever, as ALiBi's; a rotary one comes round",
         counterexample=f"below H from t = {fails}, above it again at t = {grid(again)}",
     )

@@ -13,8 +13,8 @@ from research.rotary_theory.chunks import chunk_denominator, chunk_position, chu
 from research.rotary_theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
 from research.rotary_theory.rotary import READS, fails_from
 from theory.chunked import mesa_method, woven_distance
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, deviation, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, deviation, grid
+from theory.claims.settings import VerifyOptions
 
 CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 6, 2), (4, 8, 3), (8, 16, 4)]
 """First chunk, last chunk and split_threshold, for each of SIZES."""
@@ -22,7 +22,7 @@ CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 
 Case = tuple[Size, tuple[int, int, int], str]
 
 
-def cases(settings: Settings) -> list[Case]:
+def cases(settings: VerifyOptions) -> list[Case]:
     """Every size, or the first four of a quick check, with both ways to read positions."""
     sizes = list(zip(SIZES, CHUNKS, strict=True))[: 4 if settings.quick else None]
     return [(size, chunks, reads) for size, chunks in sizes for reads in READS]
@@ -34,7 +34,7 @@ def method_of(case: Case, middle: str) -> MesaExtrapolation:
     return mesa_method(size.M, size.N, size.E, first, last, split, middle)
 
 
-def excesses(case: Case, settings: Settings) -> Callable[[str, int], float]:
+def excesses(case: Case, settings: VerifyOptions) -> Callable[[str, int], float]:
     """o - H at the last token of a prompt, by the middle chunks' kind and the prompt's length, of one built model."""
     model = llama(case[0], case[2], settings)
     return lambda middle, prompt: float(measured(model, method_of(case, middle), prompt)[1][-1]) - settings.H
@@ -57,13 +57,13 @@ def certain(case: Case) -> tuple[int, int]:
 
 
 @claim("rotary-mesa", Verdict.HOLDS, "ours (corollary; section 4.2)")
-def closed_form(settings: Settings) -> Outcome:
+def closed_form(settings: VerifyOptions) -> Outcome:
     """By count middle chunks recover F + i - b, woven or not; by rotation woven ones recover more; D(T) = sum of
     e^(h(v + x) - h(v)), x = W(T-1) + 1 - p_i - W(T-i), v = p_T - 1 - W(T-1).
 
     Wrong positions beside: by rotation those of the other kind of chunk; by count those that go on counting.
     """
-    reading = NOTHING
+    reading = IDENTITY
     for case in cases(settings):
         size, _, reads = case
         T, model = 3 * size.M + 1, llama(size, reads, settings)
@@ -72,24 +72,24 @@ def closed_form(settings: Settings) -> Outcome:
             position, o = measured(model, method, T)
             right = chunk_position(sizes, method, T)
             wrong = chunk_position(sizes, method_of(case, other), T) if reads == "rotation" else sizes.position(T)
-            reading &= Reading(deviation(position, wrong), deviation(position, right))
+            reading &= Measurement(deviation(position, wrong), deviation(position, right))
             expected = np.array([closed_form_excess(case, middle, T)])
-            reading &= Reading(math.inf, deviation(o[-1:] - settings.H, expected))
+            reading &= Measurement(math.inf, deviation(o[-1:] - settings.H, expected))
     tested = "p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk"
     return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading, unit="position, o; relative")
 
 
 @claim("rotary-mesa-reach", Verdict.LENGTH, "ours (corollary)")
-def reach_of_chunks(settings: Settings) -> Outcome:
+def reach_of_chunks(settings: VerifyOptions) -> Outcome:
     """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M, in a rotary model."""
-    reading, lengths = NOTHING, []
+    reading, lengths = IDENTITY, []
     for case in cases(settings):
         (start, end), excess = certain(case), excesses(case, settings)
         held = last_held(case, "local", start)
         for T in {start, end, *((start + 1, (start + end) // 2) if settings.full else ())}:
-            reading &= Reading(-(o := excess("local", T)), abs(o - closed_form_excess(case, "local", T)))
+            reading &= Measurement(-(o := excess("local", T)), abs(o - closed_form_excess(case, "local", T)))
         if held > case[0].M:
-            reading &= Reading(excess("local", held))
+            reading &= Measurement(excess("local", held))
         lengths.append(f"{case[0][:3]} {case[2]}: {held} / {start} to {end}")
     return Outcome(
         {**TRIED, "(F, L, split)": grid(CHUNKS), "reads": grid(READS)},
@@ -102,23 +102,23 @@ def reach_of_chunks(settings: Settings) -> Outcome:
 
 
 @claim("rotary-mesa-woven", Verdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
-def woven_chunks(settings: Settings) -> Outcome:
+def woven_chunks(settings: VerifyOptions) -> Outcome:
     """Woven middle chunks carry a rotary Mesa beyond the paper's where layer 1 reads by rotation, and not at all where
     it counts."""
-    reading, lengths = NOTHING, []
+    reading, lengths = IDENTITY, []
     for case in cases(settings):
         (start, end), excess = certain(case), excesses(case, settings)
         local = last_held(case, "local", start)
         if case[2] == "count":
             for T in (local, start):
                 same = [excess(middle, T) for middle in MIDDLES]
-                reading &= Reading(1.0, abs(same[0] - same[1]))
+                reading &= Measurement(1.0, abs(same[0] - same[1]))
             continue
         latest = fails_from(case[0].rotary(case[2]), woven_distance(method_of(case, "woven"), np.arange(end)))
         woven = last_held(case, "woven", latest or end)
-        reading &= Reading(woven - local - 0.5)
+        reading &= Measurement(woven - local - 0.5)
         held, failed = (excess(middle, woven) for middle in ("woven", "local"))
-        reading &= Reading(min(held, -failed), abs(held - closed_form_excess(case, "woven", woven)))
+        reading &= Measurement(min(held, -failed), abs(held - closed_form_excess(case, "woven", woven)))
         lengths.append(f"{case[0][:3]}: {woven} ({local})")
     tested = f"by rotation, last T that holds (with local chunks): {', '.join(lengths)}; by count o is the same"
     return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading)

@@ -22,15 +22,15 @@ from research.rotary_theory.claims.rotary import (
 )
 from research.rotary_theory.rotary import READS, fails_from, leaky_rerope, most, ntk_factor, woven_reach, yarn_scale
 from theory import weave
-from theory.claim import NOTHING, Outcome, Reading, Verdict, claim, first_below, grid
-from theory.claims.settings import Settings
+from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, first_below, grid
+from theory.claims.settings import VerifyOptions
 
 
 @claim("rotary-weave", Verdict.HOLDS, "ours (theorem 3.3)")
-def weave_extends(settings: Settings) -> Outcome:
+def weave_extends(settings: VerifyOptions) -> Outcome:
     """The weave's T*, h(u) = a sin(theta u): at least 2N + e^h(N) (M - 2 S) by rotation, by count exactly K + N +
     e^(h(N) + h(K-1-N)) (M - C)."""
-    reading, failures = NOTHING, []
+    reading, failures = IDENTITY, []
     for size, reads in cases(settings):
         reach = woven_reach(size.rotary(reads), size.N)
         length = LONGEST if reach < LONGEST else 3 * size.M
@@ -39,31 +39,31 @@ def weave_extends(settings: Settings) -> Outcome:
         reading &= method_reading
         exact = reads == "count" or size.N == size.K - 1
         if exact and reach < LONGEST:
-            reading &= Reading(0.5 if fails == math.floor(reach) + 1 else -1.0)
-        reading &= Reading(math.inf if fails is None else fails - reach)
+            reading &= Measurement(0.5 if fails == math.floor(reach) + 1 else -1.0)
+        reading &= Measurement(math.inf if fails is None else fails - reach)
         failures.append(f"{size[:2]} {reads}: {fails or f'none to {length}'} / {reach:.0f}")
     return Outcome({**TRIED, "reads": grid(READS)}, f"first failure built / T*: {'; '.join(failures)}", reading)
 
 
 @claim("rotary-stair", Verdict.HOLDS, "ours (corollary)")
-def stair_extends(settings: Settings) -> Outcome:
+def stair_extends(settings: VerifyOptions) -> Outcome:
     """Stair PE fails from about N + E (K - 1 - N) tokens on, where it leaves the positions told apart."""
-    reading, failures = NOTHING, []
+    reading, failures = IDENTITY, []
     for size, reads in cases(settings):
         stair = partial(weave.stair, window=size.N, width=size.E)
         certain = fails_from(size.rotary(reads), stair(np.arange(LONGEST)))
         fails, method_reading = read_method(size, reads, woven(*size[:3]), certain or LONGEST, settings, weave=stair)
         reading &= method_reading
-        reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
+        reading &= Measurement((certain or 0) - (fails or LONGEST) + 0.5)
         failures.append(f"{size[:3]} {reads}: {fails} / {certain}")
     tested = f"first failure built / from which on for certain: {'; '.join(failures)}"
     return Outcome({**TRIED, "reads": grid(READS)}, tested, reading)
 
 
 @claim("rotary-span", Verdict.HOLDS, "ours (theorem 3.3 and corollary)")
-def span_bounds(settings: Settings) -> Outcome:
+def span_bounds(settings: VerifyOptions) -> Outcome:
     """Any effective distances fail where W(t-1) >= K - 1 + W(M-2), up to a quarter turn more."""
-    reading = NOTHING
+    reading = IDENTITY
     for size in SIZES[: 4 if settings.quick else None]:
         sizes, M, r = size.rotary("count"), size.M, np.arange(LONGEST)
         methods: list[tuple[Method, np.ndarray]] = [
@@ -75,14 +75,14 @@ def span_bounds(settings: Settings) -> Outcome:
             start = fails_from(sizes, distance) or LONGEST
             end = int(np.flatnonzero(distance <= size.K - 1 + size.L)[-1]) + 1
             o = measured(llama(size, "count", settings), method, min(end, LONGEST))[1]
-            reading &= Reading(float(settings.H - o[start - 1 :].max()))
-            reading &= Reading(float((o - settings.H)[M : M + 2].min()))  # it had held before
+            reading &= Measurement(float(settings.H - o[start - 1 :].max()))
+            reading &= Measurement(float((o - settings.H)[M : M + 2].min()))  # it had held before
     tested = "every t of that range up to 760, by count; and that t = M + 1, M + 2 hold"
     return Outcome({**TRIED, "method": "{stair, leaky-rerope, pi}"}, tested, reading)
 
 
 @claim("rotary-bound", Verdict.HOLDS, "ours (theorem 3.3)")
-def bounded_scores(settings: Settings) -> Outcome:
+def bounded_scores(settings: VerifyOptions) -> Outcome:
     """No method carries a rotary construction of amplitude a beyond M e^(2a), since |s(t, i)| <= a."""
     M, L, H = 16, 8, settings.H
     size = Size(M, L, 2, 2 * L + 1, L, 1.5 * math.pi / (2 * L))
@@ -95,7 +95,7 @@ def bounded_scores(settings: Settings) -> Outcome:
     return Outcome(
         {NAMES: tuple(size), "a": round(sizes.amplitude, 3)},
         f"t = 1 .. {length} under ReRoPE: D rises by e^(-2a) a token, fails first at {fails}; bound {most(sizes):.0f}",
-        Reading(margin, float(np.abs(rise - slowest).max())),
+        Measurement(margin, float(np.abs(rise - slowest).max())),
         unit="D a token",
     )
 
@@ -107,9 +107,9 @@ NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 
 
 @claim("rotary-yarn", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
-def yarn_carries(settings: Settings) -> Outcome:
+def yarn_carries(settings: VerifyOptions) -> Outcome:
     """YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)."""
-    reading, failures, factors = NOTHING, [], YARN_FACTORS[: None if settings.full else 2]
+    reading, failures, factors = IDENTITY, [], YARN_FACTORS[: None if settings.full else 2]
     for size, reads in cases(settings):
         row = []
         for s in factors:
@@ -118,7 +118,7 @@ def yarn_carries(settings: Settings) -> Outcome:
             more = {"factor": 1 / s, "grown": yarn_scale(s)}
             fails, method_reading = read_method(size, reads, method, certain or LONGEST, settings, **more)
             reading &= method_reading
-            reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
+            reading &= Measurement((certain or 0) - (fails or LONGEST) + 0.5)
             row.append(f"{fails} / {certain}")
         failures.append(f"{size[:1] + size[3:5]} {reads}: {', '.join(row)}")
     tested = f"(M, K, L), first failure built / bound: {'; '.join(failures)}"
@@ -126,10 +126,10 @@ def yarn_carries(settings: Settings) -> Outcome:
 
 
 @claim("rotary-ntk", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
-def ntk_carries(settings: Settings) -> Outcome:
+def ntk_carries(settings: VerifyOptions) -> Outcome:
     """Dynamic-NTK with factor s divides a pair's angle by growth^c and carries it never beyond n = M - 1 + (K - 1)
     growth^c: for c < 1 about K (s K / M)^(c / (1 - c)) tokens."""
-    reading, failures = NOTHING, []
+    reading, failures = IDENTITY, []
     furthest = FURTHEST if settings.full else FURTHEST // 2
     wider = [(size._replace(head=6), reads) for size, reads in cases(settings) if reads == "count"]
     for size, reads in [*wider, *cases(settings)]:
@@ -140,14 +140,16 @@ def ntk_carries(settings: Settings) -> Outcome:
             bound = n[n >= size.M - 1 + (size.K - 1) / ntk_factor(size.rotary(reads), s, n)]
             reading &= method_reading
             if len(bound):
-                reading &= Reading(float(bound[0]) - (fails or furthest + 1) + 0.5)
+                reading &= Measurement(float(bound[0]) - (fails or furthest + 1) + 0.5)
             row.append(f"{fails or 'none'} / {bound[0] if len(bound) else 'none'}")
         failures.append(f"{size[:1] + size[3:5]} {reads}, c={size.rotary(reads).exponent}: {', '.join(row)}")
     tested = f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
     return Outcome({**TRIED, "c": "{0.5, 1}", "s": grid(NTK_FACTORS)}, tested + "; ".join(failures), reading)
 
 
-def _ntk_failure(size: Size, reads: str, s: float, furthest: int, settings: Settings) -> tuple[int | None, Reading]:
+def _ntk_failure(
+    size: Size, reads: str, s: float, furthest: int, settings: VerifyOptions
+) -> tuple[int | None, Measurement]:
     """The first n whose last token is below H, by the closed form; built at it and the length before."""
     sizes, method = size.rotary(reads), DynamicNTK(trained_length=size.M, factor=s)
 
@@ -155,15 +157,15 @@ def _ntk_failure(size: Size, reads: str, s: float, furthest: int, settings: Sett
         return size.M / float(sizes.denominator(np.array([n]), factor=ntk_factor(sizes, s, n))[0]) - 1
 
     fails = next((n for n in range(size.M + 1, furthest + 1) if excess(n) <= 0), None)
-    model, reading = llama(size, reads, settings), NOTHING
+    model, reading = llama(size, reads, settings), IDENTITY
     for n in {max(size.M + 1, (fails or furthest) - back) for back in range(2)}:
         o = float(measured(model, method, n)[1][-1]) - settings.H
-        reading &= Reading(-o if n == fails else o, abs(o - excess(n)))
+        reading &= Measurement(-o if n == fails else o, abs(o - excess(n)))
     return fails, reading
 
 
 @claim("rotary-squeezed", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
-def squeezed_positions(settings: Settings) -> Outcome:
+def squeezed_positions(settings: VerifyOptions) -> Outcome:
     """Where layer 1 reads positions by the slowed pair itself, Dynamic-NTK can fail at once: it reads squeezed
     positions, and the slower turn of layer 2 cancels them again."""
     size, s = Size(16, 4, 2, 64, 64, 1.0), 1.0
@@ -171,5 +173,5 @@ def squeezed_positions(settings: Settings) -> Outcome:
     reading = by["rotation"][1] & by["count"][1]
     later = (by["count"][0] or FURTHEST // 2) - (by["rotation"][0] or FURTHEST)
     tested = f"first failures up to {FURTHEST // 2}, built: by rotation {by['rotation'][0]}, by count "
-    reading &= Reading(later)
+    reading &= Measurement(later)
     return Outcome({NAMES: tuple(size), "s": s}, f"{tested}{by['count'][0] or 'none'}", reading)

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mesa.engine import attention
 from mesa.engine.rope import Layout, Rotation
-from mesa.engine.schedule import Call, Schedule, calls
+from mesa.engine.schedule import AttendedBlock, Schedule, calls
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, Stepped, token_index
 
@@ -166,7 +166,7 @@ def test_a_bands_mask_is_computed_once():
     band = Region((0, 1000), (0, 1000), farthest=5)
     schedule, like = Schedule(Plan(1000, (band,)), 0, token_index), torch.zeros(())
     first, second, wider = (
-        schedule.mask(band, Call(queries, keys, masked=True), like)
+        schedule.mask(band, AttendedBlock(queries, keys, masked=True), like)
         for queries, keys in (((10, 20), (5, 20)), ((30, 40), (25, 40)), ((30, 40), (20, 35)))
     )
     assert first is second
@@ -175,8 +175,8 @@ def test_a_bands_mask_is_computed_once():
 
 def test_a_far_part_is_one_causal_call():
     far = Region((0, 100), (0, 100), nearest=11)
-    assert list(calls(far, 0, 100)) == [Call((11, 100), (0, 89), causal=True)]
-    assert list(calls(far, 99, 100)) == [Call((99, 100), (0, 89))]
+    assert list(calls(far, 0, 100)) == [AttendedBlock((11, 100), (0, 89), causal=True)]
+    assert list(calls(far, 99, 100)) == [AttendedBlock((99, 100), (0, 89))]
 
 
 def test_fused_refuses_gradients_rather_than_returning_wrong_ones():

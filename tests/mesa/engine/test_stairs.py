@@ -16,7 +16,7 @@ from mesa.plan import Carry, Constant, Plan, Stepped
 def small_groups(monkeypatch):
     """Of queries and of keys, so that a few hundred tokens have many."""
     monkeypatch.setattr(stairs, "GROUP", 16)
-    monkeypatch.setattr(stairs, "FEW", 16)
+    monkeypatch.setattr(stairs, "MIN_RESIDUE_QUERIES", 16)
     monkeypatch.setattr(stairs, "_KEYS", 97)
 
 

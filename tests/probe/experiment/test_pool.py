@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from probe.experiment.pool import LocalPool, Queue, ordered_results
 from probe.experiment.progress import Progress
-from probe.experiment.task import Outcome, Task
+from probe.experiment.task import Task, TaskOutcome
 
 TASKS = [Task("count", ("cell", number), weight=10) for number in range(6)]
 
@@ -25,7 +25,7 @@ class Backwards:
             self.batches.append(len(batch))
             order = random.Random(self.seed).sample(batch, len(batch)) if self.seed else batch[::-1]
             for task in order:
-                yield task, Outcome(task.key[1] ** 2)
+                yield task, TaskOutcome(task.key[1] ** 2)
 
 
 def square(task):
@@ -82,7 +82,7 @@ def test_a_tasks_error_is_raised_after_the_results_before_it():
     class Failing(Backwards):
         def run(self, queue, progress):
             for task, outcome in super().run(queue, progress):
-                yield task, Outcome(error=ValueError("no number")) if task == TASKS[3] else outcome
+                yield task, TaskOutcome(error=ValueError("no number")) if task == TASKS[3] else outcome
 
     failing = results(Failing())
     assert [next(failing)[0] for _ in range(3)] == TASKS[:3]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probe.tasks import ruler
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import encode, first_ids
 from probe.tasks.ruler import RULER, string_match_all
 from probe.tasks.ruler_prompts import ListPrompt
@@ -20,7 +20,7 @@ M = 1200
 @pytest.fixture(scope="module")
 def setting(tokenizer):
     text = tokenizer("To be or not to be, that is the question. " * 40, add_special_tokens=False).input_ids
-    return Setting(3 * M, (3 * M, 4 * M), samples=2, documents=(np.array(text),))
+    return PromptSpec(3 * M, (3 * M, 4 * M), samples=2, documents=(np.array(text),))
 
 
 def prompts(tokenizer, setting, name, length=4 * M, samples=2):

@@ -12,7 +12,7 @@ from mesa.models import load
 from probe.commands.eval.plan import TASKS
 from probe.tasks import retrieval, sources, summaries
 from probe.tasks import score as scoring
-from probe.tasks.base import Setting
+from probe.tasks.base import PromptSpec
 from probe.tasks.score import nll, text_windows
 
 M = 160
@@ -28,13 +28,13 @@ def loaded(model):
 def setting(loaded):
     rng = np.random.default_rng(0)
     documents = tuple(rng.integers(2, len(loaded.tokenizer), 1000) for _ in range(2))
-    return Setting(M, (100, 160, 240), samples=3, documents=documents)
+    return PromptSpec(M, (100, 160, 240), samples=3, documents=documents)
 
 
 @pytest.fixture(scope="module")
 def summary_setting():
     pairs = ((WORDS, "too short"), (WORDS * 20, "A text of a few words."), (WORDS * 30, "Nothing like that."))
-    return Setting(M, (100,), samples=5, pairs=pairs, new_tokens=6, batch=1)
+    return PromptSpec(M, (100,), samples=5, pairs=pairs, new_tokens=6, batch=1)
 
 
 def scores(loaded, task, length, setting):
@@ -166,9 +166,9 @@ def test_bad_sources_name_the_file_and_line(tmp_path):
         (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is not an object with fields"),
         (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
         (sources.pairs, "wrong.jsonl", "row 1 has no field 'document'; it has title, body"),
-        (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a text"),
-        (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a text"),
-        (sources.pairs, "summary.jsonl", r"summary\.jsonl, row 1: 'summary' is null, not a text"),
+        (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a string"),
+        (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a string"),
+        (sources.pairs, "summary.jsonl", r"summary\.jsonl, row 1: 'summary' is null, not a string"),
         (sources.texts, "folder", "folder is not a file, folder, or dataset that can be loaded"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -8,7 +8,7 @@ import pytest
 from summaries import ranked, typed, verdict
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.predict.result import Failure, MethodPrediction, Misfit, Prediction
+from probe.commands.predict.result import FailureEstimate, MethodPrediction, Misfit, Prediction
 from probe.commands.probe.report import whole_summary
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
@@ -314,7 +314,7 @@ def test_why_nothing_is_predicted_is_a_note(planted, trained, count):
 
 
 def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_law(planted):
-    row = MethodPrediction(planted["method_configs"]["mesa"], "", failure=Failure(200, (180, None)))
+    row = MethodPrediction(planted["method_configs"]["mesa"], "", failure=FailureEstimate(200, (180, None)))
     misfit = Misfit(0.61, True, "nats/token", 6, 4.2)
     predicted = Prediction(planted["model"], planted["trained_length"], [320], 8, "", misfit, {"mesa": row})
     result = verdict(planted, None, predicted)
