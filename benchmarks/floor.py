@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from mesa.engine import attention, kernels, stairs
-from mesa.engine.rope import Layout, Rotation
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule
 
 NAMES = ("origin", "rerope", "stair", "lm-infinite", "streaming-llm", "mesa", "mesa at M = 512")
@@ -55,7 +55,7 @@ def measured(name: str, length: int, repeats: int) -> dict[str, float]:
     method = _method(name, length)
     config = LlamaConfig(hidden_size=HEADS * DIM, num_attention_heads=HEADS, max_position_embeddings=length)
     frequencies = modeling_llama.LlamaRotaryEmbedding(config).inv_freq
-    turning = Rotation(Layout(0, len(frequencies)), frequencies)
+    turning = Rotation(RotaryLayout(0, len(frequencies)), frequencies)
     given = states(HEADS, length), states(HEADS, length), states(HEADS, length)
     whole, still = (
         Schedule(method.plan(length), 0, method.cached_position, turn)

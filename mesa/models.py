@@ -212,13 +212,13 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError("it needs trust_remote_code")  # as transformers says it of a type that it does not know
         used: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        _tell_own_code(place.where, own, used.__name__)
+        _warn_own_code(place.where, own, used.__name__)
     note_stated(config, stated)
     return config, stated
 
 
 @cache
-def _tell_own_code(where: str, own: str, used: str) -> None:
+def _warn_own_code(where: str, own: str, used: str) -> None:
     """Says on stderr, once, that a class of transformers takes the place of one that comes with a model."""
     sys.stderr.write(
         f"{where} comes with Python code of its own ({own}), which is not run: transformers' {used} is used in its "
@@ -245,7 +245,7 @@ def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
     code = {} if options["trust_remote_code"] else tokenizer.init_kwargs.get("auto_map") or {}
     if own := [name for name in code.get("AutoTokenizer") or () if name]:
-        _tell_own_code(place.where, own[-1], type(tokenizer).__name__)
+        _warn_own_code(place.where, own[-1], type(tokenizer).__name__)
     return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
 
 

@@ -72,7 +72,7 @@ def check_cache_name(arguments: dict[str, Any], where: str) -> None:
         if name not in CACHES and (isinstance(value, Cache) or hasattr(value, "get_seq_length")):
             raise Refused(
                 f"{where} is given a {type(value).__name__} as {name!r}, and methods know caches as "
-                f"{' or '.join(map(repr, CACHES))}; without it every token would be a text of its own"
+                f"{' or '.join(map(repr, CACHES))}; without it every token would be a prompt of its own"
             )
 
 

@@ -82,7 +82,7 @@ def parser() -> Parser:
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",
-        description="At which length does a language model break, where inside does it show, which method mends it?",
+        description="At which length does a language model break, where inside does it show, which method fixes it?",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:
     """The error, with what can be done where a disk is full or not to be written on."""
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space")
-    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "mend its permissions")
+    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "fix its permissions")
     remedies |= {errno.EISDIR: "move this folder away, a file is to be there"}
     if error.errno not in remedies or "--out" in str(error):
         return error

@@ -10,7 +10,7 @@ from probe.options import REQUIRED, InputPath, option
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class ReportOptions:
     """A captured run."""
 
     store: InputPath = option(
@@ -22,7 +22,7 @@ HELP = "rewrite the report, summary and figures of a finished probe run"
 EXAMPLE = "mesa-lens report runs/demo"
 
 
-def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
+def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
     from probe.commands.probe.report import write_report
     from probe.commands.probe.verdict import terminal_text

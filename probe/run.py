@@ -157,7 +157,7 @@ class Run(reader.StoredRun):
         return self._analyses[hook]
 
     def verdict(self) -> Verdict:
-        """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
+        """Methods ranked, what fails, what fixes it, where inside, how sure: as in summary.json, with located heads."""
         return verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder))
 
     def drift(

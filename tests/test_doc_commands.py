@@ -21,7 +21,7 @@ from mesa_lens.cli import main, parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "research").glob("*/results.md"))]
-MODEL, PLANTED = "models/tiny", "models/planted"  # any; one that a method mends
+MODEL, PLANTED = "models/tiny", "models/planted"  # any; one that a method fixes
 
 PLACEHOLDERS = {  # what a page leaves open: what stands for it here
     "<hub id or local path>": MODEL,

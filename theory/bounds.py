@@ -1,7 +1,7 @@
-"""Closed forms of the theorems: how far a woven construction reaches. Numbers and numpy arrays, no torch.
+"""Closed forms of the theorems: how far a remapped construction reaches. Numbers and numpy arrays, no torch.
 
 Positions t count from 1, with <bos> at t = 1. M is the window, N the remap's window, E the stair's width (None: the
-weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additive encoding's m in q.k - m * W(t - i)
+remap of theorem 3.3), H the threshold, all of the paper; `slope` is the additive encoding's m in q.k - m * W(t - i)
 (the paper's is 1). The head output of every theorem is o_t = M / D(t) - 1 + H, so o_t > H exactly where D(t) < M.
 """
 
@@ -48,7 +48,7 @@ def bos_denominator(positions: Any, slope: float = 1.0) -> Any:
 
 
 def last_recovered(N: int, slope: float = 1.0) -> int:
-    """The last t whose woven position comes out as exactly N + 1: 10, 24, 60 for N = 2, 3, 4.
+    """The last t whose remapped position comes out as exactly N + 1: 10, 24, 60 for N = 2, 3, 4.
 
     The MLP's step from N + 1 to N + 2 begins at c = sqrt(x_(N+1) x_(N+2)), so 1 / x_t must not exceed
     sqrt(A_(N+1) A_(N+2)). The paper (theorem 3.3) lets it be N + 1 for ever; later it grows like ln t.

@@ -33,7 +33,7 @@ from theory.weave import stair
 Bias = Callable[[np.ndarray], np.ndarray]
 
 SHORT = 0.353
-"""The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
+"""The most that a remapped chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
 
 It sees itself at distance 0 and of the first chunk next to nothing: 1 / x is e^W, where A_(W+1) is e^W (1 + 1/e + ..).
 The next token has e^W (1 + 1/e), which is beyond the step.
@@ -95,7 +95,7 @@ def mesa_denominator(method: MesaExtrapolation, prompt: int) -> float:
 
 
 def woven_bound(method: MesaExtrapolation, t: int) -> float:
-    """What D(t) does not exceed with woven middle chunks, t the last token of a prompt, where Stair PE recovers.
+    """What D(t) does not exceed with remapped middle chunks, t the last token of a prompt, where Stair PE recovers.
 
     No p_i is below Stair PE's but at the first tokens of the middle chunks after the first one, by SHORT at most: seen
     distances are Stair PE's or larger on the first chunk and larger in its own, unseen pairs only shorten the sum, and

@@ -16,7 +16,7 @@ SAFETY = 10
 """A claim counts only where its margin is this many times the numerical error."""
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """The outcome of a claim. The first four are as expected; BROKEN is a failure of the verification."""
 
     HOLDS = "holds"
@@ -43,13 +43,13 @@ def summary(claims: Iterable[tuple[str, str, str]]) -> str:
 
     Raises Refused for an unknown verdict.
     """
-    known = [(name, Verdict(verdict), whose) for name, verdict, whose in claims]
-    broken = [name for name, verdict, _ in known if verdict is Verdict.BROKEN]
+    known = [(name, ClaimVerdict(verdict), whose) for name, verdict, whose in claims]
+    broken = [name for name, verdict, _ in known if verdict is ClaimVerdict.BROKEN]
     theorems = [THEOREMS[name] for name, verdict, _ in known if name in THEOREMS and name not in broken]
     parts = [f"The paper's theorems: {'; '.join(theorems)}."] if theorems else []
     for whose, what in ((PAPER, "other statements of the paper's"), (OURS, "of our own about them")):
         of = [verdict for name, verdict, by in known if by == whose and name not in (*THEOREMS, *broken)]
-        counts = [f"{of.count(verdict)} {verdict}" for verdict in Verdict if verdict in of]
+        counts = [f"{of.count(verdict)} {verdict}" for verdict in ClaimVerdict if verdict in of]
         counts = [count if count.startswith("1 ") else count.replace("holds", "hold") for count in counts]
         parts += [
             f"{len(of)} {what if len(of) > 1 else what.replace('statements', 'statement')}: {', '.join(counts)}."
@@ -105,12 +105,12 @@ class Claim(Outcome):
     name: str
     statement: str
     citation: str
-    expected: Verdict
+    expected: ClaimVerdict
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """The expected verdict, where the margin is positive and far above the error; BROKEN otherwise."""
-        return self.expected if self.reading.holds else Verdict.BROKEN
+        return self.expected if self.reading.holds else ClaimVerdict.BROKEN
 
     @property
     def whose(self) -> str:
@@ -120,7 +120,7 @@ class Claim(Outcome):
     @property
     def ok(self) -> bool:
         """Whether the verdict is the expected one."""
-        return self.verdict is not Verdict.BROKEN
+        return self.verdict is not ClaimVerdict.BROKEN
 
     @property
     def error_text(self) -> str:
@@ -131,7 +131,7 @@ class Claim(Outcome):
     @property
     def notes(self) -> dict[str, str]:
         """Correction and counterexample, where there are any, by what they are to this verdict."""
-        names = ("how far", "beyond") if self.expected is Verdict.LENGTH else ("corrected", "as printed")
+        names = ("how far", "beyond") if self.expected is ClaimVerdict.LENGTH else ("corrected", "as printed")
         return {name: text for name, text in zip(names, (self.correction, self.counterexample), strict=True) if text}
 
     def line(self) -> str:
@@ -155,7 +155,7 @@ class Check:
     """The check of a claim, called with `theory.claims.VerifyOptions`; the statement is its docstring's first lines."""
 
     name: str
-    expected: Verdict
+    expected: ClaimVerdict
     citation: str
     measure: Callable[[Any], Outcome]
 
@@ -166,7 +166,7 @@ class Check:
         return Claim(**vars(self.measure(settings)), **identity)
 
 
-def claim(name: str, expected: Verdict, citation: str) -> Callable[[Callable[[Any], Outcome]], Check]:
+def claim(name: str, expected: ClaimVerdict, citation: str) -> Callable[[Callable[[Any], Outcome]], Check]:
     """Decorates what measures a claim."""
     return partial(Check, name, expected, citation)
 

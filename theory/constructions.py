@@ -1,4 +1,4 @@
-"""Theorems 3.1 to 3.3 and the corollary as models: one set of weights under a plain, a woven and a stair encoding.
+"""Theorems 3.1 to 3.3 and the corollary as models: one set of weights under a plain, a remapped and a stair encoding.
 
 The builders of two layers take `plain_model`'s options and differ in the encoding alone; the same arguments give the
 same weights.

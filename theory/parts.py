@@ -118,7 +118,7 @@ def crossing_head(
 
     With p the recovered positions, row 3 of W_K gives the key -m p_i. The printed row 3 of W_Q reads the position too
     (entry 3), so that q.k = tau - t i and o never crosses H; moved to entry 1, a constant, it gives q.k = tau - m p_i.
-    That cancels a plain encoding's -m (t - i) but for what all keys share: D(t) = t. A woven encoding leaves
+    That cancels a plain encoding's -m (t - i) but for what all keys share: D(t) = t. A remapped encoding leaves
     m (p_t - p_i - W(t - i)), but for that. The other rows are the paper's: W_Q arbitrary against keys of 1, and zeros.
     With a head size below 3, row 3 is the last one; slope: m. printed: leave the entry where it is printed.
     """

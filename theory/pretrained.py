@@ -22,7 +22,7 @@ from theory.parts import FREE
 
 
 def pretrained(construction: Construction, M: int) -> PreTrainedModel:
-    """The model with a construction's matrices, in its dtype; without its weave, which is a method's to attach.
+    """The model with a construction's matrices, in its dtype; without its remap, which is a method's to attach.
 
     Logits are the free directions of the residual stream, read by the embedding: the theorems have none. A layer
     without an MLP has one of zeros. Raises Refused for the log-domain steps, which are not matrices.

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.checking import model_checks
 from mesa.checking.method_checks import CHECKS, method_rows
-from mesa.checking.rows import FAILED, NOT_RUN, Report, Row
+from mesa.checking.rows import FAILED, NOT_RUN, CheckRow, Report
 from mesa.checking.subject import Subject
 from mesa.engine.plug import check_free
 from mesa.errors import Refused
@@ -80,7 +80,7 @@ def check(
 _NEEDED = {"weights are numbers", "states are numbers", "stock against origin"}
 """Checks after which no other makes sense where they fail."""
 
-_Step = tuple[Sequence[str], str, Callable[[], Iterable[Row]]]
+_Step = tuple[Sequence[str], str, Callable[[], Iterable[CheckRow]]]
 """Checks, their method if any, and what computes their rows."""
 
 
@@ -89,7 +89,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
     changing = [method for method in methods.values() if not method.uses_model_rope]
     tried = changing[-1] if changing else ReRoPE(trained_length=subject.pretended)
 
-    def step(check: str, run: Callable[..., Row], *given: Any) -> _Step:
+    def step(check: str, run: Callable[..., CheckRow], *given: Any) -> _Step:
         return [check], "", lambda: [run(subject, *given)]
 
     return [
@@ -105,7 +105,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
     ]
 
 
-def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
+def _rows(steps: list[_Step], minutes: float | None) -> Iterator[CheckRow]:
     """The steps' rows, behind a progress bar once they take two seconds; 'not run' after one that is needed failed.
 
     A step that raises gives a failed row of each check, or not run for want of memory.
@@ -114,7 +114,7 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
     for checks, method, run in tqdm(steps, desc="checking", unit="check", delay=2):
         if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
             why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
-        said, result, rows = why, NOT_RUN, list[Row]()
+        said, result, rows = why, NOT_RUN, list[CheckRow]()
         try:
             rows += () if why else run()
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -123,7 +123,7 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
             said, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
             said += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
         if said:
-            rows = [Row(check, result, said, method) for check in checks]
+            rows = [CheckRow(check, result, said, method) for check in checks]
         yield from rows
         if not why and any(row.check in _NEEDED and row.result == FAILED and row.difference is None for row in rows):
             why = f"{checks[0]!r} failed"

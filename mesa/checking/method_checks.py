@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from mesa.checking.oracle import Positions, Seen, attention_output, seen_by
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
-from mesa.checking.rows import NOT_RUN, Comparison, Row, worst_row
+from mesa.checking.rows import NOT_RUN, CheckRow, Comparison, worst_row
 from mesa.checking.subject import (
     ALLOWED,
     PromptSizes,
@@ -50,10 +50,10 @@ CHECKS = {
 _PADDING = 7
 
 
-def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
+def method_rows(subject: Subject, method: Method) -> Iterator[CheckRow]:
     """A row for each of `CHECKS`, each over all settings; not run where the model cannot have the method."""
     if why := unfit(subject.model.config, type(method)):
-        yield from (Row(check, NOT_RUN, why, method.name) for check in CHECKS)
+        yield from (CheckRow(check, NOT_RUN, why, method.name) for check in CHECKS)
         return
     comparisons: dict[str, list[Comparison]] = defaultdict(list)
     last = subject.settings[-1]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mesa.checking.oracle import rotated
-from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, worst_row
+from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, CheckRow, Comparison, worst_row
 from mesa.checking.subject import ALLOWED, PromptSizes, Subject, array, max_difference, perturbed, run
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
@@ -26,7 +26,7 @@ HOOKS = "bridge against hidden states"
 _NO_TOKENIZER = "no tokenizer was given; the rest does without"
 
 
-def model_note(subject: Subject, stated: int | None) -> Row:
+def model_note(subject: Subject, stated: int | None) -> CheckRow:
     """The model's dtypes and devices, and the M that other commands will use."""
     weights = list(subject.model.parameters())
     dtypes = ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))
@@ -39,36 +39,38 @@ def model_note(subject: Subject, stated: int | None) -> Row:
         window = f"M = {stated}, as stated" if stated else by_config
     except Refused:
         window = "no M in the config: give --trained-length"
-    return Row("model", NOTE, f"{dtypes} on {devices}; {window}")
+    return CheckRow("model", NOTE, f"{dtypes} on {devices}; {window}")
 
 
-def first_token(subject: Subject) -> Row:
+def first_token(subject: Subject) -> CheckRow:
     """What the tokenizer puts before a text; failed where it gives tokens that the model does not have."""
     name, tokenizer = "first token", subject.tokenizer
     if tokenizer is None:
-        return Row(name, NOT_RUN, _NO_TOKENIZER)
+        return CheckRow(name, NOT_RUN, _NO_TOKENIZER)
     unrotated = tokenizer(" hello hello", add_special_tokens=False)["input_ids"]
     whole = tokenizer(" hello hello")["input_ids"]
     known = subject.model.get_input_embeddings().num_embeddings
     if max(whole, default=0) >= known:
         detail = f"the tokenizer gives token {max(whole)} and the model knows {known}; they are two models'"
-        return Row(name, FAILED, detail)
+        return CheckRow(name, FAILED, detail)
     count = next((at for at in range(len(whole)) if whole[at : at + len(unrotated)] == unrotated), 0)
     if not count:
         detail = "nothing: a prompt of one repeated word carries no positions; `mesa-lens probe` puts a token before it"
-        return Row(name, NOTE, f"{detail}, and prompts of your own need one")
+        return CheckRow(name, NOTE, f"{detail}, and prompts of your own need one")
     tokens = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in whole[:count])
     bos = " (bos)" if whole[0] == tokenizer.bos_token_id else ""
-    return Row(name, NOTE, f"{tokens}{bos}")
+    return CheckRow(name, NOTE, f"{tokens}{bos}")
 
 
-def hooks(subject: Subject, method: Method) -> Row:
+def hooks(subject: Subject, method: Method) -> CheckRow:
     """The residual stream at the bridge's hooks against Hugging Face's hidden states, under a method."""
     devices = {weight.device for weight in subject.model.parameters()}
     if len(devices) > 1:
-        return Row(HOOKS, NOT_RUN, f"the model lies on {len(devices)} devices, and mesa.bridge takes models on one")
+        return CheckRow(
+            HOOKS, NOT_RUN, f"the model lies on {len(devices)} devices, and mesa.bridge takes models on one"
+        )
     if subject.tokenizer is None:
-        return Row(HOOKS, NOT_RUN, _NO_TOKENIZER)
+        return CheckRow(HOOKS, NOT_RUN, _NO_TOKENIZER)
     setting = subject.settings[-1]
     ids, stock = subject.ids(setting.length), subject.stock[setting]
     with applied(subject.model, method):
@@ -89,16 +91,16 @@ def hooks(subject: Subject, method: Method) -> Row:
     )
 
 
-def weights(subject: Subject) -> Row:
+def weights(subject: Subject) -> CheckRow:
     """Whether all weights are numbers."""
     try:
         check_finite("checked", subject.model)
     except Refused as error:
-        return Row("weights are numbers", FAILED, str(error).removeprefix("model 'checked': "))
-    return Row("weights are numbers", PASSED, "every tensor of the checkpoint")
+        return CheckRow("weights are numbers", FAILED, str(error).removeprefix("model 'checked': "))
+    return CheckRow("weights are numbers", PASSED, "every tensor of the checkpoint")
 
 
-def states(subject: Subject) -> Row:
+def states(subject: Subject) -> CheckRow:
     """Whether the stock model's states and logits are numbers."""
     for setting in subject.settings:
         stock = subject.run_stock(setting)
@@ -106,12 +108,12 @@ def states(subject: Subject) -> Row:
             if not states.isfinite().all():
                 what = "the logits" if layer == len(stock.states) else f"the states that enter layer {layer}"
                 detail = f"{what} are not finite at {setting.length} tokens; run it with --dtype float32"
-                return Row("states are numbers", FAILED, detail)
+                return CheckRow("states are numbers", FAILED, detail)
     layers = subject.model.config.num_hidden_layers
-    return Row("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
+    return CheckRow("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
 
 
-def stock_against_origin(subject: Subject) -> Row:
+def stock_against_origin(subject: Subject) -> CheckRow:
     """The stock model against Origin."""
     comparisons = []
     for setting in subject.settings:
@@ -129,16 +131,16 @@ def stock_against_origin(subject: Subject) -> Row:
     )
 
 
-def rotary(subject: Subject) -> Row:
+def rotary(subject: Subject) -> CheckRow:
     """The queries and keys of every layer that rotates, and the rotation by its rotary module's frequencies."""
     name = "rotary"
     if not is_rotary(subject.model.config.model_type):
-        return Row(name, NOT_RUN, "the model has no rotary embeddings")
+        return CheckRow(name, NOT_RUN, "the model has no rotary embeddings")
     setting = subject.settings[-1]
     stock = subject.stock[setting]
     turning = [number for number, at in enumerate(stock.positions) if not at.none]
     if not turning:
-        return Row(name, NOT_RUN, "none of the model's layers rotates its queries and keys")
+        return CheckRow(name, NOT_RUN, "none of the model's layers rotates its queries and keys")
     comparisons = [_rotary_layer(subject, setting, number) for number in turning]
     detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
     remedy = "this layer gives tokens other positions, so that methods would remap distances it does not use"
@@ -165,11 +167,11 @@ def _rotary_layer(subject: Subject, setting: PromptSizes, number: int) -> Compar
     )
 
 
-def restored(subject: Subject) -> Row:
+def restored(subject: Subject) -> CheckRow:
     """Whether the stock model computes what it did before."""
     name, setting = "restored", subject.settings[-1]
     difference = max_difference(run(subject.model, subject.ids(setting.length)).logits, subject.stock[setting].logits)
-    row = Row(name, PASSED, "logits of the stock model before and after", difference=difference, allowed=0.0)
+    row = CheckRow(name, PASSED, "logits of the stock model before and after", difference=difference, allowed=0.0)
     if difference == 0:
         return row
     return replace(row, result=FAILED, detail=f"{row.detail}; load the model anew")

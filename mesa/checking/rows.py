@@ -10,7 +10,7 @@ PASSED, FAILED, NOT_RUN, NOTE = "passed", "failed", "not run", "note"
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """A check's result: `difference` was measured where `allowed` is, and a mistake would make about `mistake`.
 
     result: 'passed', 'failed', 'not run' (never taken for passed) or 'note' (it tells and judges nothing).
@@ -46,12 +46,12 @@ class Comparison:
         return share if share == share else float("inf")
 
 
-def worst_row(check: str, method: str, comparisons: Sequence[Comparison], detail: str, remedy: str) -> Row:
+def worst_row(check: str, method: str, comparisons: Sequence[Comparison], detail: str, remedy: str) -> CheckRow:
     """The row of the worst comparison."""
     worst = max(comparisons, key=lambda item: item.share)
     numbers = {"difference": worst.difference, "allowed": worst.allowed, "mistake": worst.mistake}
     if worst.share > 1:
-        return Row(check, FAILED, f"{worst.where}: {detail}; {remedy}", method, **numbers)
+        return CheckRow(check, FAILED, f"{worst.where}: {detail}; {remedy}", method, **numbers)
     widened = [item for item in comparisons if item.widened]  # all must be sensitive, not only the sharpest
     sharp = min(comparisons, key=lambda item: item.allowed / item.mistake if item.mistake else float("inf"))
     sharp = next((item for item in widened if not item.allowed <= item.mistake), sharp)
@@ -61,8 +61,8 @@ def worst_row(check: str, method: str, comparisons: Sequence[Comparison], detail
         if sharp.mistake * 1e3 < sharp.allowed:
             why = "the method changes nothing here (a sliding window or layers without positions may hide it); "
             why += "use a smaller --pretended"
-        return Row(check, NOT_RUN, f"{sharp.where}: {why}", method, **numbers)
-    return Row(check, PASSED, f"{detail}, {worst.where}", method, **numbers)
+        return CheckRow(check, NOT_RUN, f"{sharp.where}: {why}", method, **numbers)
+    return CheckRow(check, PASSED, f"{detail}, {worst.where}", method, **numbers)
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Report:
     """All rows of a model, and the lengths that they were made at (tokens)."""
 
     model: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     pretended: int
     lengths: tuple[int, ...]
 
     @property
-    def failed(self) -> tuple[Row, ...]:
+    def failed(self) -> tuple[CheckRow, ...]:
         """The rows that failed."""
         return tuple(row for row in self.rows if row.result == FAILED)
 
@@ -110,9 +110,9 @@ class Report:
         return "\n".join([f"{self.model}: {counted}", "", *lines, "", self.cannot])
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[Row, int]]:
+def _grouped(rows: Sequence[CheckRow]) -> list[tuple[CheckRow, int]]:
     """Rows and how many they stand for: of one check, those that passed or were not run for one reason."""
-    groups: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[CheckRow]] = {}
     for row in rows:
         reason = row.detail if row.difference is None else "insensitive"
         alike = {PASSED: "", NOT_RUN: reason}.get(row.result, row)
@@ -123,7 +123,7 @@ def _grouped(rows: Sequence[Row]) -> list[tuple[Row, int]]:
     ]
 
 
-def _line(row: Row, count: int) -> str:
+def _line(row: CheckRow, count: int) -> str:
     numbers = [f"{value:8.1e}" if value is not None else " " * 8 for value in (row.difference, row.allowed)]
     who = row.method and f"{row.method}: "
     if count > 1:

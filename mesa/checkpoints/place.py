@@ -98,15 +98,15 @@ def check_stated(stated: Any) -> None:
         raise Refused("its config.json holds no keys and values; copy the model's own there")
     for key, value in _all_keys(stated):
         if key in _MOST and isinstance(value, int | float) and not 1 <= value <= _MOST[key]:
-            raise Refused(f"{key} is {value}, not within 1 to {_MOST[key]}; mend its config.json")
+            raise Refused(f"{key} is {value}, not within 1 to {_MOST[key]}; fix its config.json")
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         wrong = key in _POSITIVE and value is not None and (number is None or number <= 0)
         if wrong or (number is not None and not math.isfinite(number)):
-            raise Refused(f"{key} is {value}, no finite number above 0; mend its config.json")
+            raise Refused(f"{key} is {value}, no finite number above 0; fix its config.json")
     heads, shared = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         raise Refused(
-            f"num_attention_heads is {heads}, no multiple of num_key_value_heads, {shared}; mend its config.json"
+            f"num_attention_heads is {heads}, no multiple of num_key_value_heads, {shared}; fix its config.json"
         )
 
 

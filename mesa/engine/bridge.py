@@ -190,7 +190,7 @@ def _choosing(stock: type[AttentionBridge]) -> type[AttentionBridge]:
     return type(f"Method{stock.__name__}", (MethodAttention, stock), {})
 
 
-class MethodCache(ActivationCache):
+class BridgeCache(ActivationCache):
     """An ActivationCache whose KeyErrors say why a hook is not in it."""
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -270,7 +270,7 @@ class MethodBridge(TransformerBridge):
         with torch.no_grad() if free else nullcontext():
             output, cache = super().run_with_cache(input, *args, **kwargs)
         if isinstance(cache, ActivationCache):
-            cache = MethodCache(cache.cache_dict, self, cache.has_batch_dim)
+            cache = BridgeCache(cache.cache_dict, self, cache.has_batch_dim)
         return output, cache
 
 

@@ -276,25 +276,25 @@ def check_prompt(real: Tensor, past: int, prompt_length: int) -> None:
 
 
 @dataclass(eq=False)
-class Block:
+class AppliedBlock:
     """One `with` block of a method; open until it ends."""
 
     method: str
     open: bool = True
 
-    def __deepcopy__(self, memo: Any) -> Block:
+    def __deepcopy__(self, memo: Any) -> AppliedBlock:
         """Itself: the copies of a cache were filled in the same block."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """One that has ended: what is pickled may be read anywhere."""
-        return Block, (self.method, False)
+        return AppliedBlock, (self.method, False)
 
 
 class InBlock:
     """Mixin: a KV cache filled inside a `with` block; `update()` raises once the block ended."""
 
-    block: Block
+    block: AppliedBlock
     prompt_length: int
     real: Tensor
     get_seq_length: Any
@@ -334,7 +334,7 @@ CACHES: dict[type, type] = {
 """What a cache of each supported class becomes when it is filled in a block."""
 
 
-def fill(cache: Any, block: Block, prompt_length: int, real: Tensor) -> None:
+def fill(cache: Any, block: AppliedBlock, prompt_length: int, real: Tensor) -> None:
     """Notes in a cache, and so in its copies, the block that fills it, its prompt's length and its real tokens."""
     cache.block, cache.prompt_length, cache.real = block, prompt_length, real
     cache.__class__ = CACHES.get(type(cache), type(cache))
@@ -348,13 +348,13 @@ def going_on(cache: Any, batch: int, past: int, new: int) -> Tensor | None:
     return torch.cat([real[:, :past], real.new_ones(batch, new)], 1)
 
 
-def prompt_length_of(cache: Any, block: Block) -> int | None:
+def prompt_length_of(cache: Any, block: AppliedBlock) -> int | None:
     """Its prompt's length where the cache, or what it is a copy of, was filled in this block; else None."""
     return cache.prompt_length if getattr(cache, "block", None) is block else None
 
 
 @dataclass
-class Prompt:
+class GeneratePrompt:
     """What a `generate` was given: token ids or embeddings (row, token, ...), and the length of the whole (tokens)."""
 
     given: tuple[Tensor, ...]
@@ -363,7 +363,7 @@ class Prompt:
     """Tokens that preparing the input put before it, as prompt tuning does."""
 
     @classmethod
-    def of(cls, inputs: Any, kwargs: dict[str, Any]) -> Prompt:
+    def of(cls, inputs: Any, kwargs: dict[str, Any]) -> GeneratePrompt:
         """From `generate`'s arguments; where only what follows a cache is given, the mask tells the length."""
         prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         given = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
@@ -418,14 +418,14 @@ class Generating(local):
     it while `generate` runs, belongs to the cache or the text that it is given.
     """
 
-    prompt: Prompt | None = None
+    prompt: GeneratePrompt | None = None
     prepared: Tensor | None = None
     expected: int | None = None
     """How many tokens the next pass of a loop without a cache has, where that loop prepares no inputs."""
     claimed: int | None = None
 
     @contextmanager
-    def inside(self, prompt: Prompt, expected: int | None = None) -> Iterator[None]:
+    def inside(self, prompt: GeneratePrompt, expected: int | None = None) -> Iterator[None]:
         """A `generate` with this prompt, or a step of one, runs for as long as this lasts."""
         before = self.prompt, self.expected
         self.prompt, self.expected, self.prepared, self.claimed = prompt, expected, None, None
@@ -469,7 +469,7 @@ class Generating(local):
 
     def steps(self, tokens: Tensor, steps: Iterator[Any]) -> Iterator[Any]:
         """The steps of a loop from these tokens on, each of which makes one pass, without a cache of all tokens."""
-        prompt = Prompt((tokens,), tokens.shape[1])
+        prompt = GeneratePrompt((tokens,), tokens.shape[1])
         for expected in count(tokens.shape[1]):
             with self.inside(prompt, expected):
                 step = next(steps, None)
@@ -515,7 +515,7 @@ def generating_noted(model: Any, generating: Generating) -> AbstractContextManag
         check_eager(model)
         if not hasattr(model.prepare_inputs_for_generation, "noted"):  # PEFT sets its own
             model.prepare_inputs_for_generation = prepared_by(model.prepare_inputs_for_generation)
-        with generating.inside(Prompt.of(inputs, kwargs)):
+        with generating.inside(GeneratePrompt.of(inputs, kwargs)):
             return generate(inputs, *args, **{"disable_compile": True, **kwargs})
 
     @wraps(processors)

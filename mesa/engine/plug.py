@@ -78,7 +78,7 @@ class Attachment:
         self.observer: Observer | None = None
         self.heads: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
-        self._block, self.generating = passes.Block(method.name), passes.Generating()
+        self._block, self.generating = passes.AppliedBlock(method.name), passes.Generating()
         self._running = local()
         self._lock = Lock()
 

@@ -51,7 +51,7 @@ class OfKind(nn.Module):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RotaryLayout:
     """Where a head has its rotary pairs: from dim `begin` on, `pairs` of them, as two halves or side by side.
 
     backwards: whether they turn the other way round, queries and keys alike.
@@ -92,7 +92,11 @@ class Rotation:
     """
 
     def __init__(
-        self, layout: Layout, frequencies: Tensor, accurate: torch.dtype = torch.float32, base: float | None = None
+        self,
+        layout: RotaryLayout,
+        frequencies: Tensor,
+        accurate: torch.dtype = torch.float32,
+        base: float | None = None,
     ) -> None:
         self.layout, self.frequencies, self.accurate = layout, frequencies, accurate
         self.base = base
@@ -114,7 +118,7 @@ class Rotation:
         return self.layout.turn(states, cos, sin)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """cos and sin as `Layout.spread`, computed in `accurate`."""
+        """cos and sin as `RotaryLayout.spread`, computed in `accurate`."""
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
-from mesa.engine.rope import Layout, OfKind, Rotation
+from mesa.engine.rope import OfKind, RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Refused
 from mesa.finite import not_finite
@@ -51,7 +51,7 @@ class LayerRotation(NamedTuple):
 
     rotary: str
     kind: str | None
-    layout: Layout
+    layout: RotaryLayout
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ def _rounding(states: Tensor) -> float:
     return 16 * torch.finfo(states.dtype).eps if states.dtype != torch.float64 else 16 * 2.0**-23
 
 
-def _layouts(states: Tensor, frequencies: int) -> list[Layout]:
+def _layouts(states: Tensor, frequencies: int) -> list[RotaryLayout]:
     """The layouts that may be, for so many frequencies."""
     dim, moved = states.shape[-1], (states[1] - states[0]).abs().amax((0, 1)) > 0
     first = int(moved.nonzero()[0]) if bool(moved.any()) else 0
@@ -393,7 +393,7 @@ def _layouts(states: Tensor, frequencies: int) -> list[Layout]:
         if 2 * pairs <= dim:
             begins = dict.fromkeys((0, dim - 2 * pairs, min(first, dim - 2 * pairs)))
             ways = [(mixed, back) for back in (False, True) for mixed in (False, True)]
-            result += [Layout(begin, pairs, mixed, back) for begin in begins for mixed, back in ways]
+            result += [RotaryLayout(begin, pairs, mixed, back) for begin in begins for mixed, back in ways]
     return result
 
 

@@ -24,10 +24,10 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
     """The first captured layer, and the one in which the reference's drift begins, or is strongest."""
     at = drift.sel({"method": drift.attrs["reference"]})
     layers = drift["layer"].values.tolist()
-    call = next(call for call in drift_onsets(drift) if call.method == drift.attrs["reference"])
+    onset = next(onset for onset in drift_onsets(drift) if onset.method == drift.attrs["reference"])
     beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"], 0)
     strongest = int(beyond.max("run").fillna(0).values.argmax())
-    return sorted({layers[0], layers[strongest] if call.layer is None else call.layer})
+    return sorted({layers[0], layers[strongest] if onset.layer is None else onset.layer})
 
 
 def drift_chart(
@@ -41,7 +41,7 @@ def drift_chart(
     layers = drift_layers(drift) if layers is None else layers
     reference, trained = drift.attrs["reference"], drift.attrs["trained_length"]
     displayed = drift if methods is None else drift.sel({"method": list(methods)})
-    calls = drift_onsets(displayed)
+    onsets = drift_onsets(displayed)
     top = np.sqrt(displayed["level"].sel(layer=layers).where(~displayed["warm_up"]).max().fillna(0).item())
     panels = []
     for layer in layers:
@@ -52,11 +52,11 @@ def drift_chart(
                 title=f"layer {layer}",
                 x_title=f"position (tokens), runs of {drift.attrs['run']}",
                 y_title="distance (1: the edge of the range)",
-                lines=tuple(_line(at, call) for call in calls),
+                lines=tuple(_line(at, onset) for onset in onsets),
                 y_range=(0.0, 1.08 * max(top, limit)),
-                points=tuple(_point(at, call, layer) for call in calls if layer in call.layers),
+                points=tuple(_point(at, onset, layer) for onset in onsets if layer in onset.layers),
                 rules=(trained_rule(trained), Rule(limit, "", RED)),
-                seen="" if panels else _seen(calls),
+                seen="" if panels else _seen(onsets),
             )
         )
     where = f", prompt {prompt}" if prompt else ""
@@ -74,7 +74,7 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     block = -(-(int(columns[-1]) + 1) // COLUMNS)
     edges = begin[0] + run * block * np.arange(int(columns[-1]) // block + 2)
     where = f", prompt {prompt}" if prompt else ""
-    maps = (_map(drift.sel({"method": call.method}), call, columns // block, edges) for call in drift_onsets(drift))
+    maps = (_map(drift.sel({"method": onset.method}), onset, columns // block, edges) for onset in drift_onsets(drift))
     return Heatmaps(
         f"Where hidden states ({drift.attrs['hook']}) leave their in-window range{where}; red: beyond the limit",
         "rms distance from in-window range",
@@ -89,32 +89,32 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     )
 
 
-def _seen(calls: Sequence[DriftOnset]) -> str:
-    return f"States leave it, in tokens: {grouped((call.method, _text(call)) for call in calls)}"
+def _seen(onsets: Sequence[DriftOnset]) -> str:
+    return f"States leave it, in tokens: {grouped((onset.method, _text(onset)) for onset in onsets)}"
 
 
-def _text(call: DriftOnset) -> str:
-    if call.length is None or call.layer is None:
-        return str(call)
-    return f"first at {call.length}, in layer {call.layer}"
+def _text(onset: DriftOnset) -> str:
+    if onset.length is None or onset.layer is None:
+        return str(onset)
+    return f"first at {onset.length}, in layer {onset.layer}"
 
 
-def _line(at: xr.Dataset, call: DriftOnset) -> Line:
+def _line(at: xr.Dataset, onset: DriftOnset) -> Line:
     """A method's distance; faint, with the reason, where it is not judged."""
-    drift = at.sel({"method": call.method})
-    label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
+    drift = at.sel({"method": onset.method})
+    label = f"{onset.method}: excluded, {onset.reason}" if onset.reason else onset.method
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
-    look = style(call.method)
-    return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(call.reason))
+    look = style(onset.method)
+    return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(onset.reason))
 
 
-def _point(at: xr.Dataset, call: DriftOnset, layer: int) -> Point:
-    first = call.layers[layer]
-    y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
-    return Point(f"layer {layer}, {call.method}: first at {first}", first, y, style(call.method)[0])
+def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> Point:
+    first = onset.layers[layer]
+    y = float(np.sqrt(at["level"].sel({"method": onset.method}).sel(run=first, method="pad")))
+    return Point(f"layer {layer}, {onset.method}: first at {first}", first, y, style(onset.method)[0])
 
 
-def _map(at: xr.Dataset, call: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
+def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
     judged = at["trusted"].values[:, None] & ~at["warm_up"].values
     distance = np.full((len(judged), len(edges) - 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
@@ -122,15 +122,15 @@ def _map(at: xr.Dataset, call: DriftOnset, columns: np.ndarray, edges: np.ndarra
     limits, layers = np.sqrt(at["limit"].values), at["layer"].values.tolist()
     texts = np.full(distance.shape, "", dtype=object)
     for row, column in np.argwhere(np.isfinite(distance)):
-        where = f"{call.method}, layer {layers[row]}, positions {edges[column]} to {edges[column + 1] - 1}"
+        where = f"{onset.method}, layer {layers[row]}, positions {edges[column]} to {edges[column + 1] - 1}"
         texts[row, column] = f"{where}: {distance[row, column]:.2g} ranges, limit {limits[row]:.2g}"
     mark = None
-    if call.length is not None and call.layer is not None:
-        words = f"{call.method} drifts first at position {call.length}, in layer {call.layer}"
-        mark = Point(words, call.length, layers.index(call.layer), "#111111")
+    if onset.length is not None and onset.layer is not None:
+        words = f"{onset.method} drifts first at position {onset.length}, in layer {onset.layer}"
+        mark = Point(words, onset.length, layers.index(onset.layer), "#111111")
     ticks = range(0, len(layers), -(-len(layers) // 6))
     return Heatmap(
-        f"{call.method}: {_text(call)}",
+        f"{onset.method}: {_text(onset)}",
         np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None]),
         (edges[:-1] + edges[1:]) / 2,
         np.arange(len(layers)),

@@ -3,6 +3,6 @@
 `drift`, the default, judges a layer's dims jointly (drift.py; drift_onset.py: of each method). `paper` reads
 thresholds dim by dim, as the paper does by eye (search.py, threshold_onset.py).
 
-In: labelled hidden states and a `DriftRule` or a `CrossingRule`; scores by length. Out: calls, thresholds, crossings,
+In: labelled hidden states and a `DriftRule` or a `CrossingRule`; scores by length. Out: onsets, thresholds, crossings,
 drift onsets and measured failure lengths. Open first: drift.py or search.py; analysis.py does all of it for a run.
 """

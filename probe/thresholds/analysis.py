@@ -334,7 +334,7 @@ def scored(evaluation: xr.Dataset, measured: MeasuredFailures, method: str, refe
 
 
 def _table_lengths(measured: MeasuredFailures) -> list[int]:
-    """The longest measured length up to M and up to three beyond: of more, those nearest 2 M and 4 M, and the last."""
+    """The longest measured length up to M and up to three beyond: of more, those nearest 2x and 4x M, and the last."""
     beyond = [length for length in measured.lengths if length > measured.stated.stated]
     if len(beyond) > 3:
         near = [min(beyond, key=lambda length: abs(length - m * measured.stated.stated)) for m in _MULTIPLES]

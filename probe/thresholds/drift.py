@@ -2,7 +2,7 @@
 
 On a pretrained model dims burst and return rather than step, each by little beside the layer's massive activations, and
 many of them together. So each dim is measured in ranges of its own motion inside the window, all dims of a short run of
-positions are judged at once, and a sweep over pretended windows says how often the same rule would call a break where
+positions are judged at once, and a sweep over pretended windows says how often the same rule would detect drift where
 the model is known to work.
 """
 
@@ -301,7 +301,7 @@ def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:
 
 
 def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
-    """Of a method that is in warm-up throughout: nothing is called, nothing is known of false alarms."""
+    """Of a method that is in warm-up throughout: nothing is detected, nothing is known of false detections."""
     none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
     return {
         **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),

@@ -99,7 +99,7 @@ def drift_onsets(drift: xr.Dataset) -> list[DriftOnset]:
 def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
     """Up to `top` (layer, dim) that carry most of the reference's drift, best first; of each dim its best layer only.
 
-    Ranked by the dim's share of its layer's drift, among the layers called no later than a run after the first.
+    Ranked by the dim's share of its layer's drift, among the layers with drift no later than a run after the first.
     """
     at = drift.sel({"method": drift.attrs["reference"]})
     first = at["first"].values

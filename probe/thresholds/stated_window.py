@@ -24,7 +24,7 @@ NOT_JUDGED = "not judged: M"
 SLIGHT_NATS = 0.05
 """A loss above that at a shorter length by this much, and certainly above 0, makes M doubtful."""
 MIN_TEXTS = 4
-"""Of fewer, Student's interval is too often narrow by chance to call the best of many differences sure."""
+"""Of fewer, Student's interval is too often narrow by chance for the best of many differences to be sure."""
 FAR_MULTIPLE = 4
 """A rotary model that works at this many times the stated M makes M doubtful."""
 
@@ -63,7 +63,7 @@ class StatedWindow:
     @computed_field
     @property
     def is_wrong(self) -> bool:
-        """Whether the model is broken inside the stated window, so that nothing can be judged against it."""
+        """Whether the model fails inside the given M, so that nothing can be judged against it."""
         return self.outcome == TOO_LARGE
 
     @computed_field
@@ -165,7 +165,7 @@ def _open_end(nll: xr.DataArray, inside: list[int]) -> str:
 
 
 def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
-    """What speaks against the reference (`at`) at a length; other methods are asked inside the stated window alone."""
+    """What speaks against the reference (`at`) at a length; other methods are compared inside the given M alone."""
     nll = at["tail_nll"].sel(length=length).values
     shorter = at.sel(length=at["length"].values[at["length"].values < length])
     if shorter.sizes["length"]:

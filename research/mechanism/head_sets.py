@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.methods import Origin
 from probe.commands.locate.head_search import paired, set_key
-from probe.commands.locate.interventions import Head, Heads, HeadSet, Plain, by_layer
+from probe.commands.locate.interventions import Head, Heads, PatchedHeads, Plain, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import BASELINE, PATCHED
 from probe.commands.locate.plan import ORIGIN, ItemGroup, plan
@@ -91,7 +91,9 @@ def main(args: argparse.Namespace) -> None:
     measure = None
     for number in numbers:
         plain = [(of, (*group, of, number, "run"), tried) for of, tried in _plain(name)]
-        wanted = plain + [(name, set_key(group, name, number, heads), HeadSet.of(heads)) for heads in sets.values()]
+        wanted = plain + [
+            (name, set_key(group, name, number, heads), PatchedHeads.of(heads)) for heads in sets.values()
+        ]
         for of, key, tried in wanted:
             if key not in journal.rows:
                 measure = measure or experiment.worker.start()
@@ -121,7 +123,7 @@ def table(
     result = []
     for label, heads in sets.items():
         share = judge.share([rows[set_key(group, name, number, heads)]["nll"] for number in numbers])
-        _, text = HeadSet.of(heads).key
+        _, text = PatchedHeads.of(heads).key
         values = {"share": share.share, "low": share.low, "high": share.high}
         result.append(labels | {"set": label, "heads": text} | values)
     return [{key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()} for row in result]

@@ -16,7 +16,7 @@ from probe.commands.locate.report import write_locate_report
 from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import write_report
 from theory.claim import Measurement
-from theory.claims import Claim, Verdict, VerifyOptions
+from theory.claims import Claim, ClaimVerdict, VerifyOptions
 from theory.report import render
 
 pytestmark = pytest.mark.browser
@@ -53,7 +53,7 @@ def claim(number):
         citation="Theorem 3.2, proof ('we can always let the MLP layer recover the value of t'); range ours",
         parameters={"(M, N)": "{(4, 2), (8, 2), (5, 3), (8, 3), (12, 11)}", "H": 0.5, "dtype": "float64"},
         tested="measured first failures: " + ", ".join(f"N={n}, M={4 * n}: {133 * n}" for n in range(1, 12)),
-        expected=list(Verdict)[number % 3],
+        expected=list(ClaimVerdict)[number % 3],
         reading=Measurement(1.5e-8, 1e-15),
         unit="position, ln D; relative",
         correction="layer 2 reads the position in two coordinates",

@@ -65,7 +65,7 @@ def test_without_a_prediction_the_page_names_the_command_and_with_a_refusal_its_
 
 def test_moving_a_parameter_moves_the_failure(opened):
     app = opened(prediction())
-    assert "Predicted: leaky-rerope holds up to 512 tokens" in shown_texts(app)
+    assert "Predicted: leaky-rerope passes up to 512 tokens" in shown_texts(app)
     app.slider(key="predict.leaky-rerope.k").set_value(1.2).run()
     assert "Predicted: leaky-rerope fails at" in shown_texts(app)
     app.selectbox(key="predicted").set_value("rerope").run()

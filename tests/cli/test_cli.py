@@ -118,7 +118,7 @@ def test_the_shipped_models_windows(capsys, model, window):
 
 @pytest.mark.parametrize(
     ("words", "remedy"),
-    [(["eval"], "mend its permissions or choose another --out"), (["status", "runs"], "mend its permissions")],
+    [(["eval"], "fix its permissions or choose another --out"), (["status", "runs"], "fix its permissions")],
 )
 def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
     run = importlib.import_module(f"mesa_lens.{words[0]}").run

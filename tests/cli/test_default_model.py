@@ -1,4 +1,4 @@
-"""The shipped model shows the real thing: it retrieves inside its window, breaks beyond it, and is mended."""
+"""The shipped model shows the real thing: it retrieves inside its window, fails beyond it, and is fixed."""
 
 import json
 

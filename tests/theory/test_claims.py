@@ -9,14 +9,14 @@ import pytest
 
 from theory.bounds import first_failure, step_failure
 from theory.claim import OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
-from theory.claims import CLAIMS, Claim, Verdict, VerifyOptions
+from theory.claims import CLAIMS, Claim, ClaimVerdict, VerifyOptions
 from theory.claims.paper import printed_split
 from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
 
 
 def claim_of(reading):
-    return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=Verdict.HOLDS)
+    return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=ClaimVerdict.HOLDS)
 
 
 class Watched(VerifyOptions):
@@ -77,7 +77,7 @@ def test_a_margin_must_be_far_above_the_error():
     assert claim_of(Measurement(1.0, 0.01)).ok
     for margin, error in ((1.0, 0.2), (-1.0, 0.0), (0.0, 0.0), (float("nan"), 0.0), (1.0, float("inf"))):
         claim = claim_of(Measurement(margin, error))
-        assert claim.verdict is Verdict.BROKEN
+        assert claim.verdict is ClaimVerdict.BROKEN
         assert json.loads(json.dumps(claim.as_dict(), allow_nan=False))["ok"] is False
     assert Measurement(1, 0.2) & Measurement(0.5, 0.1) == Measurement(0.5, 0.2)
 

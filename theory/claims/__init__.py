@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 from mesa.errors import Refused
-from theory.claim import Check, Claim, Verdict
+from theory.claim import Check, Claim, ClaimVerdict
 from theory.claims.settings import VerifyOptions
 
 _MODULES = "theorem1 theorem2 theorem3 corollary mesa paper".split()
@@ -38,4 +38,4 @@ def selected(name: str | None, claims: Mapping[str, Check] | None = None) -> dic
     return checks
 
 
-__all__ = ["CLAIMS", "Claim", "Verdict", "VerifyOptions", "checks_in", "selected"]
+__all__ = ["CLAIMS", "Claim", "ClaimVerdict", "VerifyOptions", "checks_in", "selected"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, deviation, first_below, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.constructions import stair_model
@@ -21,7 +21,7 @@ def exact_stair_model(M: int, N: int, E: int, length: int, settings: VerifyOptio
     return stair_model(M, N, E, settings.H, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
-@claim("corollary", Verdict.LENGTH, "Corollary (Mesa Extrapolation)")
+@claim("corollary", ClaimVerdict.LENGTH, "Corollary (Mesa Extrapolation)")
 def stair_extends(settings: VerifyOptions) -> Outcome:
     """With 3.2's weights and Stair PE, N << M, still o_T > H although T > M."""
     default = [(16, 4, 2), (12, 3, 3), (16, 4, 3), (16, 4, 5), (9, 2, 3)] + ([] if settings.quick else [(64, 8, 2)])
@@ -50,7 +50,7 @@ def stair_extends(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("corollary-position", Verdict.CORRECTED, "Corollary, proof (H^(1), third row)")
+@claim("corollary-position", ClaimVerdict.CORRECTED, "Corollary, proof (H^(1), third row)")
 def printed_position(settings: VerifyOptions) -> Outcome:
     """Layer 1 recovers I_t = W(t) under Stair PE."""
     M, N, E, length = 16, 4, 2, 60
@@ -73,7 +73,7 @@ def widest_stair(N: int) -> int:
     return 1 + math.floor((math.sqrt(math.e) - 1) * math.exp(N + 1))
 
 
-@claim("corollary-recovery", Verdict.HOLDS, "ours (corollary, proof)")
+@claim("corollary-recovery", ClaimVerdict.HOLDS, "ours (corollary, proof)")
 def recovery_condition(settings: VerifyOptions) -> Outcome:
     """Layer 1 recovers W(t - 1) + 1 at every t exactly where E - 1 <= (sqrt(e) - 1) e^(N + 1)."""
     windows, reading = [1, 2, 3], IDENTITY
@@ -87,7 +87,7 @@ def recovery_condition(settings: VerifyOptions) -> Outcome:
     return Outcome({"N": grid(windows), "E": widths}, "t = 1 .. N + 12 E", reading, unit="position")
 
 
-@claim("corollary-range", Verdict.CORRECTED, "Corollary ('apply matrices from Theorem 3.2')")
+@claim("corollary-range", ClaimVerdict.CORRECTED, "Corollary ('apply matrices from Theorem 3.2')")
 def range_matters(settings: VerifyOptions) -> Outcome:
     """The matrices of theorem 3.2 serve Stair PE."""
     M, N, E, length = 64, 16, 2, 300
@@ -104,7 +104,7 @@ def range_matters(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("corollary-order", Verdict.HOLDS, "ours (between theorem 3.3 and the corollary)")
+@claim("corollary-order", ClaimVerdict.HOLDS, "ours (between theorem 3.3 and the corollary)")
 def stair_against_weave(settings: VerifyOptions) -> Outcome:
     """For E <= N Stair PE reaches less far than the remap, by ideal recovery; a wider stair can reach further."""
     tried = [(M, N, E) for N in range(2, 9) for M in range(N + 2, 4 * N + 8) for E in range(2, N + 1)]

@@ -1,4 +1,4 @@
-"""The corollary for Mesa-Extrapolation itself: its chunks end it early, and woven middle chunks mend that."""
+"""The corollary for Mesa-Extrapolation itself: its chunks end it early, and remapped middle chunks fix that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
 from theory import chunked
 from theory.bounds import extended_length, first_failure
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, deviation, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, deviation, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD
 from theory.constructions import mesa_model
@@ -60,10 +60,10 @@ def enclosed(exponents: np.ndarray) -> Any:
     return sum(int(count) * interval.exp(int(value)) for value, count in zip(values, counts, strict=True))
 
 
-@claim("mesa-closed-form", Verdict.HOLDS, "ours (corollary; section 4.2)")
+@claim("mesa-closed-form", ClaimVerdict.HOLDS, "ours (corollary; section 4.2)")
 def closed_form(settings: VerifyOptions) -> Outcome:
-    """Local middle chunks recover F + i - b, woven ones the larger of it and W(i-1) + 1, and D(t) = sum of e^(W(t-1) +
-    1 - p_i - W(t-i)).
+    """Local middle chunks recover F + i - b, remapped ones the larger of it and W(i-1) + 1, and D(t) = sum of
+    e^(W(t-1) + 1 - p_i - W(t-i)).
 
     Positions and D(t); the nearest wrong ones are those of the other kind of middle chunk.
     """
@@ -81,7 +81,7 @@ def closed_form(settings: VerifyOptions) -> Outcome:
     return Outcome({NAMES: grid(SIZES), "middle": grid(MIDDLES)}, tested, reading, unit="position, ln D; relative")
 
 
-@claim("mesa", Verdict.LENGTH, "ours (the corollary is proved for Stair PE without chunks)")
+@claim("mesa", ClaimVerdict.LENGTH, "ours (the corollary is proved for Stair PE without chunks)")
 def reach_of_chunks(settings: VerifyOptions) -> Outcome:
     """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M.
 
@@ -104,7 +104,7 @@ def reach_of_chunks(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("mesa-paper", Verdict.HOLDS, "ours (corollary; the appendix's constants)")
+@claim("mesa-paper", ClaimVerdict.HOLDS, "ours (corollary; the appendix's constants)")
 def papers_constants(settings: VerifyOptions) -> Outcome:
     """With the paper's constants Mesa holds at T = 8803 and fails at every T >= 8804."""
     method, M = chunked.mesa_method(*PAPER), PAPER[0]
@@ -121,16 +121,16 @@ def papers_constants(settings: VerifyOptions) -> Outcome:
 
 
 def woven_first_failure(size: Size) -> int:
-    """The first T > M at which woven middle chunks fail, by the closed form."""
+    """The first T > M at which remapped middle chunks fail, by the closed form."""
     method, T = chunked.mesa_method(*size, "woven"), size[0] + 1
     while chunked.mesa_denominator(method, T) < size[0]:
         T += 1
     return T
 
 
-@claim("mesa-woven", Verdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
+@claim("mesa-woven", ClaimVerdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
 def woven_chunks(settings: VerifyOptions) -> Outcome:
-    """With woven middle chunks, which see the same pairs, Mesa holds about as far as Stair PE does."""
+    """With remapped middle chunks, which see the same pairs, Mesa holds about as far as Stair PE does."""
     reading, sizes = IDENTITY, SIZES[: 4 if settings.quick else None]
     for size in sizes:
         M = size[0]
@@ -154,9 +154,9 @@ def woven_chunks(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("mesa-woven-paper", Verdict.HOLDS, "ours (corollary; the appendix's constants)")
+@claim("mesa-woven-paper", ClaimVerdict.HOLDS, "ours (corollary; the appendix's constants)")
 def woven_papers_constants(settings: VerifyOptions) -> Outcome:
-    """With the paper's constants and woven middle chunks Mesa holds where the paper's chunks fail."""
+    """With the paper's constants and remapped middle chunks Mesa holds where the paper's chunks fail."""
     lengths, M = [8804, 12804, 16384, *([100000] if settings.full else [])], PAPER[0]
     method = chunked.mesa_method(*PAPER, "woven")
     most = [enclosed(np.ceil(chunked.mesa_exponents(method, T)).astype(int)) for T in lengths]

@@ -13,7 +13,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 import mesa
 from mesa.plan import distances
 from theory.bounds import extended_length
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
@@ -26,23 +26,23 @@ def _alibi_slope(heads: int) -> float:
     return -float(build_mpt_alibi_tensor(heads, 2)[0, 0, 0])
 
 
-@claim("alibi-constant", Verdict.CORRECTED, "Background, ALiBi")
+@claim("alibi-constant", ClaimVerdict.CORRECTED, "Background, ALiBi")
 def alibi_constant(settings: VerifyOptions) -> Outcome:
     """ALiBi's slopes are C^(m+1), C = 2^(-2^(-log2(#heads + 3))): 1/2, 1/4, ... for 8 heads."""
     heads = np.array([8, 16, 32])
-    printed, mended = 2.0 ** -(2.0 ** -np.log2(heads + 3)), 2.0 ** -(2.0 ** -(np.log2(heads) - 3))
+    printed, corrected = 2.0 ** -(2.0 ** -np.log2(heads + 3)), 2.0 ** -(2.0 ** -(np.log2(heads) - 3))
     slopes = np.array([_alibi_slope(int(count)) for count in heads])  # of head 0; head m takes the power m + 1
     return Outcome(
         {"heads": "{8, 16, 32}"},
         "head 0 of each",
-        Measurement(min(1e-5, float(abs(printed - slopes).min())), float(abs(mended - slopes).max())),
+        Measurement(min(1e-5, float(abs(printed - slopes).min())), float(abs(corrected - slopes).max())),
         unit="slope",
         correction="a misplaced parenthesis: C = 2^(-2^(-(log2(#heads) - 3))) = 2^(-8/#heads)",
         counterexample=f"8 heads: {', '.join(f'{printed[0] ** m:.2f}' for m in (1, 2, 3))}, ...",
     )
 
 
-@claim("alibi-mpt", Verdict.CORRECTED, "Appendix, ALiBi on MPT-7B")
+@claim("alibi-mpt", ClaimVerdict.CORRECTED, "Appendix, ALiBi on MPT-7B")
 def mpt_alibi(settings: VerifyOptions) -> Outcome:
     """MPT's ALiBi is only an approximation of ALiBi.
 
@@ -78,7 +78,7 @@ def mpt_alibi(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("self-extend", Verdict.HOLDS, "Appendix, Stair PE and Self-Extend")
+@claim("self-extend", ClaimVerdict.HOLDS, "Appendix, Stair PE and Self-Extend")
 def self_extend_and_stair(settings: VerifyOptions) -> Outcome:
     """Where W mod G = 0, Self-Extend is W + (t - i - W) // G exactly where t mod G >= i mod G: Stair PE, were the floor
     a ceiling."""
@@ -122,7 +122,7 @@ def printed_split(length: int, trained: int, first: int, last: int, threshold: i
     return chunks, length - begin
 
 
-@claim("dynamic-split", Verdict.CORRECTED, "Algorithm 1 and DynamicSplit")
+@claim("dynamic-split", ClaimVerdict.CORRECTED, "Algorithm 1 and DynamicSplit")
 def dynamic_split(settings: VerifyOptions) -> Outcome:
     """DynamicSplit splits any input of I tokens into chunks, the last one L tokens or more."""
     trained, first, last, threshold = 4096, 100, 512, 200
@@ -145,7 +145,7 @@ def dynamic_split(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-chain", Verdict.LENGTH, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
+@claim("3.3-chain", ClaimVerdict.LENGTH, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
 def chain_of_inequalities(settings: VerifyOptions) -> Outcome:
     """When t > M, due to alpha_1 > 1/t, it is possible that M alpha_1 > 1."""
     pairs, reading, seen = [(4, 2), (8, 2), (8, 3)], IDENTITY, []
@@ -164,7 +164,7 @@ def chain_of_inequalities(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("threshold-above", Verdict.HOLDS, "Theoretical analysis, the definition of the threshold")
+@claim("threshold-above", ClaimVerdict.HOLDS, "Theoretical analysis, the definition of the threshold")
 def threshold_from_above(settings: VerifyOptions) -> Outcome:
     """The threshold can be an upper bound as well as a lower one."""
     M, N, length = 16, 3, 60
@@ -186,7 +186,7 @@ def threshold_from_above(settings: VerifyOptions) -> Outcome:
     return Outcome({"(M, N)": (M, N), "H": settings.H}, tested, reading)
 
 
-@claim("memory-table", Verdict.CORRECTED, "Appendix, theoretical speed and memory, table")
+@claim("memory-table", ClaimVerdict.CORRECTED, "Appendix, theoretical speed and memory, table")
 def memory_table(settings: VerifyOptions) -> Outcome:
     """Attention takes n^2 (Origin), 2 n^2 (ReRoPE), (1 + sqrt 2) n (LM-Infinite), (2 + sqrt 2) n (Mesa)."""
     M, n = 64, 512

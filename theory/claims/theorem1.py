@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, grid
 from theory.claims.settings import VerifyOptions
 from theory.constructions import nope_model
 from theory.parts import CONST, Shape
 
 
-@claim("3.1", Verdict.HOLDS, "Theorem 3.1, eq. 21")
+@claim("3.1", ClaimVerdict.HOLDS, "Theorem 3.1, eq. 21")
 def nope_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """Without positions o_t = M/t - 1 + H: above H for t < M, below it for t > M, whatever W_Q is."""
     windows, reading = settings.windows(16, 64, 512), IDENTITY
@@ -24,7 +24,7 @@ def nope_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     return Outcome(sizes, "t = 1 .. 2M, 3 seeds", reading)
 
 
-@claim("3.1-head-size", Verdict.CORRECTED, "Theorem 3.1, proof ('for head dimensions h >= 1')")
+@claim("3.1-head-size", ClaimVerdict.CORRECTED, "Theorem 3.1, proof ('for head dimensions h >= 1')")
 def head_size_one(settings: VerifyOptions) -> Outcome:
     """The construction works for head sizes h >= 1."""
     M, H = 16, 0.5
@@ -41,7 +41,7 @@ def head_size_one(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.1-reading", Verdict.HOLDS, "ours (theorem 3.1, 'input sequence of length T + 1')")
+@claim("3.1-reading", ClaimVerdict.HOLDS, "ours (theorem 3.1, 'input sequence of length T + 1')")
 def where_o_is_read(settings: VerifyOptions) -> Outcome:
     """o_T is the output at position T, <bos> at position 1: at the last of T + 1 tokens o = H where T = M - 1.
 

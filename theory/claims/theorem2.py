@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import torch
 
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, grid
 from theory.claims.settings import VerifyOptions
 from theory.constructions import plain_model
 from theory.model import Construction
@@ -31,7 +31,7 @@ def read_plain(model: Construction, M: int, H: float, length: int, recovers: int
     return Measurement(crossing(o, M, H), max(error, float(position) / M))
 
 
-@claim("3.2", Verdict.HOLDS, "Theorem 3.2")
+@claim("3.2", ClaimVerdict.HOLDS, "Theorem 3.2")
 def plain_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """There are weights so that with scores q.k - (t - i) o_T > H for T < M and o_T < H for T > M.
 
@@ -49,7 +49,7 @@ def plain_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.2-range", Verdict.HOLDS, "ours (theorem 3.2, proof)")
+@claim("3.2-range", ClaimVerdict.HOLDS, "ours (theorem 3.2, proof)")
 def range_of_positions(settings: VerifyOptions) -> Outcome:
     """Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not.
 
@@ -65,7 +65,7 @@ def range_of_positions(settings: VerifyOptions) -> Outcome:
     return Outcome({"K": grid([M - 1, M - 2]), "M": M, "H": H}, f"t = 1 .. {4 * M}", reading)
 
 
-@claim("3.2-printed", Verdict.MISPRINT, "Theorem 3.2, proof, layer 2")
+@claim("3.2-printed", ClaimVerdict.MISPRINT, "Theorem 3.2, proof, layer 2")
 def printed_matrices(settings: VerifyOptions) -> Outcome:
     """Layer 2's W_Q, W_K as printed give q.k = tau + (t - i).
 
@@ -77,17 +77,17 @@ def printed_matrices(settings: VerifyOptions) -> Outcome:
     models = [plain_model(M, H, printed=printed, **options) for printed in (True, False)]
     moved = [int(not torch.equal(*(model.get_buffer(f"blocks.1.attn.{name}") for model in models))) for name in WEIGHTS]
     entries = models[0].get_buffer("blocks.1.attn.W_Q") - models[1].get_buffer("blocks.1.attn.W_Q")
-    printed, mended = (model.head_output(length) for model in models)
+    printed, corrected = (model.head_output(length) for model in models)
     t = np.arange(2, min(M, length) + 1)[:, None]
     denominator = np.exp(-(t - 1.0) * np.arange(M)).sum(1, where=np.arange(M) < t)
     known = np.arange(1, length + 1) <= options["recovers"]
-    error = deviation(mended[known], (M / np.arange(1, length + 1) - 1 + H)[known])
+    error = deviation(corrected[known], (M / np.arange(1, length + 1) - 1 + H)[known])
     lowest, is_one = float((printed - H).min()), moved == [1, 0, 0, 0] and int((entries != 0).sum()) == 2
     return Outcome(
         {"K": options["recovers"], "M": M, "H": H},
-        f"t = 1 .. {length}; mended, o_t is M/t - 1 + H within the error",
+        f"t = 1 .. {length}; corrected, o_t is M/t - 1 + H within the error",
         Measurement(
-            min(lowest, crossing(mended, M, H), settings.rounding) if is_one else -1.0,
+            min(lowest, crossing(corrected, M, H), settings.rounding) if is_one else -1.0,
             max(error, deviation(printed[1:M], M / denominator - 1 + H)),
         ),
         correction="W_Q, row 3: the 1 moves from column 3 to column 1; then q.k = tau - i, which is tau + (t - i) but "
@@ -96,7 +96,7 @@ def printed_matrices(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("recovery", Verdict.HOLDS, "ours (theorem 3.2, proof)")
+@claim("recovery", ClaimVerdict.HOLDS, "ours (theorem 3.2, proof)")
 def recovery_ranges(settings: VerifyOptions) -> Outcome:
     """In floating point the MLP recovers t within the dtype's exponent range, if nothing cancels in it.
 
@@ -125,7 +125,7 @@ def measured_error(kind: str, dtype: str, positions: int) -> float:
     return float(np.abs(recovered - np.arange(1, positions + 1)).max())
 
 
-@claim("3.2-exact", Verdict.HOLDS, "Theorem 3.2, proof, layer 1")
+@claim("3.2-exact", ClaimVerdict.HOLDS, "Theorem 3.2, proof, layer 1")
 def exact_recovery(settings: VerifyOptions) -> Outcome:
     """The MLP can always recover t from x_t = e^-(t-1)/S(t), in exact arithmetic."""
     K = 128 if settings.quick else 700

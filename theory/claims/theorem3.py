@@ -1,4 +1,4 @@
-"""Theorem 3.3: a woven encoding extends the window to T*, not for ever."""
+"""Theorem 3.3: a remapped encoding extends the window to T*, not for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from theory.bounds import denominator, extended_length, first_failure, last_recovered, step_failure
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, first_below, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.constructions import plain_model, woven_model
 from theory.parts import CONST, POSITION, Shape
@@ -35,7 +35,7 @@ def woven_head_output(M: int, N: int, length: int, settings: VerifyOptions) -> n
     return woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)).head_output(length)
 
 
-@claim("3.3", Verdict.LENGTH, "Theorem 3.3")
+@claim("3.3", ClaimVerdict.LENGTH, "Theorem 3.3")
 def weave_extends(settings: VerifyOptions) -> Outcome:
     """With 3.2's weights and the remap min(r, N), N << M, o_T > H when T > M.
 
@@ -65,7 +65,7 @@ def weave_extends(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-closed-form", Verdict.HOLDS, "ours (theorem 3.3, eqs. 48-53)")
+@claim("3.3-closed-form", ClaimVerdict.HOLDS, "ours (theorem 3.3, eqs. 48-53)")
 def closed_form(settings: VerifyOptions) -> Outcome:
     """D(t) = t; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1); 2 S(N) + (t-2N) e^-N.
 
@@ -81,7 +81,7 @@ def closed_form(settings: VerifyOptions) -> Outcome:
     return Outcome({"N": grid(windows), "dtype": settings.dtype}, tested, reading, unit="D, relative")
 
 
-@claim("3.3-recovery", Verdict.LENGTH, "Theorem 3.3, eq. 44")
+@claim("3.3-recovery", ClaimVerdict.LENGTH, "Theorem 3.3, eq. 44")
 def recovered_position(settings: VerifyOptions) -> Outcome:
     """Every t > N recovers N + 1."""
     windows = [settings.N] if settings.N is not None else [2, 3, 4]
@@ -105,7 +105,7 @@ def recovered_position(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-eq48", Verdict.CORRECTED, "Theorem 3.3, eq. 48")
+@claim("3.3-eq48", ClaimVerdict.CORRECTED, "Theorem 3.3, eq. 48")
 def equation_48(settings: VerifyOptions) -> Outcome:
     """For t - i < N the score is tau - (t - i)."""
     N, t, i = 4, 6, 3
@@ -123,7 +123,7 @@ def equation_48(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-reach", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("3.3-reach", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def reach_of_the_steps(settings: VerifyOptions) -> Outcome:
     """With 3.2's own weights, K >= M - 1 and the step MLP, the first failure grows like e^(M / sqrt(e)), e^(.607 M).
 
@@ -147,7 +147,7 @@ def reach_of_the_steps(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-any-length", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("3.3-any-length", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def any_length(settings: VerifyOptions) -> Outcome:
     """For each length there are weights of 3.2 with which 3.3 holds up to it, and none hold for all T.
 
@@ -173,7 +173,7 @@ def any_length(settings: VerifyOptions) -> Outcome:
     return Outcome({"K": K, "N": N, "M": M, "P": P}, f"3.2: t = 1 .. 3M; 3.3: t = M + 1 .. {length}; {reach}", reading)
 
 
-@claim("3.3-range", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("3.3-range", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def range_of_positions(settings: VerifyOptions) -> Outcome:
     """For T* an MLP that tells K = N + 1 positions apart is enough, whatever M is, and K = N is not."""
     pairs, reading = settings.pairs((5, 4), (8, 2), (12, 11)), IDENTITY
@@ -195,7 +195,7 @@ def range_of_positions(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-largest", Verdict.CORRECTED, "Theorem 3.3, proof, after eq. 50; the corollary's proof")
+@claim("3.3-largest", ClaimVerdict.CORRECTED, "Theorem 3.3, proof, after eq. 50; the corollary's proof")
 def largest_attention(settings: VerifyOptions) -> Outcome:
     """The attention on <bos> is the largest of all keys, so above 1/t, for every t > N."""
     reading, pairs = IDENTITY, [(8, 2), (8, 3), (12, 5)]
@@ -217,7 +217,7 @@ def largest_attention(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("3.3-window", Verdict.HOLDS, "ours (theorem 3.3, N << M)")
+@claim("3.3-window", ClaimVerdict.HOLDS, "ours (theorem 3.3, N << M)")
 def how_large_a_window(settings: VerifyOptions) -> Outcome:
     """N << M is more than is needed: T* grows like e^N for all N < M - 2."""
     windows, error = [12, 16] if settings.quick else [12, 16, 24, 64], 0.0

@@ -61,7 +61,7 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> Non
     rows = (row for row in prediction.methods.values() if row.failure and row.config == _config(method))
     cost = next((row.cost_inside for row in rows), None)
     failure = failure_length(grid, law.at(far) + (cost or 0.0))
-    answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
+    answer = f"passes up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
     inside = "a cost inside M is not included"
     if cost is not None:
         inside = f"its measured cost inside M, {cost:+z.2f} nats/token, is included"

@@ -20,7 +20,7 @@ AnatomyPart = Literal["heads", "retrieval", "tokens"]
 
 @dataclass(frozen=True)
 class AnatomyRequest(MethodsRequest):
-    """What is measured of attention; lengths in tokens, M and 4 M if None.
+    """What is measured of attention; lengths in tokens, M and 4x M if None.
 
     samples: prompts a length. layers: kept in every part.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mesa.fingerprints import ids_fingerprint
-from probe.commands.locate.interventions import Head, Heads, HeadSet, by_layer
+from probe.commands.locate.interventions import Head, Heads, PatchedHeads, by_layer
 from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS, LossGap, PairedLosses
 from probe.commands.locate.plan import ORIGIN, ItemGroup, LocatePlan
 from probe.experiment.journal import JournalRows
@@ -40,7 +40,7 @@ class Round:
 
 def set_key(group: ItemGroup, name: str, number: int, heads: Heads) -> Key:
     """The name in the journal of one item's loss with the method in a set of heads."""
-    return (*group, name, number, *HeadSet.of(heads).key)
+    return (*group, name, number, *PatchedHeads.of(heads).key)
 
 
 def paired(

@@ -60,13 +60,13 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class HeadSet:
+class PatchedHeads:
     """The baseline with the method in some heads, by layer."""
 
     heads: tuple[tuple[int, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, heads: Heads) -> HeadSet:
+    def of(cls, heads: Heads) -> PatchedHeads:
         """The method in these heads."""
         return cls(tuple(heads.items()))
 

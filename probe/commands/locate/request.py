@@ -32,7 +32,7 @@ def _tried(*kinds: TrialKind) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LocateRequest(MethodsRequest):
-    """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
+    """What is tried inside a model; lengths in tokens, 4x M if None. Each method is compared with Origin.
 
     layers: to go over. heads: to go over, such as 'L2H3', or the layers with all theirs, 'all' or 'none'; None: all, if
     they are at most 64. ways: of patches. dims: clamped in a layer. candidates: heads that the smallest set is chosen

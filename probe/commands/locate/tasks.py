@@ -7,7 +7,7 @@ from typing import Any
 
 from probe.commands.locate.clamp import Clamp, clamps
 from probe.commands.locate.head_search import has_runs, is_searchable, next_round, paired, rounds
-from probe.commands.locate.interventions import HeadSet, Plain, patches
+from probe.commands.locate.interventions import PatchedHeads, Plain, patches
 from probe.commands.locate.loss_gap import MIN_EXCESS_LOSS
 from probe.commands.locate.passes import BASELINE, PATCHED
 from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan, task_bytes
@@ -116,7 +116,7 @@ def _search(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) ->
         step = next_round(plan, rows, group, name) if is_searchable(plan, rows, group, name) else None
     if step is None:
         return
-    sets = dict.fromkeys((number, HeadSet.of(heads)) for heads in step.sets for number in step.numbers)
+    sets = dict.fromkeys((number, PatchedHeads.of(heads)) for heads in step.sets for number in step.numbers)
     missing = [(number, tried) for number, tried in sets if (*group, name, number, *tried.key) not in rows]
     for number, tried in missing:
         yield from _on_item(plan, rows, SEARCH, (*group, name, number), [tried], 1)

@@ -116,7 +116,7 @@ def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) 
             rules=(trained_rule(trained), _FAILS),
             x_ticks=log_ticks(lengths),
             log_x=True,
-            seen=f"At {longest} tokens it is predicted to lose {excess[-1]:z.2f} nats/token over lm-infinite.",
+            seen=f"At {longest} tokens its predicted excess loss over lm-infinite is {excess[-1]:z.2f} nats/token.",
         ),
     )
     return Chart(f"{method.name}: distances, and the loss that they predict", panels)

@@ -26,7 +26,7 @@ def sentences(prediction: Prediction) -> Iterator[str]:
     yield plain_table(Table("", head, tuple(rows)))
     for text, agreement in prediction.agreement.items():
         if agreement.points:
-            rank = "" if math.isnan(agreement.auc) else f", AUC of fails or holds {agreement.auc:z.2f}"
+            rank = "" if math.isnan(agreement.auc) else f", AUC of fails or passes {agreement.auc:z.2f}"
             yield (
                 f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, "
                 f"bias {agreement.bias:+z.2f}{rank};\n"
@@ -53,12 +53,12 @@ def law_sentences(prediction: Prediction) -> list[str]:
         return []
     fails, (low, high) = law.origin_fails, law.needed_factors
     text = [
-        f"origin loses {law.excess.value[-1]:z.2f} nats/token more than {REFERENCE} at {longest} tokens, and "
+        f"The excess loss of origin over {REFERENCE} is {law.excess.value[-1]:z.2f} nats/token at {longest} tokens; it "
         f"{'does not fail up to there' if fails is None else f'fails at {fails}'} (M = {trained}, {prediction.texts} "
-        f"texts). A method fails from where it loses {NATS_ABOVE} nats/token or more.",
+        f"texts). A method fails from where its excess loss is {NATS_ABOVE} nats/token or more.",
         "Far keys are those at a distance of M or more. Z is their weighted number: each counts (distance - M + 1)^p. "
-        "A method is predicted to lose what origin loses at the length where its Z is the same, and what the method "
-        "costs inside M.",
+        "A method's excess loss is predicted as that of origin at the length where its Z is the same, plus what the "
+        "method costs inside M.",
         f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to gaps, which move "
         f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
         f"{law.power_over_masked:z.1f} over the same keys masked).",

@@ -87,15 +87,15 @@ def drift_table(onsets: Sequence[DriftOnset], prompt: str) -> Table:
     )
     rows = [
         (
-            call.method,
-            call.text if call.length is None else position(call),
-            ranges(call.layers) or _NONE,
-            ranges(call.untrusted) or _NONE,
-            _NONE if call.before is None else str(call.before),
-            _NONE if call.false_alarms is None else f"{call.false_alarms:.1%}",
-            _NONE if call.any_false_alarm is None else f"{call.any_false_alarm:.0%}",
+            onset.method,
+            onset.text if onset.length is None else position(onset),
+            ranges(onset.layers) or _NONE,
+            ranges(onset.untrusted) or _NONE,
+            _NONE if onset.before is None else str(onset.before),
+            _NONE if onset.false_alarms is None else f"{onset.false_alarms:.1%}",
+            _NONE if onset.any_false_alarm is None else f"{onset.any_false_alarm:.0%}",
         )
-        for call in onsets
+        for onset in onsets
     ]
     return Table(f"drift on prompt {prompt}, in tokens, with 95% intervals over dims", head, tuple(rows))
 
@@ -111,11 +111,11 @@ def threshold_doubt(findings: Findings) -> str:
     return f"Cannot tell threshold dims from chance: {share:.0%} of the positions inside M have as many as M, or more."
 
 
-def position(call: DriftOnset) -> str:
+def position(onset: DriftOnset) -> str:
     """Where a method's states drift, with its interval where that is wider."""
-    if call.low == call.high == call.length:
-        return str(call.length)
-    return f"{call.length} [{call.low}, {call.high or 'none'}]"
+    if onset.low == onset.high == onset.length:
+        return str(onset.length)
+    return f"{onset.length} [{onset.low}, {onset.high or 'none'}]"
 
 
 def difference(less: Difference) -> str:
@@ -154,10 +154,10 @@ def _nll(row: Row) -> str:
     return f"{nll.mean:z.2f}{less}"
 
 
-def _drift_onset(call: DriftOnset | None) -> str:
-    if call is None:
+def _drift_onset(onset: DriftOnset | None) -> str:
+    if onset is None:
         return "not judged"
-    return call.text if call.layer is None else f"{position(call)}, layer {call.layer}"
+    return onset.text if onset.layer is None else f"{position(onset)}, layer {onset.layer}"
 
 
 def _places(findings: Findings) -> list[tuple[str, int]]:

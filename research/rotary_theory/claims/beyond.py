@@ -10,7 +10,7 @@ from torch import Tensor
 
 from research.rotary_theory.rotary import leaky_rerope
 from theory.bounds import bos_denominator, denominator, extended_length
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, first_below, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
@@ -20,7 +20,7 @@ from theory.parts import BOS, POSITION
 from theory.weave import self_extend
 
 
-@claim("slopes", Verdict.HOLDS, "ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)")
+@claim("slopes", ClaimVerdict.HOLDS, "ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)")
 def other_slopes(settings: VerifyOptions) -> Outcome:
     """The same for additive encodings with slope m: x_t, D(t), T* = 2N + e^(mN) (M - 2 S_m(N))."""
     slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, IDENTITY, []
@@ -60,7 +60,7 @@ def by_pairs(distances: np.ndarray, recovers: int) -> np.ndarray:
     return (weights * np.exp(1 - position)).sum(1)
 
 
-@claim("other-weaves", Verdict.HOLDS, "ours (theorem 3.3 for the methods beside it)")
+@claim("other-weaves", ClaimVerdict.HOLDS, "ours (theorem 3.3 for the methods beside it)")
 def other_weaves(settings: VerifyOptions) -> Outcome:
     """Leaky-ReRoPE and Self-Extend extend the window, too, as far as a sum over pairs says."""
     M, N, K, reading, failures = 16, 4, 64, IDENTITY, []
@@ -86,7 +86,7 @@ def other_weaves(settings: VerifyOptions) -> Outcome:
     return Outcome({"(M, N)": (M, N), "K": K, "H": settings.H}, tested, reading)
 
 
-@claim("M4096", Verdict.HOLDS, "ours (theorem 3.2)")
+@claim("M4096", ClaimVerdict.HOLDS, "ours (theorem 3.2)")
 def llama2_window(settings: VerifyOptions) -> Outcome:
     """Theorem 3.2 at LLaMA2's window: o crosses H between 4095 and 4097."""
     M, length = 4096, 4200
@@ -120,7 +120,7 @@ def mutated(name: str, M: int, settings: VerifyOptions) -> Measurement:
     return read_plain(model, M, settings.H, 2 * M, max(M, 64))
 
 
-@claim("mutations", Verdict.HOLDS, "ours")
+@claim("mutations", ClaimVerdict.HOLDS, "ours")
 def mutations_are_noticed(settings: VerifyOptions) -> Outcome:
     """The check of theorem 3.2 notices each mistake put into its construction."""
     M, names = 16, [*MUTATIONS, "printed W_Q, W_K"]

@@ -21,7 +21,7 @@ from research.rotary_theory.rotary import READS, Rotary, ntk_factor, yarn_scale
 from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies, rotary_model, rotary_nope_model
 from theory import weave
 from theory.bounds import last_recovered
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, crossing, deviation, first_below, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.constructions import woven_model
 from theory.model import Construction, random_tokens
@@ -134,7 +134,7 @@ def read_rotary(model: PreTrainedModel, sizes: Rotary, H: float, length: int) ->
     return Measurement(crossing(o, sizes.M, H), max(error, plain, float(np.abs(p - t)[inside].max()) / sizes.M))
 
 
-@claim("rotary", Verdict.HOLDS, "ours (theorem 3.2)")
+@claim("rotary", ClaimVerdict.HOLDS, "ours (theorem 3.2)")
 def fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """With rotary embedding alone, o_t = M/t - 1 + H up to K, and o_t < H for every t > M."""
     reading = IDENTITY
@@ -145,7 +145,7 @@ def fails_beyond_M(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "reads": grid(READS), "dtype": settings.dtype}, tested, reading)
 
 
-@claim("rotary-oracle", Verdict.HOLDS, "ours")
+@claim("rotary-oracle", ClaimVerdict.HOLDS, "ours")
 def agreement(settings: VerifyOptions) -> Outcome:
     """The shipped executors give what attention does that turns every pair by itself."""
     reading, methods = IDENTITY, {}
@@ -172,7 +172,7 @@ def agreement(settings: VerifyOptions) -> Outcome:
     return Outcome(sizes, "o_t at t = 1 .. 50; margin: the nearest other method's", reading)
 
 
-@claim("rotary-4096", Verdict.HOLDS, "ours (theorem 3.2)")
+@claim("rotary-4096", ClaimVerdict.HOLDS, "ours (theorem 3.2)")
 def long_window(settings: VerifyOptions) -> Outcome:
     """A rotary head with keys of 0 recovers every position of a real model's window, in real matrices."""
     M = 4096 if settings.full else 1024
@@ -185,7 +185,7 @@ def long_window(settings: VerifyOptions) -> Outcome:
     return Outcome({"M": M, "K": M}, f"t = 1 .. {M + 64}, by the fused executor", reading)
 
 
-@claim("rotary-nope", Verdict.HOLDS, "ours (theorem 3.1)")
+@claim("rotary-nope", ClaimVerdict.HOLDS, "ours (theorem 3.1)")
 def no_method_mends_it(settings: VerifyOptions) -> Outcome:
     """Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it."""
     M, length = 16, 64
@@ -234,7 +234,7 @@ def precise_denominators(
     return np.array([_exp(row - row[0]).sum() for row in rows_of_scores])
 
 
-@claim("rotary-exact", Verdict.HOLDS, "ours (theorem 3.2)")
+@claim("rotary-exact", ClaimVerdict.HOLDS, "ours (theorem 3.2)")
 def precise_crossing(settings: VerifyOptions) -> Outcome:
     """With 30 digits D(t) = t up to K but for what rounds in the weights, and D(t) > M for t > M."""
     size, reading = SIZES[0], IDENTITY
@@ -250,7 +250,7 @@ def precise_crossing(settings: VerifyOptions) -> Outcome:
     return Outcome({NAMES: tuple(size), "reads": grid(READS)}, tested, reading, unit="D")
 
 
-@claim("rotary-failures", Verdict.HOLDS, "ours")
+@claim("rotary-failures", ClaimVerdict.HOLDS, "ours")
 def precise_failures(settings: VerifyOptions) -> Outcome:
     """With 30 digits the built matrices first fail where the closed forms do."""
     size, s, r, reading, failures = SIZES[0], 2, np.arange(120), IDENTITY, []
@@ -276,7 +276,7 @@ def precise_failures(settings: VerifyOptions) -> Outcome:
     return Outcome({NAMES: tuple(size), "s": s, "reads": grid(READS)}, tested, reading, unit="D")
 
 
-@claim("rotary-position", Verdict.LENGTH, "ours (theorem 3.2, proof, layer 1)")
+@claim("rotary-position", ClaimVerdict.LENGTH, "ours (theorem 3.2, proof, layer 1)")
 def position_comes_back(settings: VerifyOptions) -> Outcome:
     """x_t falls in t, so the MLP can always recover t from it."""
     margin, counterexample = math.inf, ""
@@ -298,7 +298,7 @@ def position_comes_back(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("rotary-limit", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("rotary-limit", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def alibi_is_a_limit(settings: VerifyOptions) -> Outcome:
     """A slow enough pair is ALiBi with one slope: |ln D - ln D of ALiBi| <= a (theta N)^3 / 3."""
     M, N, K, length = 16, 4, 64, last_recovered(4)
@@ -317,7 +317,7 @@ def alibi_is_a_limit(settings: VerifyOptions) -> Outcome:
 
 @claim(
     "rotary-again",
-    Verdict.CORRECTED,
+    ClaimVerdict.CORRECTED,
     "ours (figure of observed thresholds ('a failure in extrapolation after that position'))",
 )
 def failure_comes_back(settings: VerifyOptions) -> Outcome:

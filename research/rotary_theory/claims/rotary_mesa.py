@@ -13,7 +13,7 @@ from research.rotary_theory.chunks import chunk_denominator, chunk_position, chu
 from research.rotary_theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
 from research.rotary_theory.rotary import READS, fails_from
 from theory.chunked import mesa_method, woven_distance
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, deviation, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, deviation, grid
 from theory.claims.settings import VerifyOptions
 
 CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 6, 2), (4, 8, 3), (8, 16, 4)]
@@ -56,7 +56,7 @@ def certain(case: Case) -> tuple[int, int]:
     return chunks_fail_from(case[0].rotary(case[2]), method_of(case, "local"), LONGEST)
 
 
-@claim("rotary-mesa", Verdict.HOLDS, "ours (corollary; section 4.2)")
+@claim("rotary-mesa", ClaimVerdict.HOLDS, "ours (corollary; section 4.2)")
 def closed_form(settings: VerifyOptions) -> Outcome:
     """By count middle chunks recover F + i - b, woven or not; by rotation woven ones recover more; D(T) = sum of
     e^(h(v + x) - h(v)), x = W(T-1) + 1 - p_i - W(T-i), v = p_T - 1 - W(T-1).
@@ -79,7 +79,7 @@ def closed_form(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "(F, L, split)": grid(CHUNKS)}, tested, reading, unit="position, o; relative")
 
 
-@claim("rotary-mesa-reach", Verdict.LENGTH, "ours (corollary)")
+@claim("rotary-mesa-reach", ClaimVerdict.LENGTH, "ours (corollary)")
 def reach_of_chunks(settings: VerifyOptions) -> Outcome:
     """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M, in a rotary model."""
     reading, lengths = IDENTITY, []
@@ -101,7 +101,7 @@ def reach_of_chunks(settings: VerifyOptions) -> Outcome:
     )
 
 
-@claim("rotary-mesa-woven", Verdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
+@claim("rotary-mesa-woven", ClaimVerdict.HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
 def woven_chunks(settings: VerifyOptions) -> Outcome:
     """Woven middle chunks carry a rotary Mesa beyond the paper's where layer 1 reads by rotation, and not at all where
     it counts."""

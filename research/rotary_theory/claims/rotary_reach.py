@@ -22,11 +22,11 @@ from research.rotary_theory.claims.rotary import (
 )
 from research.rotary_theory.rotary import READS, fails_from, leaky_rerope, most, ntk_factor, woven_reach, yarn_scale
 from theory import weave
-from theory.claim import IDENTITY, Measurement, Outcome, Verdict, claim, first_below, grid
+from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, first_below, grid
 from theory.claims.settings import VerifyOptions
 
 
-@claim("rotary-weave", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("rotary-weave", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def weave_extends(settings: VerifyOptions) -> Outcome:
     """The weave's T*, h(u) = a sin(theta u): at least 2N + e^h(N) (M - 2 S) by rotation, by count exactly K + N +
     e^(h(N) + h(K-1-N)) (M - C)."""
@@ -45,7 +45,7 @@ def weave_extends(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "reads": grid(READS)}, f"first failure built / T*: {'; '.join(failures)}", reading)
 
 
-@claim("rotary-stair", Verdict.HOLDS, "ours (corollary)")
+@claim("rotary-stair", ClaimVerdict.HOLDS, "ours (corollary)")
 def stair_extends(settings: VerifyOptions) -> Outcome:
     """Stair PE fails from about N + E (K - 1 - N) tokens on, where it leaves the positions told apart."""
     reading, failures = IDENTITY, []
@@ -60,7 +60,7 @@ def stair_extends(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "reads": grid(READS)}, tested, reading)
 
 
-@claim("rotary-span", Verdict.HOLDS, "ours (theorem 3.3 and corollary)")
+@claim("rotary-span", ClaimVerdict.HOLDS, "ours (theorem 3.3 and corollary)")
 def span_bounds(settings: VerifyOptions) -> Outcome:
     """Any effective distances fail where W(t-1) >= K - 1 + W(M-2), up to a quarter turn more."""
     reading = IDENTITY
@@ -81,7 +81,7 @@ def span_bounds(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "method": "{stair, leaky-rerope, pi}"}, tested, reading)
 
 
-@claim("rotary-bound", Verdict.HOLDS, "ours (theorem 3.3)")
+@claim("rotary-bound", ClaimVerdict.HOLDS, "ours (theorem 3.3)")
 def bounded_scores(settings: VerifyOptions) -> Outcome:
     """No method carries a rotary construction of amplitude a beyond M e^(2a), since |s(t, i)| <= a."""
     M, L, H = 16, 8, settings.H
@@ -106,7 +106,7 @@ FURTHEST = 250
 NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 
 
-@claim("rotary-yarn", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
+@claim("rotary-yarn", ClaimVerdict.HOLDS, "ours (theorem 3.2 under a changed base)")
 def yarn_carries(settings: VerifyOptions) -> Outcome:
     """YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)."""
     reading, failures, factors = IDENTITY, [], YARN_FACTORS[: None if settings.full else 2]
@@ -125,7 +125,7 @@ def yarn_carries(settings: VerifyOptions) -> Outcome:
     return Outcome({**TRIED, "reads": grid(READS), "s": grid(factors)}, tested, reading)
 
 
-@claim("rotary-ntk", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
+@claim("rotary-ntk", ClaimVerdict.HOLDS, "ours (theorem 3.2 under a changed base)")
 def ntk_carries(settings: VerifyOptions) -> Outcome:
     """Dynamic-NTK with factor s divides a pair's angle by growth^c and carries it never beyond n = M - 1 + (K - 1)
     growth^c: for c < 1 about K (s K / M)^(c / (1 - c)) tokens."""
@@ -164,7 +164,7 @@ def _ntk_failure(
     return fails, reading
 
 
-@claim("rotary-squeezed", Verdict.HOLDS, "ours (theorem 3.2 under a changed base)")
+@claim("rotary-squeezed", ClaimVerdict.HOLDS, "ours (theorem 3.2 under a changed base)")
 def squeezed_positions(settings: VerifyOptions) -> Outcome:
     """Where layer 1 reads positions by the slowed pair itself, Dynamic-NTK can fail at once: it reads squeezed
     positions, and the slower turn of layer 2 cancels them again."""

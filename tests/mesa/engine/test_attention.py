@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mesa.engine import attention
-from mesa.engine.rope import Layout, Rotation
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import AttendedBlock, Schedule, calls
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, Stepped, token_index
@@ -19,7 +19,7 @@ from mesa.plan import Constant, Plan, Region, Stepped, token_index
 def rotate():
     config = LlamaConfig(hidden_size=2 * DIM, num_attention_heads=2)
     own = LlamaRotaryEmbedding(config)
-    return Rotation(Layout(0, len(own.inv_freq)), own.inv_freq)
+    return Rotation(RotaryLayout(0, len(own.inv_freq)), own.inv_freq)
 
 
 def run(executor, method, tensors, start, prompt, slopes=None):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mesa
 from mesa.engine import kernels
 from mesa.engine.kernels import Mask, attend, attend_cuda, attend_plainly
-from mesa.engine.rope import Layout, Rotation
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.plan import Plan
 
 CASES = ["causal", "wide", "plain", "masked"]
@@ -199,7 +199,7 @@ def test_on_a_gpu_states_are_turned_as_a_whole_and_a_mask_waits_for_nothing(inte
     """Shapes of one layer of Llama-3-8B at 32k, without a GPU; what waits for the device is an error there."""
     plan = Plan(32768, ())
     with FakeTensorMode():
-        turn = Rotation(Layout(0, 64, interleaved), torch.ones(64))
+        turn = Rotation(RotaryLayout(0, 64, interleaved), torch.ones(64))
         states = torch.empty(1, 8, 32768, 128, dtype=torch.bfloat16, device="cuda")
         at = torch.arange(32768)
         turn(states, at, plan)  # its tables are shared by layers
