@@ -139,7 +139,7 @@ def test_where_inside_follows_its_selectors(opened):
 
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
-    assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: 2\.3", shown_texts(app))
+    assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: L2H3", shown_texts(app))
     assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
     app.selectbox(key="anatomy_method").set_value("rerope").run()
     for statistic, text in (
