@@ -35,7 +35,7 @@ def test_the_reference_has_every_option_of_every_command():
 
 def test_fields_of_a_request_have_their_defaults():
     rows = TABLES["fields"]("probe", "ProbeRequest").splitlines()
-    assert "| `length` | `--length` | 4 times M | tokens of the prompts whose hidden states are stored |" in rows
+    assert "| `length` | `--length` | 4x M | tokens of the prompts whose hidden states are stored |" in rows
     assert [row for row in rows if row.startswith("| `spec.hooks` | `--hooks` | resid_post | ")]
 
 

@@ -91,4 +91,4 @@ def test_log_n_is_not_predicted_where_it_was_not_measured(opened):
     app = opened(summary)
     assert "what log n takes away was not measured" in shown_texts(app)
     app.checkbox(key="predict.leaky-rerope.log_n").uncheck().run()
-    assert "Predicted: leaky-rerope holds" in shown_texts(app)
+    assert "Predicted: leaky-rerope passes" in shown_texts(app)
