@@ -46,7 +46,7 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "python benchmarks/": "takes hours, on an idle machine",
 }
 SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
-    "probe": "--length 640 --trained-length 160 --layers 0-2 --dims 0-31 --samples 1",
+    "probe": "--length 640 --trained-length 160 --lengths 160,320,640 --layers 0-2 --dims 0-31 --samples 1",
     "eval": "--methods origin,rerope --lengths 160,320 --samples 1",
     "locate": f"--model {PLANTED} --methods rerope --lengths 320 --samples 4 --layers 1 --heads 1",
     "anatomy": "--methods origin,rerope --lengths 320 --samples 1",
@@ -131,6 +131,7 @@ def models(folder):
     (folder / "path/to").mkdir(parents=True)
     tiny_gguf.write(folder / "path/to/model.Q4_K_M.gguf", folder / MODEL)
     real = synthetic.hidden_states(8192, 2, layers=4, dims=4, prompts=("repeated",))
+    real = real.assign_coords(method=["origin", "stair", "dynamic-ntk", "mesa"])
     synthetic.write_run(folder / "runs/real", real, trained_length=8192)
     document = '{"report": "%s", "summary": "A summary."}\n' % ("A text of a few words. " * 400)
     (folder / "govreport.jsonl").write_text(document * 2)
