@@ -9,7 +9,7 @@ import csv
 import importlib
 import json
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,14 @@ import yaml
 
 from research.real_model import run as real_model
 from research.thresholds_predict_failure.results import read_results
-from research.thresholds_predict_failure.tables import tables
+from research.thresholds_predict_failure.score import advantage, score
+from research.thresholds_predict_failure.tables import (
+    arithmetic,
+    measured_lengths,
+    onset_lengths,
+    tables,
+    without_reference,
+)
 from research.trained_counterpart.run import head_table, held_table
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +57,13 @@ def data(source):
         return numbers_in(eval(expression, {**names, "np": np}))
     text = (RESULTS / name).read_text(encoding="utf-8")
     if name.endswith(".json"):
-        return numbers_in(eval(expression, {"np": np, "data": json.loads(text), "printed": lambda: printed(name)}))
+        names = {
+            "np": np,
+            "data": json.loads(text),
+            "printed": lambda: printed(name),
+            "agreement": partial(agreement, name),
+        }
+        return numbers_in(eval(expression, names))
     rows = [*csv.DictReader(text.splitlines())] if name.endswith(".csv") else [*map(json.loads, text.splitlines())]
     for condition in wanted:
         key, _, values = condition.partition("=")
@@ -58,6 +71,15 @@ def data(source):
     assert rows, f"{source}: no row is left"
     columns = {key: np.array(numbers_in([row[key] for row in rows if key in row])) for key in rows[0]}
     return numbers_in(eval(expression, {**columns, "np": np, "rows": rows}) if expression else rows)
+
+
+@cache
+def agreement(name, prompt="repeated", rule="standard"):
+    """Of onsets with failure lengths: rank correlation, arithmetic's, and the difference, each with its interval."""
+    results = without_reference(read_results(RESULTS / name))
+    onset, measured = onset_lengths(results, prompt=prompt, rule=rule), measured_lengths(results)
+    estimates = (score(onset, measured, ()).correlation, *advantage(onset, arithmetic(results), measured))
+    return [[one.value, one.low, one.high] for one in estimates]
 
 
 @cache
@@ -83,6 +105,7 @@ def unfounded(block, beside, known):
 
 
 TIED = yaml.safe_load((RESULTS / "numbers.yaml").read_text(encoding="utf-8"))
+COMPLETE = TIED.pop("complete")
 
 
 def part(text, entry):
@@ -142,6 +165,24 @@ def known(entry):
 def test_numbers_stand_in_their_data(page, entry):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert unfounded(part(text, entry), entry.get("labels", []), known(entry)) == []
+
+
+@pytest.mark.parametrize("page", COMPLETE)
+def test_every_number_of_a_complete_page_is_tied_or_a_label(page):
+    text = re.sub(
+        r"^(?: {4}|!\[|#+ )[^\n]*$|```.*?```|\$\$.*?\$\$|\$[^$]+\$",
+        "",
+        (ROOT / page).read_text("utf-8"),
+        flags=re.M | re.S,
+    )
+    for entry in TIED.get(page, []):
+        text = text.replace(part(text, entry), "") if "begins" in entry else without(text, entry["quote"])
+    assert unfounded(text, COMPLETE[page], []) == []
+
+
+def without(text, quote):
+    """The text without a phrase, over which lines may break."""
+    return re.sub(r"\s+".join(map(re.escape, quote.split())), "", text)
 
 
 def test_a_number_without_data_is_reported():

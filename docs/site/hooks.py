@@ -1,15 +1,19 @@
 """mkdocs hooks: the pages of research/ are part of the site; links are those of the repository's folders.
 
 A link named by its page gets the page's title; one to what is not on the site leads to the repository, if known.
+Formulas become MathML, which browsers draw without a script.
 """
 
 import re
+from html import unescape
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 _LINK = re.compile(r"\[([^]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([([])(.*?)\\[])]</\1>', re.DOTALL)
 _RESEARCH = ("*.md", "*/*.md", "*/*.png", "*/*.csv")
 """What the site has of research/."""
 
@@ -39,3 +43,12 @@ def on_page_markdown(markdown, page, config, files):
         return f"[{text}]({relpath(file.src_uri, dirname(here) or '.')}{anchor})"
 
     return _LINK.sub(replaced, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """The page's HTML with its formulas as MathML."""
+
+    def drawn(formula):
+        return convert(unescape(formula[3]), display="inline" if formula[2] == "(" else "block")
+
+    return _FORMULA.sub(drawn, html)
