@@ -54,7 +54,8 @@ def row(action, group):
     stated = value if not flag else "" if action.nargs == 0 or value == flag[2:].upper() else f" {value}"
     text = (action.help or "").replace("%%", "%")
     default = _DEFAULT.search(text)
-    return line(f"`{flag}{stated}`", default[1] if default else "", _DEFAULT.sub("", text), group)
+    unset = default[1] if default else "off" if action.default is False else ""
+    return line(f"`{flag}{stated}`", unset, _DEFAULT.sub("", text), group)
 
 
 def line(*cells):
