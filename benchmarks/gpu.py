@@ -33,18 +33,14 @@ sys.path[:0] = [
 import attention  # noqa: E402
 import cases  # noqa: E402
 import test_golden  # noqa: E402
-import test_kernels  # noqa: E402
 import tiny  # noqa: E402
-from torch.library import opcheck  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
-from mesa.engine import kernels  # noqa: E402
+from mesa.engine import launched  # noqa: E402
 
 Row = dict[str, Any]
 """What was measured, by column; `passed`, where there is one, says whether it is as it must be."""
-TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Of attention over 50 tokens, against float64."""
 LOGITS = 2e-3
 """Of float32 logits, against the CPU's; a window off by one is 0.1 and more."""
 
@@ -106,44 +102,22 @@ def goldens(size: Size) -> Iterator[Row]:
 
 
 def attention_kernels(size: Size) -> Iterator[Row]:
-    """The device's attention and its log-sum-exp against plain operations in float64, and whether it is used at all."""
+    """Each trial's attention and log-sum-exp against plain operations in float64, and which kernel is used at all."""
     device = torch.device(size.device)
-    for dtype, tolerance in TOLERANCES.items():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for dim in size.dims:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                used = device.type == "cpu" or kernels.cuda_agrees(device, dtype, dim)
-            worst = 0.0
-            for case in test_kernels.CASES:
-                given = test_kernels.inputs(case, dtype, size.device, dim)
-                got, expected = kernels.attend(*given), test_kernels.in_float64(*given)
-                for one, other in zip(got, expected, strict=True):
-                    seen = other.isfinite()
-                    worst = max(worst, float((one.double().cpu() - other)[seen].abs().max()))
-            note = str(caught[0].message) if caught else ""
-            passed = used and worst <= tolerance
-            yield {"dtype": _name(dtype), "head dim": dim, "used": used, "error": worst, "note": note, "passed": passed}
-
-
-def schemas(size: Size) -> Iterator[Row]:
-    """Whether PyTorch's inner kernels keep the schema and the shapes that its meta functions state."""
-    query, key, value, scale, causal, _ = test_kernels.inputs("causal", torch.bfloat16, size.device, 64)
-    key, value = (states.repeat_interleave(2, 1) for states in (key, value))
-    aten, given = torch.ops.aten, {"scale": scale}
-    calls: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "flash": (aten._scaled_dot_product_flash_attention.default, (query, key, value, 0.0, causal, False)),
-        "efficient": (
-            aten._scaled_dot_product_efficient_attention.default,
-            (query, key, value, None, True, 0.0, causal),
-        ),
-    }
-    if size.device == "cpu":
-        calls = {
-            "for CPU": (aten._scaled_dot_product_flash_attention_for_cpu.default, (query, key, value, 0.0, causal))
-        }
-    for name, (kernel, args) in calls.items():
-        outcome = opcheck(kernel, args, given, test_utils=("test_schema", "test_faketensor"), raise_exception=False)
-        yield {"kernel": name, **outcome, "passed": set(outcome.values()) == {"SUCCESS"}}
+                for name, spans in launched.TRIALS.items():
+                    (query, key, value), scoring = launched.trial(spans, dtype, dim), launched.Scoring(dim**-0.5)
+                    used = launched.kernel_for(query.to(device), spans, scoring)
+                    states = query.to(device), key.to(device), value.to(device)
+                    got = launched.attend_spans(*states, spans, scoring, {})
+                    wanted = launched.by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
+                    wrong = launched.differs(got, wanted, dtype)
+                    row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": used.__name__}
+                    note = str(caught[-1].message) if caught else ""
+                    yield {**row, "error": wrong or "", "note": note, "passed": not wrong}
 
 
 def methods(size: Size) -> Iterator[Row]:
@@ -208,7 +182,6 @@ def speed_and_memory(size: Size) -> Iterator[Row]:
 
 STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "Kernels": attention_kernels,
-    "Schemas": schemas,
     "Goldens": goldens,
     "Methods": methods,
     "A training step": training_step,

@@ -39,8 +39,6 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_dynamo": "OptimizedModule, a compiled module's class",
         "_dynamo.eval_frame:_torchdynamo_orig_callable": "a compiled forward",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention with its log-sum-exp",
-        "ops.aten._scaled_dot_product_flash_attention": "the same on CUDA",
-        "ops.aten._scaled_dot_product_efficient_attention": "the same with a mask",
     },
     "transformer_lens 4.3": {
         "factories.architecture_adapter_factory.ArchitectureAdapterFactory._adapters": "adapters by architecture",

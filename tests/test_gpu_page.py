@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mesa.engine import kernels
+from mesa.engine import launched
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
@@ -34,17 +34,15 @@ def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("mistake", ["wrong", "broken"])
 def test_what_fails_is_on_the_page_and_the_other_steps_go_on(mistake, tmp_path, monkeypatch):
-    attend = kernels.attend
-
     def mistaken(*given):
         if mistake == "broken":
             raise RuntimeError("no kernel for this device")
-        output, log_sum = attend(*given)
+        output, log_sum = launched.by_operations(*given)
         return output + 0.1, log_sum
 
-    monkeypatch.setattr(kernels, "attend", mistaken)
-    monkeypatch.setattr(gpu, "STEPS", {title: gpu.STEPS[title] for title in ("Kernels", "Schemas")})
+    monkeypatch.setattr(launched, "attend_spans", mistaken)
+    monkeypatch.setattr(gpu, "STEPS", {title: gpu.STEPS[title] for title in ("Kernels", "Methods")})
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "gpu.md").read_text()
-    assert "## Schemas: passed" in text
-    assert ("## Kernels: 3 failed" if mistake == "wrong" else "no kernel for this device") in text
+    assert "## Methods: passed" in text
+    assert ("## Kernels: 18 failed" if mistake == "wrong" else "no kernel for this device") in text

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import Mask, Merged, attend, capped
+from mesa.engine.compiled import by_launches
+from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
+from mesa.engine.launched import launched
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Read, Schedule, Stack
 from mesa.engine.stairs import Stair
@@ -128,6 +130,8 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         raise Failed("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
+    if by_launches(query.device):
+        return launched(schedule, query, key, value, scale), None
     return _Layer(schedule, query, key, value, scale).output(), None
 
 
@@ -234,7 +238,7 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
         return torch.zeros_like(query)
     rows = schedule.query_of(query, reads)
     parts = zip(rows.split([read.rows for read in reads.parts], 2), reads.parts, strict=True)
-    if query.dtype in (torch.float32, torch.float64):
+    if query.dtype in (torch.float32, torch.float64) or by_launches(query.device):
         scored = [(_scores(schedule, part, schedule.keys_of(key, read), read, scale), read) for part, read in parts]
         return _at_once(schedule, scored, value).view(query.shape)
     outputs, log_sums = [], []
@@ -255,14 +259,15 @@ def _held(schedule: Schedule, *reads: Read) -> slice:
 
 def _scores(schedule: Schedule, rows: Tensor, keys: Tensor, read: Read, scale: float) -> Tensor:
     """A single query's scores (batch, head, 1, key) in a part, each by the row of the region that holds the key."""
-    batch, heads, count, dim = rows.shape
-    grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
-    part = capped((grouped @ keys.transpose(-1, -2)).view(batch, heads, count, -1), schedule.softcap)
+    accurate = by_launches(rows.device)  # elsewhere the query is short, and in float32
+    part = scores_of(rows, keys) * scale if accurate else scores_of(rows * scale, keys)
+    part = capped(part, schedule.softcap)
     if read.seen is None:
         return part
-    whole = part[:, :, :1]
-    for row in range(1, count):
-        whole = torch.where(read.seen[row], part[:, :, row, None], whole)
+    first, *others = part.split(1, 2)
+    whole = first
+    for seen, other in zip(read.seen.narrow(0, 1, len(others)).unbind(), others, strict=True):
+        whole = torch.where(seen, other, whole)
     return whole if read.unseen is None else whole.masked_fill(read.unseen, -math.inf)
 
 
@@ -270,6 +275,7 @@ def _at_once(schedule: Schedule, scored: list[tuple[Tensor, Read]], value: Tenso
     """Attention of a single query by one softmax over the scores of all parts."""
     scores = torch.cat([part for part, _ in scored], -1) if len(scored) > 1 else scored[0][0]
     weights = softmax(scores, schedule.sinks, scores.dtype).view(len(scores), value.shape[1], -1, scores.shape[3])
+    weights = weights.to(value.dtype)
     reads = [read for _, read in scored]
     if all(one.keys[1] == other.keys[0] for one, other in pairwise(reads)):  # in one piece
         return weights @ value[:, :, _held(schedule, *reads)]

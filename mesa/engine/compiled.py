@@ -1,9 +1,16 @@
-"""Compiled models, on which no method can be attached: what was traced goes by the plan of one pass, or by none."""
+"""What is compiled: our own operations, to one launch each off the CPU, and models, on which no method can be attached.
+
+What was traced of a model goes by the plan of one pass, or by none.
+"""
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
@@ -48,3 +55,32 @@ def _is_compiled(module: Any) -> bool:
 def _attends(name: str, module: nn.Module) -> bool:
     """Whether a module is, holds or belongs to attention, by its layer's number, or to rotary embedding."""
     return "rotary_emb" in name or any(hasattr(part, "layer_idx") for part in module.modules())
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+    return compiler(function, dynamic=True)
+
+
+_EAGER: set[Callable[..., Any]] = set()
+"""Functions that could not be compiled."""
+
+
+def by_launches(device: torch.device) -> bool:
+    """Whether each operation is a launch: on all devices but CPUs, which have an executor of their own."""
+    return device.type != "cpu"
+
+
+def one_launch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function gives, compiled to one launch outside of a CPU; its own operations where that fails."""
+    if args[0].device.type == "cpu" or function in _EAGER:
+        return function(*args, **kwargs)
+    try:
+        return _compiled(function, torch.compile)(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        _EAGER.add(function)
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"torch.compile fails on {function.__name__} ({reason}): more launches", stacklevel=2)
+        return function(*args, **kwargs)

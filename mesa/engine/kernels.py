@@ -1,10 +1,9 @@
-"""Attention over one block of keys, with its log-sum-exp: each device's own kernel, plain operations elsewhere."""
+"""Attention over one block of keys, with its log-sum-exp, by the CPU's kernel or plain operations; and merging."""
 
 from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +14,7 @@ BLOCK = 128
 """Queries a call (tokens) where a mask has to be built: as many keys more than needed are read by each query."""
 
 _SMALL = 1024
-"""Triangles up to this size (tokens) are done by rows on the CPU: its kernel takes 512 keys at a time or skips them."""
-
-_TOLERANCE = 0.02
-"""Largest difference from plain operations in half precision; forgetting one of 70 keys is 0.1 and more."""
+"""Triangles up to this size (tokens) are done by rows: the kernel takes 512 keys at a time or skips them."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +26,10 @@ class Mask:
 
     @classmethod
     def of(cls, seen: Tensor, dtype: torch.dtype) -> Mask:
-        """From booleans, True where a query sees a key; whether any sees none is asked on a CPU alone: it waits."""
-        hidden = seen.logical_not()
-        blind = hidden.all(-1)
-        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -math.inf)
-        return cls(added, blind if seen.device.type != "cpu" or bool(blind.any()) else None)
+        """From booleans, True where a query sees a key."""
+        blind = ~seen.any(-1)
+        added = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -math.inf)
+        return cls(added, blind if bool(blind.any()) else None)
 
 
 def attend(
@@ -47,14 +42,7 @@ def attend(
     (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left of the keys after the
     first `lead`, which every query sees. softcap: c in c tanh(s / c), which no kernel knows: plain operations, slower.
     """
-    device = query.device
-    if (
-        softcap is None
-        and device.type == "cpu"
-        and causal
-        and (lead or query.shape[2] > BLOCK)
-        and query.shape[2] <= _SMALL
-    ):
+    if softcap is None and causal and (lead or query.shape[2] > BLOCK) and query.shape[2] <= _SMALL:
         return _by_rows(query, key, value, scale, lead)
     if lead:
         merged = Merged(query)
@@ -65,15 +53,10 @@ def attend(
         return merged.whole[0], merged.whole[1][..., 0]
     if softcap is not None:
         return attend_plainly(query, key, value, scale, causal, mask, softcap)
-    if device.type == "cpu":
-        output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
-        )
-    elif device.type == "cuda" and cuda_agrees(device, query.dtype, query.shape[3]):
-        output, log_sum = attend_cuda(query, key, value, scale, causal, mask)
-    else:
-        return attend_plainly(query, key, value, scale, causal, mask)
-    if mask is not None and mask.blind is not None:  # where the kernels report 0 or NaN
+    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
+    )
+    if mask is not None and mask.blind is not None:  # where the kernel reports 0 or NaN
         output.masked_fill_(mask.blind.unsqueeze(1), 0.0)
         log_sum.masked_fill_(mask.blind, -math.inf)
     return output, log_sum
@@ -97,72 +80,33 @@ def _lower(begin: int, rows: int, columns: int, dtype: torch.dtype) -> Mask:
     return Mask.of(torch.arange(begin, begin + rows)[:, None] >= torch.arange(columns), dtype)
 
 
-def attend_cuda(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
-) -> tuple[Tensor, Tensor]:
-    """`attend` by PyTorch's flash kernel (half precision, no mask) or its memory-efficient one."""
-    square = query.shape[2] == key.shape[2]  # flash aligns its triangle at the bottom right
-    if query.dtype != torch.float32 and mask is None and (square or not causal) and query.shape[3] % 8 == 0:
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    added = None
-    if mask is not None:  # the kernel reads rows of whole blocks of 16
-        queries, keys = mask.added.shape
-        aligned = torch.nn.functional.pad(mask.added, (0, -keys % 16)).narrow(1, 0, keys)
-        added = aligned.expand(*query.shape[:2], queries, keys)
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    output, log_sum, *_ = efficient(query, key, value, added, True, 0.0, causal, scale=scale)
-    return output, log_sum.narrow(2, 0, query.shape[2])  # the kernel pads it
-
-
-@functools.cache
-def cuda_agrees(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
-    """Whether `attend_cuda` gives what plain operations give, tried once; warns where it does not.
-
-    The kernels are PyTorch's inner ones, which may change, and refuse some devices, dtypes and head dims.
-    """
-    if dtype == torch.float64:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(2, heads, tokens, dim, generator=generator).to(device, dtype)
-        for heads, tokens in ((4, 70), (2, 70), (2, 70))
-    )
-    band = torch.arange(70)[:, None] - torch.arange(45)[None, :]
-    cases = (
-        (key, value, True, None),
-        (key[:, :, :45], value[:, :, :45], True, None),
-        (key[:, :, :45], value[:, :, :45], False, None),
-        (key[:, :, :45], value[:, :, :45], False, Mask.of(((band >= 5) & (band < 30)).to(device), dtype)),
-    )
-    try:
-        for keys, values, causal, mask in cases:
-            got = attend_cuda(query, keys, values, dim**-0.5, causal, mask)
-            wanted = attend_plainly(query, keys, values, dim**-0.5, causal, mask)
-            sighted = slice(None) if mask is None or mask.blind is None else ~mask.blind
-            for one, other in zip(got, wanted, strict=True):
-                difference = (one[:, :, sighted].float() - other[:, :, sighted].float()).abs().max()
-                if not difference <= _TOLERANCE:
-                    raise RuntimeError(f"difference {float(difference):.2g}")
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"no fused attention for {dtype}, head dim {dim}, on {device}: {reason}; slower", stacklevel=2)
-        return False
-    return True
-
-
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
     """Scores s as c tanh(s / c), with c the `softcap`; as they are where it is None."""
     return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+
+def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    """Products (batch, head, query, key) of queries and the keys of their groups, in float32 or better; copies no keys.
+
+    On a CPU those of half precision are converted, for want of a product that sums in float32.
+    """
+    batch, heads, tokens, dim = query.shape
+    grouped = query.reshape(batch, key.shape[1], -1, dim)
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        scores = grouped @ key.transpose(-1, -2)
+    elif query.device.type == "cuda":
+        columns = key.flatten(0, 1).transpose(-1, -2)
+        scores = torch.bmm(grouped.flatten(0, 1), columns, out_dtype=torch.float32)
+    else:
+        scores = grouped.float() @ key.float().transpose(-1, -2)
+    return scores.view(batch, heads, tokens, -1)
 
 
 def attend_plainly(
     query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend` in plain operations, BLOCK queries at a time, for devices without a kernel that returns both."""
+    """`attend` in plain operations, BLOCK queries at a time."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     accurate = torch.promote_types(query.dtype, torch.float32)
@@ -172,7 +116,7 @@ def attend_plainly(
         keys = slice(min(begin + BLOCK, key.shape[2]) if causal else key.shape[2])
         scores = capped(rows @ key[:, :, keys].transpose(-1, -2).to(accurate) * scale, softcap)
         if causal:
-            ones = torch.ones(scores.shape[2:], dtype=torch.bool, device=query.device)
+            ones = torch.ones(scores.shape[2:], dtype=torch.bool)
             scores = scores.masked_fill(~ones.tril(begin), -math.inf)
         if mask is not None:
             scores = scores + mask.added[begin : begin + BLOCK, keys]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mesa.engine.compiled import by_launches, one_launch
 from mesa.plan import Plan, Position, Region, rotary_base
 
 
@@ -100,35 +101,59 @@ class Rotation:
     ) -> None:
         self.layout, self.frequencies, self.accurate = layout, frequencies, accurate
         self.base = base
-        self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+        self._tables: dict[tuple[Any, ...], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         """`states` (batch, head, token, dim) turned by `positions` (token,) as the model's attention would."""
-        known = (id(positions), states.dtype, states.device)
-        if known not in self._tables:
-            self._tables[known] = positions, self._table(states, positions, plan)
-        cos, sin = self._tables[known][1]
+        compiled = by_launches(states.device)
+        cos, sin = self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
+        if compiled:
+            return one_launch(turned, states, cos, sin, None, None, self.layout)
         step = max(1, _AT_ONCE * states.shape[2] // max(1, states.numel()))
-        if step < states.shape[2] and states.device.type == "cpu":  # elsewhere each operation is a launch
-            turned = torch.empty_like(states)
+        if step < states.shape[2]:
+            whole = torch.empty_like(states)
             for begin in range(0, states.shape[2], step):
                 tokens = slice(begin, begin + step)
-                turned[:, :, tokens] = self.layout.turn(states[:, :, tokens], cos[tokens], sin[tokens])
-            return turned
+                whole[:, :, tokens] = self.layout.turn(states[:, :, tokens], cos[tokens], sin[tokens])
+            return whole
         return self.layout.turn(states, cos, sin)
 
-    def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """cos and sin as `RotaryLayout.spread`, computed in `accurate`."""
-        frequencies = self.frequencies.to(states.device)
+    def tables(
+        self, positions: Tensor, plan: Plan, dtype: torch.dtype, device: torch.device, spread: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin (token, pair), computed in `accurate`; spread: as `RotaryLayout.spread` gives them."""
+        known = id(positions), dtype, device, spread
+        if known not in self._tables:
+            cos, sin = (part.to(dtype) for part in self._angles(positions, plan, device))
+            self._tables[known] = positions, self.layout.spread(cos, sin) if spread else (cos, sin)
+        return self._tables[known][1]
+
+    def _angles(self, positions: Tensor, plan: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
+        frequencies = self.frequencies.to(device)
         if plan.frequency_scale is not None:
             number = np.arange(len(frequencies), dtype=np.float64)
             base = rotary_base(frequencies) if self.base is None else self.base
             scale = torch.from_numpy(plan.frequency_scale(number, 2 * len(frequencies), base))
             frequencies = frequencies * scale.to(frequencies, non_blocking=True)
-        angles = positions[:, None].to(states.device, self.accurate) * frequencies.narrow(0, 0, self.layout.pairs).to(
-            self.accurate
-        )
-        return self.layout.spread(angles.cos().to(states.dtype), angles.sin().to(states.dtype))
+        frequencies = frequencies.narrow(0, 0, self.layout.pairs).to(self.accurate)
+        angles = positions[:, None].to(device, self.accurate, non_blocking=True) * frequencies
+        return angles.cos(), angles.sin()
+
+
+def turned(
+    states: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    factors: Tensor | None,
+    weight: Tensor | None,
+    layout: RotaryLayout,
+) -> Tensor:
+    """States turned by cos and sin (token, pair), times a weight (dim,), times factors (token, 1); None for neither."""
+    dtype = states.dtype
+    if cos is not None and sin is not None and layout is not None:
+        states = layout.turn(states, *layout.spread(cos, sin))
+    states = states if weight is None else states * weight
+    return (states if factors is None else states * factors).to(dtype)
 
 
 _SHARE = 64.0

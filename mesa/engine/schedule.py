@@ -12,9 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mesa.engine.compiled import by_launches
 from mesa.engine.kernels import BLOCK, Mask
+from mesa.engine.rope import Rotation
+from mesa.engine.spans import Part, Piecewise, parts
 from mesa.engine.stairs import stairs
 from mesa.plan import Plan, Position, Region, Scale
+
+HALVED = 8192
+"""Keys from which on a single query's are turned half by half (tokens)."""
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
@@ -195,6 +201,8 @@ class Schedule:
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
     _reads: dict[tuple[torch.device, torch.dtype], Reads] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)
+    """What all layers share off the CPU."""
 
     @cached_property
     def paired(self) -> dict[Region, Region]:
@@ -228,6 +236,53 @@ class Schedule:
                 spans[place] = min(low, begin), max(high, end)
         return spans
 
+    def parts(self, begin: int, end: int) -> list[Part]:
+        """The parts of the queries begin .. end - 1."""
+        place = "parts", begin, end
+        if place not in self.known:
+            self.known[place] = parts(self.plan, begin, end, self.first_key)
+        return self.known[place]
+
+    def index(self, position: Position, begin: int, end: int, device: torch.device) -> Tensor:
+        """The positions of the tokens begin .. end - 1, (token,) in float32."""
+        place = "index", position, begin, end, device
+        if place not in self.known:
+            at = np.asarray(position(np.arange(begin, end)), np.float32)
+            self.known[place] = torch.from_numpy(at).to(device, non_blocking=True)
+        return self.known[place]
+
+    def turns(self, position: Position, begin: int, end: int) -> np.ndarray | None:
+        """By how much cached states of the tokens begin .. end - 1 are turned to a position, (token or 1,)."""
+        place = "turns", position, begin, end
+        if place not in self.known:
+            index = np.arange(begin, end)
+            by = np.asarray(position(index) - self.cached(index), np.float32)
+            by = by[:1] if (by == by[0]).all() else by
+            self.known[place] = by if self.turn is not None and by.any() else None
+        return self.known[place]
+
+    def tables(
+        self, position: Position, begin: int, end: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor] | None:
+        """cos and sin (token or 1, pair) of what turns cached states of the tokens begin .. end - 1 to a position.
+
+        They are cut out of what serves all tokens, where the position is one for all. None for nothing.
+        """
+        apart = isinstance(position, Piecewise)
+        first, last = (begin, end) if apart else (self.first_key, self.plan.length)
+        place, by = ("tables", position, first, last, dtype, device), self.turns(position, first, last)
+        if by is None or not isinstance(self.turn, Rotation):
+            return None
+        if place not in self.known:
+            turns = torch.from_numpy(by).to(device, non_blocking=True)
+            self.known[place] = self.turn.tables(turns, self.plan, dtype, device)
+        cos, sin = self.known[place]
+        return (
+            (cos, sin)
+            if len(cos) == 1
+            else (cos.narrow(0, begin - first, end - begin), sin.narrow(0, begin - first, end - begin))
+        )
+
     def placed(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to each of some positions: one after the other."""
         turns = self._turned_by(at, begin, end, states.device)
@@ -248,9 +303,9 @@ class Schedule:
     def scaled(self, states: Tensor, scale: Scale | None, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1 times the factors that `scale` gives them."""
         accurate = torch.promote_types(states.dtype, torch.float32)  # rounded to states' dtype it would move all scores
-        return _times(states, self._factor(scale, begin, end, accurate, states.device))
+        return _times(states, self.factor(scale, begin, end, accurate, states.device))
 
-    def _factor(
+    def factor(
         self, scale: Scale | None, begin: int, end: int, accurate: torch.dtype, device: torch.device
     ) -> Tensor | None:
         """What `scaled` multiplies with, (token, 1); None for nothing."""
@@ -310,7 +365,12 @@ class Schedule:
                 same = (call.keys, call.masked, region.key_position, region.key_scale)
                 shared.setdefault(same, []).append(region)
         parts, rows, at = list[Read](), list[Region](), (self.start, self.plan.length)
-        for (keys, masked, position, scale), regions in sorted(shared.items(), key=lambda item: item[0][0]):
+        whole = sorted(shared.items(), key=lambda item: item[0][0])
+        if by_launches(device):  # where turned keys are all in memory at a time
+            whole = [
+                ((half, *place), regions) for (keys, *place), regions in whole for half in self._halves(keys, place[1])
+            ]
+        for (keys, masked, position, scale), regions in whole:
             (begin, end), seen, unseen = keys, None, None
             if masked:
                 held = np.stack([region.contains(self.start, np.arange(begin, end)) for region in regions])
@@ -320,18 +380,25 @@ class Schedule:
                 seen = torch.from_numpy(held).to(device, non_blocking=True)
                 unseen = torch.from_numpy(blind).to(device, non_blocking=True) if blind.any() else None
             turns = self._turned_by((position,), begin, end, device)
-            factors = self._factor(scale, begin, end, accurate, device)
+            factors = self.factor(scale, begin, end, accurate, device)
             parts.append(Read(len(regions), keys, turns, factors, seen, unseen))
             rows += regions
         if not parts:
             return Reads([], None, None)
         places = tuple(region.query_position for region in rows)
-        factors = [self._factor(region.query_scale, *at, accurate, device) for region in rows]
+        factors = [self.factor(region.query_scale, *at, accurate, device) for region in rows]
         one = torch.ones(1, 1, dtype=accurate, device=device)
         together = (
             [one if factor is None else factor for factor in factors] if any(f is not None for f in factors) else []
         )
         return Reads(parts, self._turned_by(places, *at, device), torch.cat(together) if together else None)
+
+    def _halves(self, keys: tuple[int, int], position: Position) -> list[tuple[int, int]]:
+        """A range of keys in two where it is long and they have to be turned."""
+        middle = (keys[0] + keys[1]) // 2
+        if keys[1] - keys[0] < HALVED or self.turn is None or position == self.cached:
+            return [keys]
+        return [(keys[0], middle), (middle, keys[1])]
 
     def scoring(self, softcap: float | None, sinks: Tensor | None, query_weight: Tensor | None = None) -> Schedule:
         """The same with a layer's own soft cap, sinks and weight, if any; it shares what was laid out."""
@@ -355,7 +422,7 @@ class Schedule:
         """The same for layers that see a window or a chunk of the past, without keys before `first_key`."""
         regions = _chunks(self.plan, span.size, self.start) if span.chunked else _within(self.plan, span.size)
         plan = replace(self.plan, regions=regions)
-        return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={})
+        return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={}, known={})
 
     def mask(self, region: Region, call: AttendedBlock, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""

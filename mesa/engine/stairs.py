@@ -100,13 +100,13 @@ class Stair:
         width = self._carry.width
         offset = queries[0] - keys[0]
         rows = self.queries(self.region, *queries)
-        sizes, kind = (queries[1] - queries[0], keys[1] - keys[0]), (rows.dtype, rows.device)
-        known = (self.region, offset, sizes, queries[0] % width, kind)
+        sizes = queries[1] - queries[0], keys[1] - keys[0]
+        known = (self.region, offset, sizes, queries[0] % width, rows.dtype)
         if known not in self.masks:
             query, key = torch.arange(*queries)[:, None], torch.arange(*keys)
             seen = query - key >= self.region.nearest
             carried = self._carry(query, key) != self._carry.carried
-            both = torch.cat([seen & carried, seen & ~carried], 1).to(rows.device)
+            both = torch.cat([seen & carried, seen & ~carried], 1)
             self.masks[known] = Mask.of(both, rows.dtype)
         output = attend(
             rows, self._both(keys), self._twice(keys), self.scale, False, self.masks[known], 0, self.softcap
@@ -129,7 +129,7 @@ class Stair:
         """One call for the keys of each residue: for one query all of them have a carry or none has."""
         width, plain = self._carry.width, self.queries(self.region, *queries)
         residues = (torch.arange(*queries) + self._carry.shift) % width
-        carries = (residues < (torch.arange(keys[0], keys[0] + width) % width)[:, None]).to(plain.device)
+        carries = residues < (torch.arange(keys[0], keys[0] + width) % width)[:, None]
         rows = torch.where(carries[:, None, :, None], self.queries(self.carried, *queries)[:, None], plain[:, None])
         columns, values = (
             states.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4)  # (batch, residue, head, key, dim)
@@ -146,21 +146,21 @@ class Stair:
         residues = (torch.arange(*queries) + self._carry.shift) % self._carry.width
         order = residues.argsort(stable=True)
         states = self.queries(self.region, *queries)
-        rows = states[:, :, order.to(states.device)]
+        rows = states[:, :, order]
         merged = Merged(rows)
         for low in range(keys[0], keys[1], _KEYS):
             self._sorted(rows, residues[order], (low, min(low + _KEYS, keys[1])), merged)
         assert merged.whole is not None
-        back = order.argsort().to(states.device)
+        back = order.argsort()
         output, log_sum = merged.whole
         return queries, output[:, :, back], log_sum[:, :, back, 0]
 
     def _sorted(self, rows: Tensor, residues: Tensor, keys: Span, merged: Merged) -> None:
         """Adds the attention of queries in the order of their residues over these keys."""
-        width, device = self._carry.width, rows.device
+        width = self._carry.width
         key_residues = torch.arange(*keys) % width
         order = key_residues.argsort(stable=True)
-        key_residues, count, chosen = key_residues[order], len(order), torch.cat([order + len(order), order]).to(device)
+        key_residues, count, chosen = key_residues[order], len(order), torch.cat([order + len(order), order])
         both, values = self._both(keys)[:, :, chosen], self._twice(keys)[:, :, chosen]  # with a carry, then without
         group = max(1, round(GROUP * width / len(residues)))
         for first in range(0, width, group):  # residues
@@ -171,7 +171,7 @@ class Stair:
             low, high = torch.searchsorted(key_residues, torch.tensor([first + 1, last + 1])).tolist()
             span, mask = slice(low, count + high), None
             if low < high:  # keys whose carry depends on the query: twice among these, at both ends
-                carries = (residues[begin:end, None] < key_residues[low:high]).to(device)
+                carries = residues[begin:end, None] < key_residues[low:high]
                 mask = Mask(rows.new_zeros(end - begin, span.stop - span.start), None)
                 mask.added[:, : high - low].masked_fill_(~carries, -math.inf)
                 mask.added[:, low - high :].masked_fill_(carries, -math.inf)

@@ -5,11 +5,41 @@ import numpy as np
 import oracle
 import torch
 from tiny import tokens
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import mesa
+from mesa.engine.rope import RotaryLayout, Rotation
+from mesa.plan import Constant, Region, Stepped
 
 PROMPT, STEPS, DIM = 58, 2, 8
+
+
+FORTY = (0, 40), (0, 40)
+OF_OTHERS = {
+    "the first part has all queries but one": (
+        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=1),
+        Region(*FORTY, farthest=0),
+    ),
+    "a window that ends before the text": (
+        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=6),
+        Region((0, 40), (0, 20), farthest=5),
+        Region((0, 40), (20, 40), farthest=5),
+    ),
+    "keys at two positions": (
+        Region(*FORTY, holds=lambda _, key: key % 5 == 0, farthest=11),
+        Region(*FORTY, key_position=Stepped(3), holds=lambda _, key: key % 5 != 0, farthest=11),
+    ),
+    "chunks at two positions": (Region((0, 20), (0, 20)), Region((20, 40), (20, 40), key_position=Stepped(3))),
+}
+"""Regions as our methods have none."""
+
+
+def rotate():
+    """Llama's rotation."""
+    config = LlamaConfig(hidden_size=2 * DIM, num_attention_heads=2)
+    own = LlamaRotaryEmbedding(config)
+    return Rotation(RotaryLayout(0, len(own.inv_freq)), own.inv_freq)
 
 
 def states(length, heads=2, key_heads=2, start=0, first_key=0, batch=1):

@@ -5,21 +5,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from attended import DIM, states
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from attended import DIM, OF_OTHERS, rotate, states
 
 from mesa.engine import attention
-from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import AttendedBlock, Schedule, calls
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
-from mesa.plan import Constant, Plan, Region, Stepped, token_index
-
-
-def rotate():
-    config = LlamaConfig(hidden_size=2 * DIM, num_attention_heads=2)
-    own = LlamaRotaryEmbedding(config)
-    return Rotation(RotaryLayout(0, len(own.inv_freq)), own.inv_freq)
+from mesa.plan import Plan, Region, token_index
 
 
 def run(executor, method, tensors, start, prompt, slopes=None):
@@ -103,26 +94,6 @@ def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
         expected = region.contains(tokens[:, None], tokens[None, :])
         expected[:start] = False
         assert (covered == expected).all()
-
-
-FORTY = (0, 40), (0, 40)
-OF_OTHERS = {
-    "the first part has all queries but one": (
-        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=1),
-        Region(*FORTY, farthest=0),
-    ),
-    "a window that ends before the text": (
-        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=6),
-        Region((0, 40), (0, 20), farthest=5),
-        Region((0, 40), (20, 40), farthest=5),
-    ),
-    "keys at two positions": (
-        Region(*FORTY, holds=lambda _, key: key % 5 == 0, farthest=11),
-        Region(*FORTY, key_position=Stepped(3), holds=lambda _, key: key % 5 != 0, farthest=11),
-    ),
-    "chunks at two positions": (Region((0, 20), (0, 20)), Region((20, 40), (20, 40), key_position=Stepped(3))),
-}
-"""Regions as our methods have none."""
 
 
 @pytest.mark.parametrize("name", list(OF_OTHERS))

@@ -1,0 +1,165 @@
+"""A plan's calls as data: what its regions are to a kernel that knows windows, however many of them it does at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mesa.plan import Plan, Position, Region, Scale, Stepped, token_index
+
+
+class Span(NamedTuple):
+    """Queries and keys by index: query t sees key i where nearest <= t - i <= farthest, if `holds` says so too.
+
+    Every query sees a key, but for what `holds` says.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    nearest: int
+    farthest: int | None
+    holds: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many keys a query sees before and after its own, -1 for all; the last key is the last query's own."""
+        (first, end), (first_key, end_key) = self.queries, self.keys
+        back = end - end_key
+        left = -1 if self.farthest is None or end - 1 - first_key <= self.farthest else self.farthest - back
+        return left, -1 if first - end_key + 1 >= self.nearest else back - self.nearest
+
+    def joined(self, other: Span) -> bool:
+        """Whether a kernel does the other one in the same launch: it comes next and looks alike."""
+        follows = self.queries[1] == other.queries[0] and self.keys[1] == other.keys[0]
+        return follows and self.holds is None and other.holds is None and self.window == other.window
+
+    def seen(self, query: Any, key: Any) -> Any:
+        """Whether queries see keys (elementwise for arrays)."""
+        distance = query - key
+        inside = distance >= self.nearest
+        if self.farthest is not None:
+            inside = inside & (distance <= self.farthest)
+        return inside if self.holds is None else inside & self.holds(query, key)
+
+
+def sides_of(spans: Sequence[Span]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """From the first query of several spans to the last one's end, and so of keys."""
+    return (spans[0].queries[0], spans[-1].queries[1]), (spans[0].keys[0], spans[-1].keys[1])
+
+
+def span_of(region: Region, begin: int, end: int, first_key: int) -> Span | None:
+    """A region's span of the queries begin .. end - 1 and the keys from `first_key` on; None where it has no pair."""
+    low, high = max(region.keys[0], first_key), region.keys[1]
+    begin, end = max(region.queries[0], begin, low + region.nearest), min(region.queries[1], end)
+    if region.farthest is not None:
+        end, low = min(end, high + region.farthest), max(low, begin - region.farthest)
+    high = min(high, end - region.nearest)
+    if begin >= end or low >= high:
+        return None
+    return Span((begin, end), (low, high), region.nearest, region.farthest, region.holds)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A function of token indices (numpy) that is another one in each range of them; 0 elsewhere, or `otherwise`."""
+
+    pieces: tuple[tuple[tuple[int, int], Callable[[Any], Any]], ...]
+    otherwise: float = 0.0
+
+    def __call__(self, index: Any) -> Any:
+        """The values, in the shape of `index`."""
+        result = np.full(np.shape(index), self.otherwise)
+        for (begin, end), function in self.pieces:
+            inside = (index >= begin) & (index < end)
+            result[inside] = function(index[inside])
+        return result
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A position less an integer."""
+
+    position: Position
+    by: int
+
+    def __call__(self, index: Any) -> Any:
+        """The positions, in the shape of `index`."""
+        return self.position(index) - self.by
+
+
+class Part(NamedTuple):
+    """Spans in none of which a query is twice, and where their queries and keys are placed and scaled."""
+
+    spans: tuple[Span, ...]
+    query_position: Position
+    query_scale: Scale | None
+    key_position: Position
+    key_scale: Scale | None
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        """From the first query to the end."""
+        return self.spans[0].queries[0], self.spans[-1].queries[1]
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """From the first key to the end."""
+        return min(span.keys[0] for span in self.spans), max(span.keys[1] for span in self.spans)
+
+    @property
+    def runs(self) -> Iterator[tuple[Span, ...]]:
+        """The spans of each launch."""
+        run = self.spans[:1]
+        for span in self.spans[1:]:
+            if not run[-1].joined(span):
+                yield run
+                run = ()
+            run = *run, span
+        yield run
+
+
+def parts(plan: Plan, begin: int, end: int, first_key: int) -> list[Part]:
+    """The parts of the queries begin .. end - 1 and the keys from `first_key` on, each pair in one of them."""
+    groups: list[tuple[Any, list[tuple[Region, Position, Span]]]] = []
+    for region in plan.regions:
+        span = span_of(region, begin, min(end, plan.length), first_key)
+        if span is None:
+            continue
+        query_position, key_position = _aligned(region)
+        place = key_position, region.key_scale
+        into = next((held for at, held in groups if at == place and held[-1][2].queries[1] <= span.queries[0]), None)
+        if into is None:
+            groups.append((place, into := []))
+        into.append((region, query_position, span))
+    return [_part(held, *place) for place, held in groups]
+
+
+def _part(held: Sequence[tuple[Region, Position, Span]], key_position: Position, key_scale: Scale | None) -> Part:
+    positions, scales, spans = {}, {}, list[Span]()
+    for region, position, span in held:
+        positions[span.queries], scales[span.queries] = position, region.query_scale
+        last = spans[-1] if spans else None
+        alike = last and last.holds is span.holds is None and last.window == span.window == (-1, -1)
+        if last and alike and (last.keys, last.queries[1]) == (span.keys, span.queries[0]):  # one rectangle
+            spans[-1] = span._replace(queries=(last.queries[0], span.queries[1]), nearest=0, farthest=None)
+        else:
+            spans.append(span)
+    scaled = {rows: scale for rows, scale in scales.items() if scale is not None}
+    return Part(tuple(spans), _joined(positions, positions), _joined(scaled, scales, 1.0), key_position, key_scale)
+
+
+def _joined(pieces: dict[tuple[int, int], Any], ranges: dict[tuple[int, int], Any], otherwise: float = 0.0) -> Any:
+    if len(pieces) == len(ranges) and len(set(pieces.values())) == 1:
+        return next(iter(pieces.values()))
+    return Piecewise(tuple(pieces.items()), otherwise) if pieces else None
+
+
+def _aligned(region: Region) -> tuple[Position, Position]:
+    """Positions of queries and of keys, those moved where these are indices that are moved."""
+    query, key = region.query_position, region.key_position
+    if isinstance(key, Stepped) and key.width == 1:
+        return Moved(query, key.shift + key.offset), token_index
+    return query, key

@@ -1,0 +1,221 @@
+"""The executor of devices other than CPUs, on a CPU: by stand-ins of its kernels, against the pair-by-pair oracle.
+
+A window off by one moves these outputs by more than 1e-3.
+"""
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import tiny
+import torch
+from attended import DIM, OF_OTHERS, rotate, states
+from transformers import DynamicCache
+
+import mesa
+from mesa.engine import attention, launched, rope, schedule
+from mesa.engine.schedule import Schedule
+from mesa.engine.spans import parts
+from mesa.methods.chunked import MesaExtrapolation
+from mesa.plan import Plan, token_index
+
+
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa):
+    """What PyTorch's promises, text by text, slowly: windows from the bottom right, key heads for several queries."""
+    assert return_aux.lse
+    assert enable_gqa
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert all(part.dim() == 3 and part.stride(-1) == 1 for part in (query, key, value))
+    assert (len(query), len(key)) == (cu_seq_q[-1], cu_seq_k[-1])
+    assert (max_q, max_k) == (cu_seq_q.diff().max(), cu_seq_k.diff().max())
+    group, (left, right), results = query.shape[1] // key.shape[1], window_size, []
+    for (begin, end), (low, high) in zip(
+        cu_seq_q.unfold(0, 2, 1).tolist(), cu_seq_k.unfold(0, 2, 1).tolist(), strict=True
+    ):
+        keys, values = (part[low:high].repeat_interleave(group, 1).double() for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), keys) * scale
+        own = torch.arange(end - begin)[:, None] + (high - low) - (end - begin)
+        seen = torch.ones(end - begin, high - low, dtype=torch.bool)
+        if left >= 0:
+            seen &= torch.arange(high - low) >= own - left
+        if right >= 0:
+            seen &= torch.arange(high - low) <= own + right
+        assert seen.any(1).all()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        results.append((torch.einsum("hqk,khd->qhd", scores.softmax(-1), values), scores.logsumexp(-1)))
+    outputs, log_sums = zip(*results, strict=True)
+    return torch.cat(outputs).to(query.dtype), torch.cat(log_sums, 1).to(
+        torch.promote_types(query.dtype, torch.float32)
+    )
+
+
+def varlen_attn_out(out, *args, **kwargs):
+    output, log_sum = varlen_attn(*args, **kwargs)
+    return out.copy_(output), log_sum
+
+
+KERNELS = [launched.by_varlen, launched.by_flex, launched.by_operations]
+
+
+@pytest.fixture(params=KERNELS, ids=lambda kernel: kernel.__name__)
+def kernel(request, monkeypatch):
+    """The kernel that does what it can, in float64, few queries at a time."""
+
+    def takes(kernel, query, spans, scoring):
+        plain = spans[0].holds is None and scoring.plain
+        return kernel is request.param and (kernel is not launched.by_varlen or plain)
+
+    monkeypatch.setattr(launched, "takes", takes)
+    monkeypatch.setattr(launched, "agrees", lambda *_: True)
+    monkeypatch.setattr(launched, "_LEAST", 11)
+    monkeypatch.setattr(launched.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(launched.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
+    monkeypatch.setattr(launched.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    return request.param
+
+
+def run(method, tensors, start, prompt, slopes=None, **scoring):
+    query, key, value = tensors
+    length, cached, turn = key.shape[2], method.cached_position, None
+    if slopes is None:
+        turn, index = rotate(), torch.arange(length)
+        query, key = (turn(part, cached(index), Plan(length, ())) for part in (query, key))
+    slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
+    bound = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes, **scoring)
+    with torch.no_grad():
+        return [each(bound, query[:, :, start:], key, value, DIM**-0.5) for each in (dense, launched.launched)]
+
+
+def dense(*given):
+    return attention.dense(*given)[0]
+
+
+@pytest.mark.parametrize("slopes", [None, (0.7, 0.05)])
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
+    length, prompt = 61, 55
+    tensors, method = states(length), cases.method(name, log_n=True)
+    parameters = cases.oracle_parameters(name) | {"trained": cases.TRAINED, "prompt": prompt, "log_n": True}
+    arrays = [tensor[0].numpy() for tensor in tensors]
+    expected = np.stack(
+        [
+            oracle.attention(name, *(array[head] for array in arrays), slope=slope, **parameters)
+            for head, slope in enumerate(slopes or (None, None))
+        ]
+    )
+    for start in (0, 13, 60):
+        got = run(method, tensors, start, prompt, slopes)[1][0].numpy()
+        np.testing.assert_allclose(got, expected[:, start:], atol=5e-5)
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_grouped_heads_in_a_batch_with_soft_caps_and_sinks_equal_dense(name, kernel):
+    tensors = states(83, heads=4, key_heads=2, batch=3)
+    for scoring in ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}):
+        expected, got = run(cases.method(name), tensors, 0, 80, **scoring)
+        torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(OF_OTHERS))
+@pytest.mark.parametrize("start", [0, 20, 24, 38, 39])
+def test_plans_of_others_equal_dense(name, start, kernel):
+    query, key, value = states(40)
+    bound = Schedule(Plan(40, OF_OTHERS[name]), start, token_index, rotate())
+    expected, got = (each(bound, query[:, :, start:], key, value, 0.5) for each in (dense, launched.launched))
+    torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("begin", "end", "first_key"), [(0, 61, 0), (13, 40, 0), (40, 61, 17), (60, 61, 0)])
+def test_parts_cover_every_pair_of_every_region_once(name, begin, end, first_key):
+    plan, tokens = cases.method(name).plan(61, 55), np.arange(61)
+    covered, expected = np.zeros((61, 61), int), np.zeros((61, 61), int)
+    for part in parts(plan, begin, end, first_key):
+        rows = [row for span in part.spans for row in range(*span.queries)]
+        assert len(rows) == len(set(rows))
+        for span in part.spans:
+            (first, last), (low, high) = span.queries, span.keys
+            seen = span.seen(tokens[first:last, None], tokens[None, low:high])
+            assert span.holds or seen.any(1).all()
+            covered[first:last, low:high] += seen
+    for region in plan.regions:
+        expected += region.contains(tokens[:, None], tokens[None, :])
+    expected[:begin] = expected[end:] = expected[:, :first_key] = 0
+    assert (covered == expected).all()
+
+
+def test_mesas_chunks_are_one_launch():
+    plan = MesaExtrapolation(trained_length=512).plan(8192)
+    own, first, *others = parts(plan, 0, 8192, 0)
+    assert [len(run) for run in own.runs] == [18, 1]
+    assert [len(run) for run in first.runs] == [1]
+    assert len(others) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch):
+    device, right = torch.device("cpu"), launched.by_operations
+
+    def too_wide(query, key, value, spans, *given):
+        wider = [span._replace(farthest=span.farthest and span.farthest + 1) for span in spans]
+        return right(query, key, value, wider, *given)
+
+    def refuses(*given):
+        raise RuntimeError("no kernel for this device")
+
+    monkeypatch.setattr(launched, "_AGREES", {})
+    monkeypatch.setattr(launched, "takes", lambda *_: True)
+    assert launched.agrees(right, device, dtype, 64)
+    for wrong, message in ((too_wide, "a band: output off"), (refuses, "no kernel for this device")):
+        with pytest.warns(UserWarning, match=message):
+            assert not launched.agrees(wrong, device, dtype, 64)
+        assert not launched.agrees(wrong, device, dtype, 64)
+
+
+def test_lack_of_memory_in_the_trial_is_not_kept(monkeypatch):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(launched, "_AGREES", {})
+    monkeypatch.setattr(launched, "takes", lambda *_: True)
+    assert not launched.agrees(full, torch.device("cpu"), torch.float32, 64)
+    assert not launched._AGREES
+
+
+@pytest.mark.parametrize("span", [span for spans in launched.TRIALS.values() for span in spans])
+def test_blocks_left_out_and_read_whole_are_so(span):
+    blocks = launched.blocks_of(span, torch.device("cpu"))
+    (begin, end), (low, high) = span.queries, span.keys
+    seen = torch.as_tensor(span.seen(torch.arange(begin, end)[:, None], torch.arange(low, high)))
+    some, whole = torch.zeros_like(seen), torch.zeros_like(seen)
+    assert blocks.full_kv_num_blocks is not None
+    assert blocks.full_kv_indices is not None
+    for counts, order, into in (
+        (blocks.kv_num_blocks, blocks.kv_indices, some),
+        (blocks.full_kv_num_blocks, blocks.full_kv_indices, whole),
+    ):
+        for row, (count, columns) in enumerate(zip(counts[0, 0].tolist(), order[0, 0].tolist(), strict=True)):
+            for column in columns[:count]:
+                into[row * 128 : row * 128 + 128, column * 128 : column * 128 + 128] = True
+    assert not (some & whole).any()
+    assert not (seen & ~some & ~whole).any()
+    assert seen[whole].all()
+
+
+@pytest.mark.parametrize("name", ["origin", "rerope", "dynamic-ntk", "lampe", "mesa"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-5), (torch.bfloat16, 0.06)])
+def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance, monkeypatch):
+    """Rotations, masks and single queries too; without a method logits are off by more than 0.3."""
+    model, ids, mask = tiny.model().to(dtype), tiny.tokens(2, 84), torch.ones(2, 84, dtype=torch.long)
+    mask[1, :9], results = 0, []
+    monkeypatch.setattr(schedule, "HALVED", 16)
+    for device in ("cpu", "launches"):
+        for module in (attention, rope, schedule) if device == "launches" else ():
+            monkeypatch.setattr(module, "by_launches", lambda _: True)
+        with mesa.applied(model, cases.method(name)), torch.no_grad():
+            cache, parts = DynamicCache(), []
+            for begin, end in ((0, 80), (80, 81), (81, 82), (82, 84)):
+                given = {"attention_mask": mask[:, :end], "past_key_values": cache}
+                parts.append(model(ids[:, begin:end], **given).logits[mask[:, begin:end].bool()])
+        results.append(torch.cat(parts))
+    torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
