@@ -82,7 +82,7 @@ def test_the_page_says_what_it_leaves_out_what_z_is_and_how_well_the_law_fits(op
     assert "Not predicted: yarn: rotary frequencies are changed." in texts
     assert "Z is their weighted number: each counts (distance - M + 1)^p." in texts
     assert "Here p = 0.5 [0.4, 0.6], so both their number and their distance count." in texts
-    assert "Misfit of the law to the 9 gaps that it was fitted to: 0.07 nats/token" in texts
+    assert "Misfit of the law to the 9 position gaps that it was fitted to: 0.07 nats/token" in texts
 
 
 def test_log_n_is_not_predicted_where_it_was_not_measured(opened):

@@ -89,7 +89,7 @@ def kind_sentence(kind: FarKeyCosts | None, fails: int | None) -> str:
     if kind is None:
         return ""
     one, both = (shown(cost.value, *cost.ends, "+z.2f") for cost in (kind.one_key, kind.all_keys))
-    costs = f"one ordinary key moved to {kind.distance:z.1f} M costs {one} nats/token, {kind.keys} keys {both}."
+    costs = f"one ordinary key moved to {kind.distance:z.1f}x M costs {one} nats/token, {kind.keys} keys {both}."
     if kind.few is None:
         return f"Whether a few far keys are enough on this model cannot be told: {costs}"
     if kind.few:

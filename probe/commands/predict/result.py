@@ -91,7 +91,7 @@ class Misfit:
     def __str__(self) -> str:
         """As a sentence."""
         text = (
-            f"Misfit of the law to the {self.gaps} gaps that it was fitted to: {self.rms:z.2f} {self.units} "
+            f"Misfit of the law to the {self.gaps} position gaps that it was fitted to: {self.rms:z.2f} {self.units} "
             f"(rms; the costliest gap costs {self.largest_cost:z.2f})"
         )
         return f"{text}: too large, do not rely on what is predicted." if self.too_large else f"{text}."

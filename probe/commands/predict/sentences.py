@@ -53,13 +53,13 @@ def law_sentences(prediction: Prediction) -> list[str]:
         return []
     fails, (low, high) = law.origin_fails, law.needed_factors
     text = [
-        f"The excess loss of origin over {REFERENCE} is {law.excess.value[-1]:z.2f} nats/token at {longest} tokens; it "
-        f"{'does not fail up to there' if fails is None else f'fails at {fails}'} (M = {trained}, {prediction.texts} "
-        f"texts). A method fails from where its excess loss is {NATS_ABOVE} nats/token or more.",
+        f"The excess loss of origin over {REFERENCE} is {law.excess.value[-1]:z.2f} nats/token at {longest} tokens. "
+        f"origin {'does not fail up to there' if fails is None else f'fails at {fails} tokens'} (M = {trained}, "
+        f"{prediction.texts} texts). A method fails from where its excess loss is {NATS_ABOVE} nats/token or more.",
         "Far keys are those at a distance of M or more. Z is their weighted number: each counts (distance - M + 1)^p. "
         "A method's excess loss is predicted as that of origin at the length where its Z is the same, plus what the "
         "method costs inside M.",
-        f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to gaps, which move "
+        f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to position gaps, which move "
         f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
         f"{law.power_over_masked:z.1f} over the same keys masked).",
     ]
@@ -70,7 +70,7 @@ def law_sentences(prediction: Prediction) -> list[str]:
             f"Where a method multiplies queries by a scale (log n), Z is divided by scale^q; q = {law.scale_power}."
         )
     text.append(
-        f"{prediction.misfit} Single gaps would need {low:.2g} to {high:.2g} times their Z; intervals allow it."
+        f"{prediction.misfit} Single gaps would need {low:.2g} to {high:.2g} times their Z; the intervals allow it."
     )
     if (longest if fails is None else fails) >= FAR_MULTIPLE * trained:
         text.append(

@@ -78,7 +78,9 @@ def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, 
     printed = capsys.readouterr()
     assert "none up to 2048" in printed.out
     misfit = PREDICTION.read(out.parent).misfit
-    assert f"Misfit of the law to the 15 gaps that it was fitted to: {misfit.rms:.2f} nats/token" in printed.out
+    assert (
+        f"Misfit of the law to the 15 position gaps that it was fitted to: {misfit.rms:.2f} nats/token" in printed.out
+    )
     assert 0 < misfit.rms < 0.5
     assert "are left" not in printed.err
 

@@ -321,7 +321,10 @@ def test_what_is_predicted_stands_beside_the_drift_onset_with_the_misfit_of_the_
     at = cells(result)["mesa"]
     assert (at["predicted failure"], at["drift onset"]) == ("200 [180, none up to 320]", "none up to 320")
     (note,) = [note for note in result["notes"] if note.startswith("Predicted failure:")]
-    assert "the 6 gaps that it was fitted to: 0.61 nats/token (rms; the costliest gap costs 4.20): too large" in note
+    assert (
+        "the 6 position gaps that it was fitted to: 0.61 nats/token (rms; the costliest gap costs 4.20): too large"
+        in note
+    )
 
 
 @pytest.mark.parametrize(
