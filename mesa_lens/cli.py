@@ -82,7 +82,7 @@ def parser() -> Parser:
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",
-        description="At which length does a language model break, where inside does it show, which method fixes it?",
+        description="At which length does a language model fail, which method fixes it, where inside does it arise?",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")

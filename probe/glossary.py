@@ -18,7 +18,7 @@ THRESHOLD_DIM = (
     "clearly and lastingly to the other side beyond M; the value at M is its threshold."
 )
 TERMS = {
-    "M": "The length that the model was trained on, in tokens; also called its trained window.",
+    "M": "The length that the model was trained on, in tokens: its trained length, or trained window.",
     "origin": "The unmodified model. Every other method changes what its attention sees, and trains nothing.",
     "crop": "The unmodified model on the last M tokens of the prompt alone: the baseline of every method.",
     "truncation": "The baseline of every method, crop: the unmodified model on the last M tokens of the prompt alone.",
@@ -31,6 +31,10 @@ TERMS = {
     "of the passkeys are found. (a, b]: after a and at most at b tokens.",
     "predicted failure": "The length from which on `mesa-lens predict` computes a loss 0.5 nats/token "
     "above lm-infinite's.",
+    "longest passing length": "The longest measured length at which a method does not fail.",
+    "excess loss": "The loss of the unmodified model beyond M, minus that of a method on the same tokens.",
+    "loss recovered": "The share of the excess loss that is gone with the method in one layer or head alone.",
+    "L0H7": "Head 7 of layer 0, both counted from 0.",
     "drift onset": "Where hidden states first leave the range that they have inside the trained window.",
     "threshold onset": "Where most of the best threshold dims have crossed their thresholds.",
     "drift": "Hidden states leave the range that they have inside the trained window.",

@@ -89,7 +89,7 @@ class WindowEstimate:
 
     def table(self) -> str:
         """A line a length."""
-        lines = [f"{'tokens':>8}  {'NLL':>6}  less the best shorter one's [95%]"]
+        lines = [f"{'tokens':>8}  {'NLL':>6}  minus the best shorter one's [95%]"]
         for at in self.compared:
             less = "" if at.best is None else f"{shown(at.difference, at.low, at.high, '+z.3f')} ({at.best})"
             lines.append(f"{at.length:>8}  {at.nll:>z6.2f}  {less}".rstrip())

@@ -34,7 +34,9 @@ def page(context: Context) -> None:
         ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
     default = [name for name, entry in others.items() if can_open(entry)][:1]
-    names = st.multiselect("Beside", list(others), default, key="with", bind="query-params", filter_mode="contains")
+    names = st.multiselect(
+        "Compare with", list(others), default, key="with", bind="query-params", filter_mode="contains"
+    )
     runs = {context.run.name: _read(context.run)}
     for name in names:
         try:

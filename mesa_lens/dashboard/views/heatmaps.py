@@ -86,7 +86,7 @@ def _methods(run: Run, first: str) -> tuple[list[str], str | None]:
     """The methods, and the one that is subtracted."""
     left, right = st.columns(2)
     names = run.hidden["method"].values.tolist()
-    options, meaning = [_NOTHING, *names], "Shows the difference to this method"
+    options, meaning = [_NOTHING, *names], "Shows values minus this method's"
     minus = right.selectbox("Minus", options, options.index(first), key="minus", bind="query-params", help=meaning)
     chosen = left.multiselect("Methods", names, names[: heatmap.FIRST_METHODS], key="methods", bind="query-params")
     return [name for name in chosen if name != minus], None if minus == _NOTHING else str(minus)

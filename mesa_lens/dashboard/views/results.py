@@ -48,7 +48,7 @@ def _evaluation(result: Evaluated, stem: str) -> None:
         st.markdown(ui.plain(sentence))
     differences = list(difference_tables(result.cells))
     if differences:
-        st.subheader("Differences to the reference", anchor=False)
+        st.subheader("Scores minus the reference's", anchor=False)
         for values in differences:
             ui.table(values)
         st.subheader("Scores over length", anchor=False)

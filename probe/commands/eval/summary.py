@@ -75,7 +75,7 @@ def difference_tables(cells: Sequence[Cell]) -> Iterator[Table]:
         if pairs:
             compared = [replace(cell, mean=less.mean, low=less.low, high=less.high, n=less.n) for cell, less in pairs]
             same = f"{pairs[0][1].reference} on the same {_counts(compared)}"
-            title = f"{_title(compared)}; difference to {same} [95% interval, paired]"
+            title = f"{_title(compared)}; minus {same} [95% interval, paired]"
             yield _table(title, compared, f"+z.{places(group) + 1}f")
 
 

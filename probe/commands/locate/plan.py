@@ -100,7 +100,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
     lengths = sorted(request.lengths or (4 * trained,))
     if lengths[0] <= trained:
-        raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing breaks there")
+        raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing fails there")
     check_prompts(lengths[-1], request.samples)
     for length in lengths if "clamp" in request.kinds else ():
         check_positions(range(length), trained, CrossingRule.scaled(trained))

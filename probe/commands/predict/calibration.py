@@ -166,7 +166,7 @@ class Calibration:
         broken = quarters(self.losses[gap_name(), self.tokens] - self.losses[gap_name(half), self.tokens])
         if broken.mean() >= NATS_ABOVE / 2 and _is_above_zero(broken):
             return (
-                f"{ORIGIN} is already broken inside M = {self.trained_length}: without the first {half} of "
+                f"{ORIGIN} already fails inside M = {self.trained_length}: without the first {half} of "
                 f"{self.tokens} tokens it does better ({_shown(broken)}; {self.texts} texts); check --trained-length"
             )
         excess = quarters(self.differences()[:, end - last : end])

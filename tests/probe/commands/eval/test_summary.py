@@ -107,7 +107,7 @@ def test_tables_have_methods_down_and_lengths_across(cells):
         "mesa    1.00  1.00 [0.34, 1.00]",
         "origin  -     0.50 [0.09, 0.91]",
         "",
-        "passkey, accuracy (share found); difference to origin on the same 2 [95% interval, paired]",
+        "passkey, accuracy (share found); minus origin on the same 2 [95% interval, paired]",
         "method  256",
         "mesa    +0.500 [-0.563, +1.000]",
         "",
@@ -116,7 +116,7 @@ def test_tables_have_methods_down_and_lengths_across(cells):
         "origin  1.50 [-4.85, 7.85]",
         "mesa    2.05 [-4.94, 9.04]",
         "",
-        "nll (nats/token); difference to origin on the same 2 [95% interval, paired]",
+        "nll (nats/token); minus origin on the same 2 [95% interval, paired]",
         "method  128",
         "mesa    +0.550 [-0.085, +1.185]",
     ]

@@ -114,7 +114,7 @@ def test_a_model_that_does_better_without_half_of_its_window_is_refused():
     for key in losses:
         if key[0].startswith(("gap ", "no gap")):
             losses[key] = losses[key] + 0.4
-    assert f"origin is already broken inside M = {M}" in Calibration.of(M, M, LONGEST, losses).refusal()
+    assert f"origin already fails inside M = {M}" in Calibration.of(M, M, LONGEST, losses).refusal()
 
 
 def test_gaps_that_follow_the_law_ask_for_no_other_factor_and_those_that_do_not_for_one():
