@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from mesa.checkpoints.fitting import check_stored, within
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
-from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, placed
+from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, place_with_options
 from mesa.constructed import ConstructedConfig  # transformers knows them from then on
 from mesa.errors import NotFound, Refused
 from mesa.finite import check_finite
@@ -94,7 +94,7 @@ def load(
         (256, [0, 945, 844])
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
-    place, options = placed(name, revision, trust_remote_code)
+    place, options = place_with_options(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer", "weights"):
         config, stated = _config(place, options)
         tokenizer = _tokenizer(place, options)
@@ -190,7 +190,7 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place, options = placed(name, revision, trust_remote_code)
+    place, options = place_with_options(name, revision, trust_remote_code)
     with _loading(name, place):
         return _config(place, options)[0]
 
@@ -235,7 +235,7 @@ def _folder(place: Place, options: Mapping[str, Any]) -> Path:
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
-    place, options = placed(name, revision, trust_remote_code)
+    place, options = place_with_options(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer"):
         tokenizer, config = _tokenizer(place, options), _config(place, options)[0]
     return within(name, tokenizer, getattr(config, "vocab_size", None))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from mesa.checkpoints.place import placed
+from mesa.checkpoints.place import place_with_options
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
 from mesa.support import check_config, length_choice
@@ -103,7 +103,7 @@ class ModelOptions:
 
     def check_names(self) -> None:
         """Raises, before torch is loaded, for a model that is not there."""
-        placed(self.model, **self.source)
+        place_with_options(self.model, **self.source)
 
 
 @dataclass(frozen=True)

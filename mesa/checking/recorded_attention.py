@@ -149,7 +149,7 @@ def before_rotation(model: Any, ids: Tensor, calls: Calls) -> Sequence[Attention
 
     def at_zero(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         zeros = torch.zeros(1, ids.shape[1], dtype=torch.long, device=ids.device)
-        return (), structure.placed(module, args, kwargs, zeros)
+        return (), structure.with_positions(module, args, kwargs, zeros)
 
     modules = structure.paths(decoder)
     handles = [

@@ -74,7 +74,7 @@ def place_of(name: str) -> Place:
     return Place(str(folder) if looks_local else place, revision=revision, quantization=origin.get("quantization"))
 
 
-def placed(
+def place_with_options(
     name: str, revision: str | None = None, trust_remote_code: bool | None = None
 ) -> tuple[Place, dict[str, Any]]:
     """A model's place, and what transformers' `from_pretrained` is told beside it; loads no torch.

@@ -19,7 +19,9 @@ from mesa.outside import cache_in
 def forwards_replaced(attachment: Any) -> AbstractContextManager[None]:
     """Every ALiBi attention module calls a `plug.Attachment` for as long as this lasts."""
     modules = alibi_modules(attachment.decoder)
-    return replaced(*((part, _place(part), partial(forward, attachment, part)) for part, forward in modules))
+    return replaced(
+        *((part, _forward_attribute(part), partial(forward, attachment, part)) for part, forward in modules)
+    )
 
 
 def alibi_modules(decoder: nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
@@ -29,7 +31,9 @@ def alibi_modules(decoder: nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
         known = next((base for base in type(module).__mro__ if base.__name__ in _FORWARDS), None)
         if known is None:
             continue
-        if type(module).forward is not known.forward or ("forward" in module.__dict__ and _place(module) == "forward"):
+        if type(module).forward is not known.forward or (
+            "forward" in module.__dict__ and _forward_attribute(module) == "forward"
+        ):
             raise Refused(
                 f"a {type(module).__name__} has a forward of its own, which a method would replace; remove it "
                 "(`del module.forward` where it was set on the module), or put what it does into hooks"
@@ -40,7 +44,7 @@ def alibi_modules(decoder: nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
     return modules
 
 
-def _place(module: nn.Module) -> str:
+def _forward_attribute(module: nn.Module) -> str:
     """The attribute that holds what the module computes; accelerate's hooks stand before it."""
     return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
 

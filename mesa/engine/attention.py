@@ -209,7 +209,7 @@ class _Layer:
             output, log_sum = attend(row, column, wide, self.scale, call.causal, mask, lead, self.schedule.softcap)
             if offset is not None:
                 output, log_sum = output[..., : self.query.shape[3]], log_sum + (offset[number] if dim else offset)
-            place = partial(_place, stack, self.schedule.start, dim, number)
+            place = partial(_part_of_stack, stack, self.schedule.start, dim, number)
             self.merged.add(place, output, log_sum, fresh)
 
     def _add_stair(self, region: Region, carried: Region) -> None:
@@ -226,7 +226,7 @@ class _Layer:
             self.merged.add(itemgetter((..., rows, slice(None))), output, log_sum, fresh)
 
 
-def _place(stack: Stack, start: int, dim: int, number: int, whole: Tensor) -> Tensor:
+def _part_of_stack(stack: Stack, start: int, dim: int, number: int, whole: Tensor) -> Tensor:
     """What a stack's calls, of one text or one of them of all texts, are in (batch, head, token, dim)."""
     return stack.cut(whole, start).select(dim, number)
 

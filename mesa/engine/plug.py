@@ -211,7 +211,7 @@ class Attachment:
         place = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(place)
         positions = running.cached if running.padded else running.cached[:1]
-        given = structure.placed(module, args, kwargs, positions)
+        given = structure.with_positions(module, args, kwargs, positions)
         if not (self._frozen[place].by_length and len(running.groups) > 1):
             return self._rotary_output(place, running.groups[:1], given)
         parts = [  # each group chooses its frequencies by its own length

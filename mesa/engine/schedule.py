@@ -283,14 +283,14 @@ class Schedule:
             else (cos.narrow(0, begin - first, end - begin), sin.narrow(0, begin - first, end - begin))
         )
 
-    def placed(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
+    def turned(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to each of some positions: one after the other."""
         turns = self._turned_by(at, begin, end, states.device)
         states = states.repeat(1, 1, len(at), 1) if len(at) > 1 else states
         return states if turns is None or self.turn is None else self.turn(states, turns, self.plan)
 
     def _turned_by(self, at: tuple[Position, ...], begin: int, end: int, device: torch.device) -> Tensor | None:
-        """By how much `placed` turns, (token,); None for nothing."""
+        """By how much `turned` turns, (token,); None for nothing."""
         if self.turn is None or (set(at) == {self.cached} and self.plan.frequency_scale is None):
             return None
         known = (at, begin, end, device)
@@ -320,8 +320,8 @@ class Schedule:
 
     def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
-        placed = self.weighted(self.placed(states, (region.query_position,), begin, end))
-        return self.scaled(placed, region.query_scale, begin, end)
+        turned = self.weighted(self.turned(states, (region.query_position,), begin, end))
+        return self.scaled(turned, region.query_scale, begin, end)
 
     def weighted(self, states: Tensor) -> Tensor:
         """Queries that were turned, times their weight, if any."""
@@ -329,13 +329,13 @@ class Schedule:
 
     def key(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
-        return self.scaled(self.placed(states, (region.key_position,), begin, end), region.key_scale, begin, end)
+        return self.scaled(self.turned(states, (region.key_position,), begin, end), region.key_scale, begin, end)
 
     def keys(self, states: Tensor, stack: Stack) -> Tensor:
         """The keys of a stack whose calls read the same ones, at the positions that each gives them: as `Stack.cut`."""
         at, key_scale = tuple(region.key_position for region in stack.regions), stack.regions[0].key_scale
-        placed = self.placed(self.scaled(states, key_scale, *stack.keys), at, *stack.keys)
-        return placed.unflatten(2, (len(at), -1)).transpose(1, 2)
+        turned = self.turned(self.scaled(states, key_scale, *stack.keys), at, *stack.keys)
+        return turned.unflatten(2, (len(at), -1)).transpose(1, 2)
 
     def query_of(self, state: Tensor, reads: Reads) -> Tensor:
         """The only query (batch, head, 1, dim) as the regions of all parts have it: (batch, head, region, dim)."""

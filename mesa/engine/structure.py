@@ -128,7 +128,7 @@ def requested_kind(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("layer_type")
 
 
-def placed(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> dict[str, Any]:
+def with_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> dict[str, Any]:
     """The arguments of a call of a rotary module, with `positions` (batch, token) in the place of its own."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     given, name = {**dict(zip(names, args, strict=False)), **kwargs}, position_argument(module)
@@ -221,7 +221,7 @@ class _Probe:
             names = [name for name in ("x", "hidden_states") if name in inspect.signature(inner).parameters]
             states = args[0] if args else kwargs[names[0]]
             self.requested.add((self.path_of[id(module)], requested_kind(module, args, kwargs)))
-            given, name = placed(module, args, kwargs, torch.zeros(1, TOKENS)), str(position_argument(module))
+            given, name = with_positions(module, args, kwargs, torch.zeros(1, TOKENS)), str(position_argument(module))
             own = torch.arange(TOKENS, device=states.device)
             rows = torch.stack([torch.zeros_like(own), own])
             at = given[name]
@@ -443,7 +443,7 @@ __all__ = [
     "Structure",
     "known_arguments",
     "paths",
-    "placed",
     "rotaries",
     "structure_of",
+    "with_positions",
 ]

@@ -77,7 +77,7 @@ def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
     return sum(int(min(node.get(name, 0) // need for name, need in needs.items() if need)) for node in nodes)
 
 
-def placed(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
+def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
     """How many workers have a place, at most `workers`, and the bytes that each has beside the weights.
 
     Enough for the largest task and, up to the largest `best_bytes`, what costs no worker. Where no machine holds the

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mesa.errors import Failed
 from probe.experiment.pool import Queue
 from probe.experiment.progress import Progress
-from probe.experiment.ray_cluster import Resources, placed, ray_at
+from probe.experiment.ray_cluster import Resources, ray_at, worker_memory
 from probe.experiment.task import MeasureTask, Task, TaskOutcome, Worker
 from probe.experiment.threads import cpus as local_cpus
 from probe.experiment.threads import worker_threads
@@ -55,7 +55,7 @@ def ray_pool(
         takes = {"CPU": worker_threads(wanted, cpus, threads), "GPU": a_gpu, "memory": worker.source.weights_bytes}
         if a_gpu:  # tasks take memory of the GPUs, which workers report
             tasks = [replace(task, memory_bytes=0, best_bytes=0) for task in tasks]
-        pool = RayPool(ray, worker, takes, *placed(nodes, takes, wanted, tasks), verbose=verbose)
+        pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, tasks), verbose=verbose)
         try:
             pool.wait()
             yield pool

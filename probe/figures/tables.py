@@ -42,13 +42,13 @@ def csv_bytes(numbers: xr.Dataset) -> bytes:
     rows.
     """
     check_size("csv", numbers)
-    frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_place)).reset_index()
+    frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_column_order)).reset_index()
     for name in (name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE):
         frame[name] = _whole(frame[name].to_numpy(float))
     for name in frame.select_dtypes(["float16", "float32"]):
         frame[name] = frame[name].astype(float)
     variables = [str(name) for name in numbers.data_vars]
-    labels = sorted((name for name in frame.columns if name not in (*variables, "row")), key=_place)
+    labels = sorted((name for name in frame.columns if name not in (*variables, "row")), key=_column_order)
     return frame[[*labels, *variables]].to_csv(index=False, lineterminator="\n").encode()
 
 
@@ -91,7 +91,7 @@ def npz_bytes(numbers: xr.Dataset) -> bytes:
     return file.getvalue()
 
 
-def _place(name: str) -> int:
+def _column_order(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 

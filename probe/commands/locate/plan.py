@@ -93,7 +93,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     _check_samples(request)
     config, trained = request.checked_model()
     methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_compared(request, config, trained)}
-    layers, heads = _places(request, config)
+    layers, heads = _layers_and_heads(request, config)
     _check_places(request, config, heads)
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
@@ -134,7 +134,7 @@ def _compared(request: LocateRequest, config: Any, trained: int) -> dict[str, Me
     return methods
 
 
-def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[int, int]]]:
+def _layers_and_heads(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """The layers, and the (layer, head) pairs, to try."""
     layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
     heads, named = config.num_attention_heads, request.heads

@@ -46,7 +46,7 @@ def score_table(findings: Findings) -> Table:
         (
             row.method,
             str(findings.onset_of(row)),
-            *(_number(getattr(row.scores[at], name)) for name, at in _places(findings)),
+            *(_number(getattr(row.scores[at], name)) for name, at in _score_columns(findings)),
         )
         for row in findings.methods
     ]
@@ -67,7 +67,7 @@ def difference_table(findings: Findings) -> Table | None:
     """Each method's scores minus the reference's on the same prompts; None where nothing was compared."""
     rows = []
     for row in findings.methods:
-        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _places(findings)]
+        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _score_columns(findings)]
         if any(less):
             rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
     title = f"scores minus {findings.reference}'s on the same prompts [95% interval, paired]"
@@ -160,7 +160,7 @@ def _drift_onset(onset: DriftOnset | None) -> str:
     return onset.text if onset.layer is None else f"{position(onset)}, layer {onset.layer}"
 
 
-def _places(findings: Findings) -> list[tuple[str, int]]:
+def _score_columns(findings: Findings) -> list[tuple[str, int]]:
     """The scores' names and the lengths that they are of, in the columns' order."""
     return [(name, length) for name in _SCORES.values() for length in findings.methods[0].scores]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probe.experiment.ray_cluster import placed
+from probe.experiment.ray_cluster import worker_memory
 from probe.experiment.task import Task
 
 SMALL, LARGE = Task("a", (1,), memory_bytes=10, best_bytes=40), Task("a", (2,), memory_bytes=100)
@@ -31,17 +31,17 @@ def machine(cpus, gpus, memory):
     ],
 )
 def test_memory_is_shared_among_workers(nodes, workers, tasks, expected):
-    assert placed(nodes, TAKES, workers, tasks) == (len(expected), expected[0])
+    assert worker_memory(nodes, TAKES, workers, tasks) == (len(expected), expected[0])
 
 
 @pytest.mark.parametrize(("node", "gpus", "expected"), [(machine(8, 3, 4000), 2, 1), (machine(8, 1, 4000), 0.5, 2)])
 def test_gpus_limit_the_workers(node, gpus, expected):
-    assert placed([node], {**TAKES, "GPU": gpus}, 4, [SMALL])[0] == expected
+    assert worker_memory([node], {**TAKES, "GPU": gpus}, 4, [SMALL])[0] == expected
 
 
 def test_an_error_names_what_no_machine_has():
     gib = 2**30
     with pytest.raises(MemoryError, match=r"about 3\.0 GiB .* gives 2\.0 GiB; shorten --lengths"):
-        placed([machine(8, 0, gib), machine(8, 0, 2 * gib)], machine(1, 0, 2 * gib), 2, [Task("a", (1,), gib)])
+        worker_memory([machine(8, 0, gib), machine(8, 0, 2 * gib)], machine(1, 0, 2 * gib), 2, [Task("a", (1,), gib)])
     with pytest.raises(MemoryError, match="takes 1 CPUs and 2 GPUs, the machines have 8 CPUs and 1 GPUs"):
-        placed([machine(8, 1, gib)], machine(1, 2, 0), 2, [SMALL])
+        worker_memory([machine(8, 1, gib)], machine(1, 2, 0), 2, [SMALL])
