@@ -94,7 +94,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert drift.startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
     assert located.startswith("rerope in one place only")
     assert "Loss recovered by rerope in one layer alone: layer 2 82%" in shown_texts(app)
-    assert "What does the inside look like?" in shown_texts(app)
+    assert "What do the heads attend to?" in shown_texts(app)
     assert plain(next(iter(anatomy_findings(ANATOMY.find(root / "first"))))) in [mark.value for mark in app.markdown]
     assert "first-repeated-drift-map.csv" in downloads(app)
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text

@@ -20,7 +20,7 @@ FIGURES = {  # one a method and length; locate: by measure as well, where a loss
     "locate": 1 + (3 * 4 - 2) * 4 + 2 * 4,
     "anatomy": 3 * (7 + 8),  # inside M no key is M away
 }
-HEADINGS = {"locate": "Where inside", "anatomy": "Anatomy"}
+HEADINGS = {"locate": "Where inside", "anatomy": "Attention statistics"}
 TABLES = {
     "locate": ("loss_gaps", "effects", "smallest"),
     "anatomy": ("heads", "all_heads", "retrieval", "retrieval_heads"),

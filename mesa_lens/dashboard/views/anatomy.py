@@ -36,5 +36,5 @@ def page(context: Context) -> None:
 def overview(context: Context) -> None:
     """The first finding; nothing where `mesa-lens anatomy` was not run."""
     if anatomy := ANATOMY.find(context.run.path):
-        st.subheader("What does the inside look like?", anchor=False)
+        st.subheader("What do the heads attend to?", anchor=False)
         ui.draw([Section("", anatomy_findings(anatomy)[:1])], "overview")
