@@ -5,6 +5,7 @@ from synthetic import edit, hidden_states, write_run
 
 from probe.commands.probe.report import whole_summary
 from probe.commands.probe.result import SUMMARY, run_summary
+from probe.files import read_result, write_result
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
@@ -36,3 +37,11 @@ def test_a_part_of_a_report_is_none(reported, missing):
 def test_a_damaged_summary_is_none(reported, text):
     (reported / "summary.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert run_summary(reported) is None
+
+
+def test_a_summary_of_an_earlier_version_is_none(reported):
+    summary = read_result(reported / "summary.json")
+    write_result(reported / "summary.json", summary | {"version": 1})
+    assert run_summary(reported) is None
+    write_result(reported / "summary.json", summary)
+    assert run_summary(reported) is not None
