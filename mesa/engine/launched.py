@@ -22,7 +22,7 @@ from mesa.engine.compiled import one_launch
 from mesa.engine.kernels import capped, scores_of
 from mesa.engine.rope import Rotation, turned
 from mesa.engine.schedule import Schedule
-from mesa.engine.spans import Part, Piecewise, Span, sides_of
+from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
 from mesa.plan import Position, Scale
 
 LAUNCHES = 60
@@ -58,7 +58,7 @@ class Scoring:
 
 
 def attend_spans(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scoring: Scoring, known: dict[Any, Any],
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of one launch's spans (query, batch * head, dim), and its log-sum-exp (batch * head, query).
@@ -69,7 +69,7 @@ def attend_spans(
     return kernel_for(query, spans, scoring)(query, key, value, spans, scoring, known, into)
 
 
-def kernel_for(query: Tensor, spans: Sequence[Span], scoring: Scoring) -> Callable[..., tuple[Tensor, Tensor]]:
+def kernel_for(query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> Callable[..., tuple[Tensor, Tensor]]:
     """The first kernel that is one for this and was found to do right on the device."""
     for kernel in (by_varlen, by_flex):
         if takes(kernel, query, spans, scoring) and agrees(kernel, query.device, query.dtype, query.shape[3]):
@@ -77,7 +77,7 @@ def kernel_for(query: Tensor, spans: Sequence[Span], scoring: Scoring) -> Callab
     return by_operations
 
 
-def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[Span], scoring: Scoring) -> bool:
+def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> bool:
     """Whether a kernel is one for this."""
     if query.device.type == "cpu" or query.dtype == torch.float64:
         return False
@@ -88,7 +88,7 @@ def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[Span], scor
 
 
 def by_varlen(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scoring: Scoring, known: dict[Any, Any],
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attend_spans` by PyTorch's flash attention over texts of any lengths; rows of a batch are further heads."""
@@ -117,12 +117,12 @@ def by_varlen(
 
 
 def by_flex(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scoring: Scoring, known: dict[Any, Any],
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attend_spans` by a compiled `flex_attention`, whose blocks are laid out once for all layers."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, span: Span, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
         place = "blocks", span, query.device
         if place not in known:
             known[place] = blocks_of(span, query.device)
@@ -136,12 +136,12 @@ def by_flex(
 
 
 def by_operations(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scoring: Scoring, known: dict[Any, Any],
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attend_spans` in plain operations, some queries at a time."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, span: Span, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
         (begin, end), (low, high), results = span.queries, span.keys, []
         step = max(1, _SCORES // (query.shape[0] * query.shape[1] * (high - low)))
         keys = torch.arange(low, high, device=query.device)
@@ -168,7 +168,7 @@ def by_operations(
 
 
 def _span_by_span(
-    attend: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span],
+    attend: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan],
     scoring: Scoring, into: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What `attend` gives for each span, as `attend_spans`."""
@@ -207,7 +207,7 @@ def _score(scoring: Scoring) -> Callable[..., Tensor]:
     return score
 
 
-def blocks_of(span: Span, device: torch.device) -> flex.BlockMask:
+def blocks_of(span: PairSpan, device: torch.device) -> flex.BlockMask:
     """A span's mask for `flex_attention`: which blocks it leaves out, masks and reads whole, laid out on the host."""
     (begin, end), (low, high) = span.queries, span.keys
     rows, columns = (
@@ -259,18 +259,18 @@ def agrees(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype,
     return _AGREES[place]
 
 
-TRIALS: dict[str, tuple[Span, ...]] = {
-    "two triangles": (Span((0, 150), (0, 150), 0, None), Span((150, 290), (150, 290), 0, None)),
-    "a band": (Span((0, 290), (0, 290), 0, 40),),
-    "a band further back": (Span((30, 290), (0, 280), 10, 40),),
-    "few keys, all but the nearest": (Span((30, 290), (0, 70), 20, None),),
-    "two rectangles": (Span((100, 200), (0, 50), 0, None), Span((200, 290), (50, 100), 0, None)),
-    "a pattern": (Span((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
+TRIALS: dict[str, tuple[PairSpan, ...]] = {
+    "two triangles": (PairSpan((0, 150), (0, 150), 0, None), PairSpan((150, 290), (150, 290), 0, None)),
+    "a band": (PairSpan((0, 290), (0, 290), 0, 40),),
+    "a band further back": (PairSpan((30, 290), (0, 280), 10, 40),),
+    "few keys, all but the nearest": (PairSpan((30, 290), (0, 70), 20, None),),
+    "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
+    "a pattern": (PairSpan((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
 }
 """What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more."""
 
 
-def trial(spans: Sequence[Span], dtype: torch.dtype, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def trial(spans: Sequence[PairSpan], dtype: torch.dtype, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random queries, keys and values for some spans, on the CPU."""
     generator, (queries, keys) = torch.Generator().manual_seed(0), sides_of(spans)
     query, key, value = (

@@ -11,7 +11,7 @@ import numpy as np
 from mesa.plan import Plan, Position, Region, Scale, Stepped, token_index
 
 
-class Span(NamedTuple):
+class PairSpan(NamedTuple):
     """Queries and keys by index: query t sees key i where nearest <= t - i <= farthest, if `holds` says so too.
 
     Every query sees a key, but for what `holds` says.
@@ -31,7 +31,7 @@ class Span(NamedTuple):
         left = -1 if self.farthest is None or end - 1 - first_key <= self.farthest else self.farthest - back
         return left, -1 if first - end_key + 1 >= self.nearest else back - self.nearest
 
-    def joined(self, other: Span) -> bool:
+    def joined(self, other: PairSpan) -> bool:
         """Whether a kernel does the other one in the same launch: it comes next and looks alike."""
         follows = self.queries[1] == other.queries[0] and self.keys[1] == other.keys[0]
         return follows and self.holds is None and other.holds is None and self.window == other.window
@@ -45,12 +45,12 @@ class Span(NamedTuple):
         return inside if self.holds is None else inside & self.holds(query, key)
 
 
-def sides_of(spans: Sequence[Span]) -> tuple[tuple[int, int], tuple[int, int]]:
+def sides_of(spans: Sequence[PairSpan]) -> tuple[tuple[int, int], tuple[int, int]]:
     """From the first query of several spans to the last one's end, and so of keys."""
     return (spans[0].queries[0], spans[-1].queries[1]), (spans[0].keys[0], spans[-1].keys[1])
 
 
-def span_of(region: Region, begin: int, end: int, first_key: int) -> Span | None:
+def span_of(region: Region, begin: int, end: int, first_key: int) -> PairSpan | None:
     """A region's span of the queries begin .. end - 1 and the keys from `first_key` on; None where it has no pair."""
     low, high = max(region.keys[0], first_key), region.keys[1]
     begin, end = max(region.queries[0], begin, low + region.nearest), min(region.queries[1], end)
@@ -59,7 +59,7 @@ def span_of(region: Region, begin: int, end: int, first_key: int) -> Span | None
     high = min(high, end - region.nearest)
     if begin >= end or low >= high:
         return None
-    return Span((begin, end), (low, high), region.nearest, region.farthest, region.holds)
+    return PairSpan((begin, end), (low, high), region.nearest, region.farthest, region.holds)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Piecewise:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Shifted:
     """A position less an integer."""
 
     position: Position
@@ -93,7 +93,7 @@ class Moved:
 class Part(NamedTuple):
     """Spans in none of which a query is twice, and where their queries and keys are placed and scaled."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[PairSpan, ...]
     query_position: Position
     query_scale: Scale | None
     key_position: Position
@@ -110,7 +110,7 @@ class Part(NamedTuple):
         return min(span.keys[0] for span in self.spans), max(span.keys[1] for span in self.spans)
 
     @property
-    def runs(self) -> Iterator[tuple[Span, ...]]:
+    def runs(self) -> Iterator[tuple[PairSpan, ...]]:
         """The spans of each launch."""
         run = self.spans[:1]
         for span in self.spans[1:]:
@@ -123,7 +123,7 @@ class Part(NamedTuple):
 
 def parts(plan: Plan, begin: int, end: int, first_key: int) -> list[Part]:
     """The parts of the queries begin .. end - 1 and the keys from `first_key` on, each pair in one of them."""
-    groups: list[tuple[Any, list[tuple[Region, Position, Span]]]] = []
+    groups: list[tuple[Any, list[tuple[Region, Position, PairSpan]]]] = []
     for region in plan.regions:
         span = span_of(region, begin, min(end, plan.length), first_key)
         if span is None:
@@ -137,8 +137,8 @@ def parts(plan: Plan, begin: int, end: int, first_key: int) -> list[Part]:
     return [_part(held, *place) for place, held in groups]
 
 
-def _part(held: Sequence[tuple[Region, Position, Span]], key_position: Position, key_scale: Scale | None) -> Part:
-    positions, scales, spans = {}, {}, list[Span]()
+def _part(held: Sequence[tuple[Region, Position, PairSpan]], key_position: Position, key_scale: Scale | None) -> Part:
+    positions, scales, spans = {}, {}, list[PairSpan]()
     for region, position, span in held:
         positions[span.queries], scales[span.queries] = position, region.query_scale
         last = spans[-1] if spans else None
@@ -161,5 +161,5 @@ def _aligned(region: Region) -> tuple[Position, Position]:
     """Positions of queries and of keys, those moved where these are indices that are moved."""
     query, key = region.query_position, region.key_position
     if isinstance(key, Stepped) and key.width == 1:
-        return Moved(query, key.shift + key.offset), token_index
+        return Shifted(query, key.shift + key.offset), token_index
     return query, key
