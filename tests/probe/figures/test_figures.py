@@ -137,7 +137,7 @@ def test_a_page_has_a_plot_a_panel_as_narrow_as_a_phone(hidden, crossings):
     text = html_embed(chart)
     assert text.count('class="plotly-graph-div"') == len(chart.panels) == 2
     assert text.count("min-width: 330px") == 2
-    assert text.count("<figcaption") == text.count("<figure ") == text.count('<div class="chart">') == 1
+    assert text.count("<figcaption") == text.count("<figure ") == text.count('<div class="chart"') == 1
     drift = find_drift(hidden, M, reference="origin")
     assert least_width(drift_map(drift)) == 330
 
