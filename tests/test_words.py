@@ -102,6 +102,13 @@ def test_sentences_labels_and_help_have_the_new_words():
     assert not offending
 
 
+def test_heads_are_written_by_one_function():
+    """As L0H7, by `probe.heads.head_name`: no f-string writes 0.7."""
+    dotted = re.compile(r"\{[\w.]*layer\}\.\{[\w.]*head\}")
+    assert dotted.search('f"{row.layer}.{row.head}"')
+    assert not [path for path in product(".py") if dotted.search(path.read_text(encoding="utf-8"))]
+
+
 def test_no_two_classes_share_a_name():
     """A name means one thing; `Run` and such of a public interface too."""
     where: dict[str, set[str]] = {}
