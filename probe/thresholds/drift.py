@@ -128,7 +128,8 @@ def find_drift(
         - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
         - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule
           detects drift between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and
-          either no run from M on does, or more than chance explains
+          either no run from M on does, or more than chance explains, one of them by more than factor * what a random
+          walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
         - `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not
@@ -268,6 +269,8 @@ def _judge(
     passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
     trusted = reliable and limit < rule.most(x.shape[1]) ** 2 and (not out or chance <= rule.chance)
+    if trusted and out:
+        trusted = bool((level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any())
     judged &= trusted
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
@@ -288,6 +291,19 @@ def _judge(
         "false_alarms": _rate(rate),
         "windows": np.isfinite(rate).sum(),
     }
+
+
+def _walk(x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule, width: np.ndarray) -> np.ndarray:
+    """The level of each run, did the states go on from the runs `usable` as a random walk.
+
+    A walk's mean square step grows like the lag; that of noise stays, that of smooth states grows like its square. So
+    the least of it per run, over lags up to half of those runs, is a walk's own, and next to nothing of the others.
+    """
+    levelled = _without_phases(x, runs.position % rule.period, np.flatnonzero(runs.expand(usable)))
+    means = runs.mean(levelled)[usable] / width
+    lags = [2**power for power in range((len(means) // 2).bit_length())]
+    step = min(float(np.square(means[lag:] - means[:-lag]).mean()) / lag for lag in lags)
+    return step * np.abs(runs.begin - runs.begin[usable].mean()) / rule.run
 
 
 def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:

@@ -83,6 +83,28 @@ def test_the_chance_is_how_often_alike_runs_pass_the_limit():
         assert (passed >= least).mean() == pytest.approx(drift.chance_of(least, 128, 64, 4.0), rel=0.1)
 
 
+@pytest.mark.parametrize("share", [0.999, 1])
+def test_states_that_wander_are_not_judged_but_a_shift_among_them_is(share, monkeypatch):
+    """Some of 40 layers leave their range, by no more than a random walk would."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 8 * 256, 32))
+    x[:, 1:] *= (1 - share**2) ** 0.5 if share < 1 else 1
+    for t in range(1, 8 * 256):
+        x[:, t] += share * x[:, t - 1]
+    coords = {"method": ["origin"], "layer": range(40), "position": range(8 * 256), "dim": range(32)}
+    hidden = xr.DataArray(x[None].astype(np.float32), coords, list(coords), name="x")
+    call = drift_onsets(find_drift(hidden, 256))[0]
+    assert call.length is None
+    with monkeypatch.context() as changed:
+        changed.setattr(drift, "_walk", lambda *_: 0.0)
+        wanders = set(drift_onsets(find_drift(hidden, 256))[0].layers)
+    assert wanders
+    assert wanders <= set(call.untrusted)
+    broken = hidden.copy()
+    broken[:, min(wanders), 512:] += 100 if share < 1 else 1000
+    assert list(drift_onsets(find_drift(broken, 256))[0].layers) == [min(wanders)]
+
+
 GROWTHS = {
     **{f"t^{power}": lambda t, power=power: t**power for power in (0.1, 0.25, 0.5, 0.75, 1)},
     "log t": np.log,
