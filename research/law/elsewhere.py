@@ -75,7 +75,7 @@ def main() -> None:
         )
         if (of_curve, of_cost) == ("judged", "judged"):
             stored = np.array([judged["configs"][name]["predicted"] for name in names])
-            print(f"at most {abs(predicted - stored).max():.4f} nats/token from default.json")
+            print(f"at most {abs(predicted - stored).max():z.4f} nats/token from default.json")
     table = pd.DataFrame(rows).round(4)
     table.to_csv(RESULTS / "elsewhere.csv", index=False)
     print(table.to_string(index=False))
