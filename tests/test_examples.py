@@ -21,7 +21,7 @@ from probe.options import options
 PACKAGES = {"mesa": mesa, "probe": probe, "theory": theory}
 PUBLIC = [f"{package}.{name}" for package, module in PACKAGES.items() for name in module.__all__]
 NAMES = {**PACKAGES, "np": np, "xr": xr}
-"""What examples use without an import: docs/api.md says so."""
+"""What examples use without an import; the pages docs/api-*.md say so."""
 FIRST = "probe.run_probe"
 """Its example writes the run that later ones open."""
 
