@@ -36,7 +36,7 @@ def title(summary: Anatomy) -> str:
 
 def sections(summary: Anatomy) -> list[Section]:
     """The whole report: findings, means over heads, every method's maps by length, how each number is made."""
-    places = [place(summary, length, summary.methods) for length in summary.lengths]
+    places = [place(summary, length, list(summary.methods)) for length in summary.lengths]
     definitions = Section("How each number is made", parts=[Section(name, [text]) for name, text in _MADE.items()])
     return [*headline(summary), *(part for part in places if part.parts), definitions, provenance(summary)]
 
