@@ -184,7 +184,7 @@ class Run(reader.StoredRun):
         Examples:
             >>> run = probe.open_run("runs/example")
             >>> run.drift().data["first"].sel(method="origin").values.tolist()  # by layer, in tokens
-            [362.0, nan, 316.0, nan]
+            [nan, nan, 316.0, nan]
         """
         drifts = self.analysis(hook).drifts
         if isinstance(drifts, str):

@@ -143,7 +143,7 @@ def find_drift(
         >>> run = probe.open_run("runs/example")
         >>> drift = probe.find_drift(probe.hook_values(run).sel(prompt="repeated"), run.trained_length)
         >>> drift["first"].sel({"method": "origin"}).values.tolist()  # by layer, in tokens; nan: none
-        [362.0, nan, 316.0, nan]
+        [nan, nan, 316.0, nan]
     """
     rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values
