@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.compiled import by_launches
+from mesa.engine.compiled import by_launches, one_launch
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
 from mesa.engine.launched import launched
 from mesa.engine.rope import biased, with_bias
@@ -259,9 +259,11 @@ def _held(schedule: Schedule, *reads: Read) -> slice:
 
 def _scores(schedule: Schedule, rows: Tensor, keys: Tensor, read: Read, scale: float) -> Tensor:
     """A single query's scores (batch, head, 1, key) in a part, each by the row of the region that holds the key."""
-    accurate = by_launches(rows.device)  # elsewhere the query is short, and in float32
-    part = scores_of(rows, keys) * scale if accurate else scores_of(rows * scale, keys)
-    part = capped(part, schedule.softcap)
+    if by_launches(rows.device):
+        part = scores_of(rows, keys).mul_(scale)
+        part = part if schedule.softcap is None else one_launch(capped, part, schedule.softcap)
+    else:  # the query is short, and in float32
+        part = capped(scores_of(rows * scale, keys), schedule.softcap)
     if read.seen is None:
         return part
     first, *others = part.split(1, 2)

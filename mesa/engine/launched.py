@@ -248,7 +248,7 @@ def agrees(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype,
             error = _error(kernel, device, dtype, dim)
         except torch.OutOfMemoryError:
             return False
-        except (RuntimeError, ValueError, NotImplementedError) as refusal:
+        except (RuntimeError, ValueError, TypeError, AttributeError) as refusal:  # the last two: other versions
             error = str(refusal).partition("\n")[0]
         _AGREES[place] = error is None
         if error is not None:
@@ -330,29 +330,37 @@ class _Layer:
     def turns(self) -> list[tuple[int, int]]:
         """The queries of each turn, as many turns as `LAUNCHES` allow, so that memory is least; the last ones first.
 
-        Keys that are turned for those serve the ones before as well.
+        Keys that are turned for those serve the ones before as well. At least as many turns as queries to a key head,
+        so that what they take is no more than keys and values.
         """
         start, length, known = self.schedule.start, self.schedule.plan.length, self.schedule.known
-        if "turns" not in known:
+        whole = self.schedule.parts(start, length)
+        scoring = Scoring(self.scale, self.schedule.softcap, self.schedule.slopes)
+        direct = bool(whole) and kernel_for(self.query, whole[0].spans, scoring) is by_varlen
+        place = "turns", direct
+        if place not in known:
 
             def cut(count: int) -> list[tuple[int, int]]:
                 size = max(_LEAST, -(-(length - start) // count))
                 return [(begin, min(begin + size, length)) for begin in range(start, length, size)]
 
-            alone = len(parts := self.schedule.parts(start, length)) == 1 and not self._placed(parts[0])[0]
-            few, many = 1, 1 if alone else LAUNCHES
+            few = self.query.shape[1] // self.key.shape[1]
+            many = max(few, LAUNCHES)
+            if direct and len(whole) == 1 and not self._placed(whole[0])[0]:
+                few = many = 1
             while few < many:
                 count = (few + many + 1) // 2
-                fits = sum(self._launches(*turn) for turn in cut(count)) <= LAUNCHES
+                fits = sum(self._launches(*turn, direct) for turn in cut(count)) <= LAUNCHES
                 few, many = (count, many) if fits else (few, count - 1)
-            known["turns"] = cut(few)[::-1]
-        return known["turns"]
+            known[place] = cut(few)[::-1]
+        return known[place]
 
-    def _launches(self, begin: int, end: int) -> int:
-        """About how many launches a turn is."""
+    def _launches(self, begin: int, end: int, direct: bool) -> int:
+        """About how many launches a turn is; direct: the first part's output goes where it belongs by itself."""
         parts = self.schedule.parts(begin, end)
         runs = [sum(1 for _ in part.runs) for part in parts]
-        return sum(map(sum, map(self._placed, parts))) + 2 * sum(runs) - 1 + (self.schedule.sinks is not None)
+        turned = sum(map(sum, map(self._placed, parts)))
+        return turned + 2 * sum(runs) - direct + (self.schedule.sinks is not None)
 
     def _placed(self, part: Part) -> tuple[bool, bool]:
         """Whether a part's queries are turned or scaled, and whether its keys are."""

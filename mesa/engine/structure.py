@@ -7,6 +7,7 @@ on them is compared with the executor's. So a layer that is not understood is an
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -116,21 +117,28 @@ def rotaries(
     return rotaries
 
 
+@functools.lru_cache(maxsize=64)
+def _parameters(function: Any) -> tuple[str, ...]:
+    """The names of a function's parameters, which each pass asks for."""
+    return tuple(inspect.signature(function).parameters)
+
+
 def position_argument(module: Any) -> str | None:
     """The name by which a rotary module's forward takes positions."""
     forward = getattr(module, "_old_forward", None) or type(module).forward
-    return next((name for name in ("position_ids", "positions") if name in inspect.signature(forward).parameters), None)
+    names = _parameters(getattr(forward, "__func__", forward))
+    return next((name for name in ("position_ids", "positions") if name in names), None)
 
 
 def requested_kind(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The kind of layer whose frequencies a call of a rotary module asks for; None where it has one only."""
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    names = _parameters(type(module).forward)[1:]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("layer_type")
 
 
 def with_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> dict[str, Any]:
     """The arguments of a call of a rotary module, with `positions` (batch, token) in the place of its own."""
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    names = _parameters(type(module).forward)[1:]
     given, name = {**dict(zip(names, args, strict=False)), **kwargs}, position_argument(module)
     assert name is not None
     own = given[name]

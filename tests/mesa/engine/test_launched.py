@@ -3,6 +3,8 @@
 A window off by one moves these outputs by more than 1e-3.
 """
 
+import math
+
 import cases
 import numpy as np
 import oracle
@@ -219,3 +221,38 @@ def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance,
                 parts.append(model(ids[:, begin:end], **given).logits[mask[:, begin:end].bool()])
         results.append(torch.cat(parts))
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
+    """Inductor's C++ here, its Triton on a GPU; views of a larger tensor are written in place."""
+    generator, layout = torch.Generator().manual_seed(0), rope.RotaryLayout(0, 32, interleaved)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    for tokens in (300, 417):  # the second is not compiled anew
+        angles, states = random(tokens, 32), random(1, 4, tokens, 64)
+        given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, layout
+        got = torch.compile(rope.turned, dynamic=True)(*given)
+        torch.testing.assert_close(got, rope.turned(*given), atol=1e-5, rtol=0)
+        total, log_sum, part, sinks = (
+            random(500, 8, 64),
+            random(8, 500),
+            (random(tokens, 8, 64), random(8, tokens)),
+            random(8),
+        )
+        log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
+        results = []
+        for merge, sink in (
+            (launched._merge, launched._sink),
+            (torch.compile(launched._merge, dynamic=True), torch.compile(launched._sink, dynamic=True)),
+        ):
+            whole, logs = total.clone(), log_sum.clone()
+            views = whole.narrow(0, 50, tokens), logs.narrow(1, 50, tokens)
+            merge(*views, *part)
+            sink(*views, sinks)
+            results.append((whole, logs))
+        torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
