@@ -174,10 +174,10 @@ def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_pa
 
 
 def test_the_example_selects_from_the_store(folder, monkeypatch):
-    page = (ROOT / "docs/probe.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/run-folder.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(folder)
     names = {}
-    exec(compile(code, "docs/probe.md", "exec"), names)
+    exec(compile(code, "docs/run-folder.md", "exec"), names)
     assert names["after"]["method"].item() == "origin"
     assert dict(names["after"].sizes) == {"prompt": 1, "position": 101, "dim": 12}
