@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.commands.probe.report import Maps, whole_summary, write_figures, write_report
+from probe.commands.probe.report import Maps, charts_of, whole_summary, write_figures, write_report
 from probe.store import store
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
@@ -87,7 +87,12 @@ def main() -> None:
         timed("search", lambda: search(run.hidden[HOOK], trained, CrossingRule.scaled(trained), methods[0]))
         analysis = timed("analyse", lambda: analyse(run))
         maps = timed("pool", lambda: Maps.of(analysis))
-        timed("figures", lambda: write_figures(analysis, whole_summary(analysis), Path(folder) / "figures", maps))
+        timed(
+            "figures",
+            lambda: write_figures(
+                analysis, Path(folder) / "figures", maps, charts_of(analysis, whole_summary(analysis))
+            ),
+        )
         timed("report", lambda: write_report(path))
 
 

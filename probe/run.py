@@ -23,7 +23,7 @@ from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest, places
 from probe.commands.predict.figures import prediction_export
 from probe.commands.predict.result import PREDICTION
-from probe.commands.predict.sentences import sentences
+from probe.commands.predict.sections import sections as prediction_sections
 from probe.commands.probe.report import whole_summary
 from probe.commands.probe.result import Summary, Verdict, run_summary
 from probe.commands.probe.rows import predicted_failure
@@ -340,7 +340,7 @@ class Run(reader.StoredRun):
         """
         prediction = PREDICTION.read(self.folder)
         export = prediction_export(prediction)
-        return Result(export.numbers.get("prediction", xr.Dataset()), "\n\n".join(sentences(prediction)), export)
+        return Result(export.numbers.get("prediction", xr.Dataset()), as_text(prediction_sections(prediction)), export)
 
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""

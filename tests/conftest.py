@@ -47,7 +47,7 @@ def model(tmp_path_factory):
 def undrawn():
     """Reports of runs are written without their folder of figures and their charts, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+        patch.setattr("probe.figures.section.html_embed", lambda _: "<figure >")
         patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
         yield
 

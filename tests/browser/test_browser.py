@@ -41,7 +41,7 @@ def address(tmp_path_factory):
             located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
         with pytest.MonkeyPatch.context() as patch:  # the dashboard shows neither, and they take a minute
-            patch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+            patch.setattr("probe.figures.section.html_embed", lambda _: "")
             patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
             write_report(root / name)
         if name == "second":

@@ -64,7 +64,7 @@ def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
     write_report(folder)
     text = (folder / "report.html").read_text()
     assert HOSTILE not in text
-    order = [text.index(f"<h2>{heading}</h2>") for heading in ("Where inside drift shows", *HEADINGS.values(), "Drift")]
+    order = [text.index(f">{heading}</h2>") for heading in ("Where inside drift shows", *HEADINGS.values(), "Drift")]
     assert order == sorted(order)
     for begin, end, command in zip(order[1:], order[2:], HEADINGS, strict=False):
         section = text[begin:end]

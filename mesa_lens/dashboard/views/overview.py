@@ -12,8 +12,8 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import drifted, opened, summary_of
 from mesa_lens.dashboard.views import anatomy, mechanism
-from probe.commands.probe.report import provenance
 from probe.commands.probe.result import Summary
+from probe.commands.probe.sections import provenance
 from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
 from probe.figures.curves import parted
 from probe.figures.drift import drift_map

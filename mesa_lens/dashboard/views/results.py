@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -9,11 +10,12 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, results, unfinished
-from probe.commands.eval.figures import evaluation_charts, evaluation_numbers
+from probe.commands.eval.figures import evaluation_numbers
 from probe.commands.eval.result import Evaluated, HarnessScores
-from probe.commands.eval.summary import difference_tables, mean_tables
-from probe.commands.eval.text import harness_table, sentences
+from probe.commands.eval.sections import sections
+from probe.commands.eval.text import harness_table
 from probe.figures.export import Export
+from probe.figures.section import figures_of
 
 _HOW = "mesa-lens eval --out {0}/eval"
 
@@ -43,21 +45,13 @@ def page(context: Context) -> None:
 
 
 def _evaluation(result: Evaluated, stem: str) -> None:
-    """Differences to the reference, curves with downloads, and all means in a fold."""
-    for sentence in sentences(result):
-        st.markdown(ui.plain(sentence))
-    differences = list(difference_tables(result.cells))
-    if differences:
-        st.subheader("Scores minus the reference's", anchor=False)
-        for values in differences:
-            ui.table(values)
-        st.subheader("Scores over length", anchor=False)
+    """What the report says, and downloads of each chart."""
+    about, *others = sections(result)
+    ui.draw([replace(about, figures={}), *others[:1]], "")
     numbers = evaluation_numbers(result)
-    for task, chart in evaluation_charts(result).items():
+    for task, chart in figures_of([about]).items():
         key = ui.file_stem(stem, task)
         ui.show(chart, key)
         export = Export({task: chart}, {name: data for name, data in numbers.items() if data.attrs["task"] == task})
         ui.buttons(lambda export=export: export, key, ui.FORMS, ("csv",) if len(export.numbers) > 1 else ())
-    with st.expander("All scores"):
-        for values in mean_tables(result.cells):
-            ui.table(values)
+    ui.draw(others[1:], stem)

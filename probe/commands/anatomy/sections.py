@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from probe.commands.anatomy.figures import STATISTICS, head_map
 from probe.commands.anatomy.result import Anatomy
@@ -64,7 +64,7 @@ def all_heads(summary: Anatomy, lengths: Sequence[int]) -> list[Section]:
     return [Section("All heads", tables=[table])] if rows else []
 
 
-def place(summary: Anatomy, length: int, methods: Sequence[str]) -> Section:
+def place(summary: Anatomy, length: int, methods: Iterable[str]) -> Section:
     """One length: the maps of each method, folded, a part a statistic."""
     by_method = {method: _maps(summary, method, length) for method in methods}
     parts = [Section(method, parts=maps, folded=True) for method, maps in by_method.items() if maps]

@@ -9,9 +9,10 @@ from probe.commands.eval.figures import write_curves
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.report import write_eval_report
 from probe.commands.eval.run import run as run_cells
-from probe.commands.eval.summary import tables
+from probe.commands.eval.summary import score_tables
 from probe.commands.eval.text import notes
 from probe.experiment.run import CommandResult
+from probe.figures.section import Section, as_text
 
 
 def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
@@ -24,6 +25,6 @@ def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
     text = ""
     if summary.cells:
         files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        paragraphs = [tables(summary.cells), "\n".join(notes(summary))]
-        text = "\n\n".join([*filter(None, paragraphs), f"wrote {out}: {files}"])
+        scores = Section(tables=list(score_tables(summary.cells)))
+        text = as_text([scores, Section("", [*notes(summary), f"wrote {out}: {files}"])])
     return CommandResult(summary, text, len(summary.failed), left)

@@ -11,7 +11,7 @@ import numpy as np
 from probe.commands.eval.result import Cell, PairedDifference, Sample
 from probe.statistics import shown
 from probe.store.results import number
-from probe.tables import Table, cross_table, plain_table
+from probe.tables import Table, cross_table
 from probe.tasks.base import EvalTask, Metric
 from probe.tasks.intervals import interval, paired
 
@@ -84,11 +84,6 @@ def places(cells: Sequence[Cell]) -> int:
     means = [abs(cell.mean) for cell in cells if math.isfinite(cell.mean) and cell.mean]
     least, most = (2 - math.floor(math.log10(size)) for size in (max(means, default=1.0), min(means, default=1.0)))
     return max(0, least, min(2, most))
-
-
-def tables(cells: Sequence[Cell]) -> str:
-    """`score_tables` as plain text."""
-    return "\n\n".join(map(plain_table, score_tables(cells)))
 
 
 def measure(cell: Cell) -> str:

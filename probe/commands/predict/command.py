@@ -9,9 +9,10 @@ from probe.commands.predict.plan import PredictPlan
 from probe.commands.predict.prediction import started
 from probe.commands.predict.report import write
 from probe.commands.predict.run import FOLDER, Predict
-from probe.commands.predict.sentences import sentences
+from probe.commands.predict.sections import sections
 from probe.experiment.run import CommandResult
 from probe.experiment.run import run as run_plan
+from probe.figures.section import as_text
 
 
 def run_and_report(plan: PredictPlan, out: Path, **how: Any) -> CommandResult:
@@ -21,4 +22,4 @@ def run_and_report(plan: PredictPlan, out: Path, **how: Any) -> CommandResult:
         return CommandResult(started(plan, left), "", len(failed), str(left))
     prediction, written = write(plan, journal.rows, out)
     files = f"wrote {out / FOLDER}: {', '.join(path.name for path in written)}"
-    return CommandResult(prediction, "\n\n".join([*sentences(prediction), files]), 0, "")
+    return CommandResult(prediction, f"{as_text(sections(prediction))}\n\n{files}", 0, "")

@@ -14,11 +14,13 @@ from probe.commands.predict.prediction import predict, started
 from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.result import PREDICTION, Prediction
 from probe.commands.predict.run import Predict, losses_of
+from probe.commands.predict.sections import sections, title
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.run import run
 from probe.experiment.runner import LOCAL, Runner
 from probe.figures.render import rendered
+from probe.figures.section import page
 from probe.files import write as write_file
 
 
@@ -75,8 +77,8 @@ def write(planned: PredictPlan, rows: JournalRows, out: Path) -> tuple[Predictio
         return prediction, [path]
     paths = [path, *(path.with_suffix(f".{form}") for form in ("csv", "png", "html"))]
     write_file(paths[1], pd.DataFrame(_csv_rows(prediction)).to_csv(index=False).encode())
-    for picture in paths[2:]:
-        write_file(picture, rendered(prediction_chart(prediction), picture.suffix[1:]))
+    write_file(paths[2], rendered(prediction_chart(prediction), "png"))
+    write_file(paths[3], page(title(prediction), sections(prediction)).encode())
     return prediction, paths
 
 

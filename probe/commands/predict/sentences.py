@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 from probe.commands.predict.calibration import ORIGIN, REFERENCE
 from probe.commands.predict.kind import kind_sentence
 from probe.commands.predict.result import MethodPrediction, Prediction
-from probe.tables import Table, filled, plain_table
+from probe.tables import Table
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 
-def sentences(prediction: Prediction) -> Iterator[str]:
-    """The calibration, a table of failure lengths, and how it agrees with what was measured."""
-    if prediction.refusal:
-        yield f"Nothing is predicted: {prediction.refusal}."
-        return
-    yield "\n".join(map(filled, law_sentences(prediction)))
+def failure_table(prediction: Prediction) -> Table:
+    """Failure lengths and excess at the longest length, a row a method; beside what was measured, where it was."""
     longest = prediction.longest
     is_checked = any(row.measured for name, row in prediction.methods.items() if name != ORIGIN)
     measured = ("measured", "excess") if is_checked else ()
     head = ("method", "predicted failure", "interval", f"excess at {longest}", *measured)
     rows = [_table_row(name, row, longest, is_checked) for name, row in prediction.methods.items()]
-    yield plain_table(Table("", head, tuple(rows)))
-    for text, agreement in prediction.agreement.items():
-        if agreement.points:
-            rank = "" if math.isnan(agreement.auc) else f", AUC of fails or passes {agreement.auc:z.2f}"
-            yield (
-                f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, "
-                f"bias {agreement.bias:+z.2f}{rank};\n"
-                f"failure length exact for {agreement.exact} of {agreement.methods}, within one step for "
-                f"{agreement.within_one_step} ({agreement.fails} fail)."
-            )
-    if left := left_out(prediction):
-        yield "\n".join(map(filled, left))
+    return Table("", head, tuple(rows))
 
 
 def left_out(prediction: Prediction) -> list[str]:

@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, cast
+from typing import cast
 
 import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from mesa.errors import Occupied
-from probe import glossary
-from probe.commands.anatomy.report import ANATOMY_REPORT
-from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.anatomy.sentences import anatomy_findings
-from probe.commands.anatomy.token_views import token_views
-from probe.commands.locate.report import LOCATE_REPORT
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sections import clearest
 from probe.commands.predict.result import PREDICTION
 from probe.commands.probe.result import SUMMARY, Summary
-from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_text, threshold_doubt
+from probe.commands.probe.sections import sections, title
 from probe.commands.probe.verdict import verdict
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_name, safe_name
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.render import html_embed, page, rendered
-from probe.figures.section import embed
+from probe.figures.render import page, rendered
+from probe.figures.section import page as section_page
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
 from probe.store.cache import DERIVED, save
-from probe.store.reader import StoredRun, open_run, store_mark
+from probe.store.reader import open_run, store_mark
 from probe.store.results import REPORTED
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 _THRESHOLDS = 4  # charts, of the best dims
-_PROVENANCE = (
-    "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
-)
 _PLOTLY = "plotly.min.js"
 _FIGURES = """
     heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
@@ -107,9 +96,9 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
     remove_report(folder)
     for name, datasets in derived.items():
         save(run, name, datasets)
-    maps = Maps.of(analysis)
-    write_figures(analysis, summary, folder / "figures", maps)
-    write(folder / "report.html", render(analysis, summary, maps).encode())
+    maps, charts = Maps.of(analysis), charts_of(analysis, summary)
+    write_figures(analysis, folder / "figures", maps, charts)
+    write(folder / "report.html", render(analysis, summary, maps, charts).encode())
     SUMMARY.write(folder, summary)
     return summary
 
@@ -119,12 +108,6 @@ def whole_summary(analysis: Analysis) -> Summary:
     findings, run = summarize(analysis), analysis.run
     answer = verdict(findings, LOCATED.find(run.folder), PREDICTION.find(run.folder))
     return Summary(**vars(findings), verdict=answer, store=store_mark(run.hidden.attrs))
-
-
-def provenance(run: StoredRun) -> dict[str, Any]:
-    """Where a store's numbers come from: model, prompt, seed."""
-    attrs = run.hidden.attrs
-    return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
 
 
 def check_report(folder: Path) -> None:
@@ -149,44 +132,23 @@ def remove_report(folder: Path) -> None:
             path.unlink()
 
 
-def render(analysis: Analysis, summary: Summary, maps: Maps | None = None) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped. maps: default those of the run."""
-    maps, charts = maps or Maps.of(analysis), _charts(analysis, summary)
-    curves = parted(cast(Chart, charts["curves"])) if "curves" in charts else []
-    beside = "".join(html_embed(part) for part in curves)
-    opening = f"<p>{glossary.explained(summary.verdict.about)}</p><div class='beside'>{beside}</div>"
+def render(analysis: Analysis, summary: Summary, maps: Maps, charts: Mapping[str, Drawable]) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. charts: what `charts_of` returns."""
+    drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
-    folder, drifts = analysis.run.folder, {} if isinstance(analysis.drifts, str) else analysis.drifts
-    located, anatomy = LOCATED.find(folder), ANATOMY.find(folder)
-    return glossary.template("commands/probe/report.html").render(
-        summary=summary,
-        verdict=summary.verdict.html(opening),
-        terms=glossary.TERMS,
-        drift_table=drift_table,
-        threshold_doubt=threshold_doubt(summary),
-        onset_title=onset_title(summary.onset_by),
-        differences=difference_table(summary),
-        score_text=score_text,
-        median=median,
-        top=TOP,
-        least=MIN_JUDGED_DIMS,
-        drift_map=[html_embed(charts["drift-map"])] if drifts else [],
-        located=clearest(located) if located else None,
-        located_report=_existing(folder, LOCATE_REPORT),
-        anatomy=anatomy_findings(anatomy) if anatomy else [],
-        anatomy_report=_existing(folder, ANATOMY_REPORT),
-        embed=embed,
-        token_views=token_views(TOKENS.find(folder)),
-        drift=[html_embed(drift_chart(drift, prompt=name)) for name, drift in drifts.items()],
-        thresholds=[html_embed(chart) for name, chart in charts.items() if name.startswith("threshold")],
-        differences_drawn=[html_embed(grid) for grid in _differences(analysis, maps)],
-        heatmaps=[html_embed(grid) for grid in raw],
-        provenance=provenance(analysis.run),
-        plotly_js=get_plotlyjs(),
-    )
+    curves = parted(cast(Chart, charts["curves"])) if "curves" in charts else []
+    figures = {
+        "curves": {f"curves-{number}": chart for number, chart in enumerate(curves)},
+        "map": {name: chart for name, chart in charts.items() if name == "drift-map"},
+        "drift": {f"drift-{name}": drift_chart(drift, prompt=name) for name, drift in drifts.items()},
+        "thresholds": {name: chart for name, chart in charts.items() if name.startswith("threshold")},
+        "differences": {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))},
+        "raw": {f"heatmaps-{number}": grid for number, grid in enumerate(raw)},
+    }
+    return section_page(title(summary), sections(summary, analysis.run, figures))
 
 
-def write_figures(analysis: Analysis, summary: Summary, folder: Path, maps: Maps) -> None:
+def write_figures(analysis: Analysis, folder: Path, maps: Maps, charts: Mapping[str, Drawable]) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
@@ -214,17 +176,12 @@ def write_figures(analysis: Analysis, summary: Summary, folder: Path, maps: Maps
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
-    for name, chart in tqdm(_charts(analysis, summary).items(), desc="drawing charts", unit="figure"):
+    for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
             write(folder / f"{name}.{form}", rendered(chart, form))
 
 
-def _existing(folder: Path, report: Path) -> str | None:
-    """The report's path as text, if it is in the folder."""
-    return report.as_posix() if (folder / report).is_file() else None
-
-
-def _charts(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:
+def charts_of(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:
     """The headline prompt's figures but its heatmaps, by file name; without what was not measured or judged."""
     prompt, trained, run = analysis.prompt, analysis.trained_length, analysis.run
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)

@@ -53,6 +53,14 @@ def score_table(findings: Findings) -> Table:
     return Table("", ("method", onset_title(findings.onset_by), *_columns(findings)), tuple(rows))
 
 
+def interval_table(findings: Findings) -> Table:
+    """`score_table` with the scores' 95% intervals."""
+    table = score_table(findings)
+    cells = [[score_text(row.scores[at], name) for name, at in _score_columns(findings)] for row in findings.methods]
+    rows = tuple((*row[:2], *texts) for row, texts in zip(table.rows, cells, strict=True))
+    return Table("scores [95% interval]", table.head, rows)
+
+
 def failure_text(failure: Failure | None) -> str:
     """The measured failure in words."""
     return "not measured" if failure is None else str(failure)

@@ -11,13 +11,18 @@ from probe.commands.eval.figures import evaluation_charts, write_curves
 from probe.commands.eval.plan import TASKS
 from probe.commands.eval.report import render_evaluation
 from probe.commands.eval.result import Cell, Evaluated, Sample
-from probe.commands.eval.summary import summarize, tables
+from probe.commands.eval.summary import score_tables, summarize
+from probe.figures.section import Section, as_text
 from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
 from probe.tasks.intervals import interval, paired
 
 FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")
+
+
+def plain(cells):
+    return as_text([Section(tables=list(score_tables(cells)))])
 
 
 def row(method, length, score, task="passkey", metric="accuracy", sample=0):
@@ -101,7 +106,7 @@ def test_intervals_of_limited_scores_end_at_their_limits():
 
 
 def test_tables_have_methods_down_and_lengths_across(cells):
-    assert tables(cells).splitlines() == [
+    assert plain(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
         "method  128   256",
         "mesa    1.00  1.00 [0.34, 1.00]",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.probe.report import remove_report, render, whole_summary, write_report
+from probe.commands.probe.report import remove_report, write_report
 from probe.commands.probe.tables import difference_table, drift_table, score_table, threshold_doubt
 from probe.files import read_result
 from probe.store.reader import open_run
@@ -130,9 +130,9 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     still = hidden * 0 + hidden.isel({"method": 1})
     positions = [*range(50, 80), *range(150, 170)]
     run = open_run(write_run(tmp_path, still.rename("resid_post").sel(position=positions)))
-    analysis = analyse(run)
-    summary = whole_summary(analysis)
-    text = render(analysis, summary)
+
+    summary = write_report(run.folder)
+    text = (run.folder / "report.html").read_text()
     assert str(summary.methods[0].threshold_onset) == "no threshold dim"
     assert "no negative control (position 24" in threshold_doubt(summary)
     assert "Not measured in this run" in text

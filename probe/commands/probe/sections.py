@@ -1,0 +1,262 @@
+"""A run's report as sections of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from markupsafe import Markup
+
+from probe.commands.anatomy.report import ANATOMY_REPORT
+from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.anatomy.sentences import anatomy_findings
+from probe.commands.anatomy.token_views import token_views
+from probe.commands.locate.report import LOCATE_REPORT
+from probe.commands.locate.result import LOCATED
+from probe.commands.locate.sections import clearest
+from probe.commands.probe.result import Summary
+from probe.commands.probe.tables import difference_table, drift_table, interval_table, onset_title, threshold_doubt
+from probe.figures.figure_data import Drawable
+from probe.figures.section import Section
+from probe.glossary import TERMS
+from probe.store.reader import StoredRun
+from probe.tables import Table
+from probe.thresholds.result import Control
+from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
+
+Figures = Mapping[str, Drawable]
+_PROVENANCE = (
+    "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
+)
+
+
+def title(summary: Summary) -> str:
+    """The report's heading."""
+    return f"{summary.model}: where it fails beyond its trained length of {summary.trained_length} tokens"
+
+
+def sections(summary: Summary, run: StoredRun, figures: Mapping[str, Figures]) -> list[Section]:
+    """The whole report. figures: by their names, in groups: curves, map, drift, thresholds, differences, raw."""
+    words = Section("Words", parts=[Section(term, [meaning]) for term, meaning in TERMS.items()])
+    return [
+        Section("", [summary.verdict.about], figures["curves"]),
+        Section(figures={"verdict": Markup(summary.verdict.html())}),
+        scores(summary),
+        *([Section("Where inside drift shows", figures=figures["map"])] if figures["map"] else []),
+        *inside(run.folder),
+        _drift(summary, figures["drift"]),
+        _thresholds(summary, figures["thresholds"]),
+        _onsets(summary),
+        _control(summary),
+        _states(summary, figures["differences"], figures["raw"]),
+        Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
+        words,
+        _provenance(summary, run),
+    ]
+
+
+def scores(summary: Summary) -> Section:
+    """Scores by length with their intervals, and their differences to the reference, folded."""
+    note = (
+        f"Lengths are in tokens, NLL in nats a token; M = {summary.trained_length}. The "
+        f"{onset_title(summary.onset_by)} is read on prompt {summary.prompt} by the rule “{summary.onset_by}”; it does "
+        f"not predict failure. Descriptive: {summary.reference}'s own, which follows M by construction."
+    )
+    tables = [interval_table(summary), difference_table(summary)]
+    return Section("Scores by length", [note], tables=[table for table in tables if table], folded=True)
+
+
+def inside(folder: Path) -> Iterator[Section]:
+    """What `mesa-lens locate` and `anatomy` wrote into the run's folder, with links to their reports."""
+    if located := LOCATED.find(folder):
+        links = _link(folder, LOCATE_REPORT, "Every method, length and measure, and clamps")
+        yield replace(clearest(located), title="Where inside", links=links)
+    if anatomy := ANATOMY.find(folder):
+        links = _link(folder, ANATOMY_REPORT, "Every head, method and length")
+        yield Section("Attention statistics", anatomy_findings(anatomy), links=links)
+    if views := token_views(TOKENS.find(folder)):
+        yield Section("Token by token", figures={f"tokens-{number}": Markup(view) for number, view in enumerate(views)})
+
+
+def drift_tables(summary: Summary) -> list[Table]:
+    """Every prompt's drift onsets; none where drift could not be judged."""
+    if isinstance(summary.drift, str):
+        return []
+    return [drift_table(row.methods, prompt) for prompt, row in summary.drift.prompts.items()]
+
+
+def provenance(run: StoredRun) -> dict[str, object]:
+    """Where a store's numbers come from: model, prompt, seed."""
+    attrs = run.hidden.attrs
+    return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
+
+
+def _drift(summary: Summary, figures: Figures) -> Section:
+    if isinstance(summary.drift, str):
+        return Section("Drift", [f"Drift could not be judged: {summary.drift}."])
+    text = (
+        f"{TERMS['dim']} Here: how far a layer's states are from what they did inside the window, all dims together, "
+        f"at the layer where {summary.reference}'s drift begins. Red: the limit."
+    )
+    return Section("Drift", [text], figures, drift_tables(summary))
+
+
+def _thresholds(summary: Summary, figures: Figures) -> Section:
+    text = TERMS["threshold dim"]
+    if figures:
+        text += (
+            " The best dims' values over position, at the first captured layer and at the layer where the threshold is "
+            f"observed. Black dashed: M. Red dashed: the threshold, {summary.reference}'s value at M; red dotted: the "
+            "line that counts as passed. Diamonds: crossings."
+        )
+    return Section("Observed thresholds, dim by dim", [text], figures)
+
+
+def _onsets(summary: Summary) -> Section:
+    counts = (f"threshold dims of {summary.searched}", *map(str, summary.qualified.values()))
+    rows = ((row.method, *map(str, row.threshold_onset_by_prompt.values())) for row in summary.methods)
+    table = Table("", ("method", *summary.qualified), (counts, *rows))
+    return Section("Threshold onsets, from each prompt", tables=[table])
+
+
+def _control(summary: Summary) -> Section:
+    control, doubt = summary.control, [text] if (text := threshold_doubt(summary)) else []
+    if isinstance(control, str):
+        return Section("Negative control", doubt)
+    text = (
+        f"The same search put at {len(control.place)} positions inside the window, where the model works: each is "
+        "taken for M, on positions up to M only. “At M” is the search at M with as many positions before and beyond. "
+        f"An onset takes {control.least} dims or more; every one found here is false. {summary.reference}'s own says "
+        "only that dims qualify. The places overlap: their shares say how often, not how surely."
+    )
+    return Section("Negative control", [*doubt, text], tables=[_shares(summary, control), _places(summary, control)])
+
+
+def _shares(summary: Summary, control: Control) -> Table:
+    """Threshold dims at the places inside the window and at M, as shares, a row a prompt."""
+    head = (
+        "prompt",
+        "threshold dims at a place: least, median, most",
+        "at M with as many positions",
+        "at M with all",
+        "places with no fewer than at M",
+        *(f"false onsets, {row.method}" for row in summary.methods),
+    )
+    rows = [
+        (
+            prompt,
+            *(_spread(counts, control.searched) for counts in (row.qualified, row.matched)),
+            f"{summary.qualified[prompt] / control.searched:.1%}",
+            f"{row.as_many:.0%}",
+            *(f"{share:.0%}" for share in row.false_onsets.values()),
+        )
+        for prompt, row in control.prompts.items()
+    ]
+    return Table("", head, tuple(rows))
+
+
+def _spread(counts: Sequence[int], searched: int) -> str:
+    return " ".join(f"{count / searched:.1%}" for count in (min(counts), median(counts), max(counts)))
+
+
+def _places(summary: Summary, control: Control) -> Table:
+    """Threshold dims, and where methods have false onsets, at each place of the first prompt."""
+    row = control.prompts[summary.prompt]
+    rows = {"threshold dims there": row.qualified, "at M with as many": row.matched}
+    rows |= {f"false onset of {method} at": lengths for method, lengths in row.called.items()}
+    cells = ((name, *("–" if at is None else str(at) for at in values)) for name, values in rows.items())
+    return Table("", (f"position ({summary.prompt})", *map(str, control.place)), tuple(cells))
+
+
+def _states(summary: Summary, differences: Figures, raw: Figures) -> Section:
+    text = (
+        f"Prompt {summary.prompt}. The methods share one colour scale a layer, whose end (limit) stands at its left. "
+        "Large panels are pooled: a cell shows the value farthest from 0 in its block, with its sign. One pixel a "
+        "cell: figures/heatmap-METHOD.png."
+    )
+    if not differences:
+        return Section("Hidden states", [text], raw)
+    text += f" Shown minus {summary.reference}, at the layer where its drift begins."
+    folded = Section("Raw values of every method, all layers", figures=raw, folded=True)
+    return Section("Hidden states", [text], differences, parts=[folded])
+
+
+def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
+    """How each number is made, by what it is of."""
+    reference, rule = summary.reference, summary.rule
+    measured = "Not measured in this run."
+    if summary.failure_rule:
+        measured = (
+            f"{summary.failure_rule.capitalize()}. Measured lengths: {', '.join(map(str, summary.measured_lengths))}. "
+            "(a, b]: the failure lies after a, the longest measured length below all those at which it may fail, and "
+            "at most at b, the first from which on it clearly fails at every one, by 95% intervals over prompts; a "
+            "length at which a method fails though it does not at a longer one is a dip. A model whose tail NLL at M "
+            "is that of a guess, or which finds no passkey there, or so few that Wilson's interval ends below one "
+            "half, is at chance; failure is not judged by that, nor by passkeys of which fewer than half are found "
+            "there."
+        )
+    yield "Measured failure", measured
+    if not isinstance(summary.drift, str):
+        drift = summary.drift.rule
+        yield (
+            "Drift",
+            "The rule “drift”. For every dim, its level (median) and its range (the "
+            f"{100 * drift['quantile']:.0f}% quantile of the distance from it) are read at positions "
+            f"{drift['warm_up']} to {summary.trained_length - drift['held_out']}, after states have settled and before "
+            f"positions that few training texts reach; a range is at least that of {reference}. A value's distance is "
+            "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
+            f"drifts from the first run of {drift['run']} positions beyond M whose mean squared distance, in ranges "
+            f"and over all dims, exceeds {drift['factor']} times the largest inside the window. Where a method begins "
+            f"to count positions anew, states settle again and are not judged for {drift['warm_up']} tokens. The "
+            "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
+            "which the same rule detects drift although the model works there.",
+        )
+    yield (
+        "Threshold and crossing",
+        f"Values are means over the last {rule['smoothing']} token(s). The threshold of a (layer, dim) pair is "
+        f"{reference}'s value at position M; its side is the one on which the median of {reference}'s values beyond M "
+        "lies. A method crosses at the first position from M on from which its value stays beyond the threshold, by "
+        f"more than {rule['margin']} in-window spreads, for {rule['sustained']} consecutive captured positions. The "
+        f"spread is a 3.29th of the distance between the 5% and 95% quantiles of {reference}'s values at positions "
+        f"{rule['warm_up']} to M, and at least {rule['floor']} of the layer's typical magnitude (median over dims of "
+        "the median absolute value).",
+    )
+    yield (
+        "Score",
+        "How far the median beyond M lies from the threshold, minus what the in-window slope would add if it went on, "
+        "in in-window spreads.",
+    )
+    yield (
+        "Threshold dim",
+        f"Score at least {rule['minimum_score']}; on at least {100 * rule['share']:.0f}% of the in-window positions "
+        "not beyond the line, and after the crossing beyond it on as many.",
+    )
+    yield (
+        "Drift onset, threshold onset",
+        "Drift onset: where the first layer drifts. Threshold onset (the rule “paper”): median crossing over the best "
+        f"{TOP} threshold dims (each dim at its best layer only), leaving out those where the method is beyond the "
+        "line already inside the window; “none up to” when not more than half of them cross. The dims are chosen on "
+        f"{reference}: its own crossing is a description. With fewer than {MIN_JUDGED_DIMS} dims there is no threshold "
+        "onset. Neither predicts failure (docs/findings.md); what does is `mesa-lens predict`.",
+    )
+    yield (
+        "Tail NLL, passkey accuracy",
+        "Mean negative log-likelihood of the same last tokens at every length, only the context before them grows; "
+        "share of prompts whose hidden number is given back.",
+    )
+
+
+def _provenance(summary: Summary, run: StoredRun) -> Section:
+    rows = [*provenance(run).items(), ("hook", summary.hook), ("captured length", summary.captured_length)]
+    for method, config in summary.method_configs.items():
+        rows.append((method, ", ".join(f"{key}={value}" for key, value in config.items() if key != "name")))
+    rows += summary.versions.items()
+    table = Table("", ("what", "value"), tuple((name, str(value)) for name, value in rows))
+    return Section("Provenance", tables=[table])
+
+
+def _link(folder: Path, report: Path, text: str) -> dict[str, str]:
+    """The address of a report by its text, if it is in the folder."""
+    return {text: report.as_posix()} if (folder / report).is_file() else {}
