@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
+import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 from markupsafe import Markup
@@ -35,6 +36,7 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 _EMPTY = "–"
+_POINTS = 30  # along each side of a heatmap, by which a box is chosen
 _PANEL = 330  # pixels that a panel of a figure needs
 _LEGEND, _LINES = 24, 5  # pixels of a legend's line, and how many a figure has room for
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
@@ -102,10 +104,11 @@ def _recoloured(part: Any) -> Any:
     return _BOTH_THEMES.get(part, part) if isinstance(part, str) else part
 
 
-def show(figure: Drawable | go.Figure, key: str, alt: str = "") -> None:
+def show(figure: Drawable | go.Figure, key: str, alt: str = "", on_box: Callable[[], None] | None = None) -> None:
     """Draws a figure over the page's width, its title above it as text, and below it what is seen.
 
-    alt: describes it to screen readers; default: its title, and what is seen.
+    alt: describes it to screen readers; default: its title, and what is seen. on_box: called when a region of heatmaps
+    is chosen by dragging, which `chosen_box` returns.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
@@ -118,7 +121,7 @@ def show(figure: Drawable | go.Figure, key: str, alt: str = "") -> None:
         width = least_width(figure)
         with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
             st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-            _plot(untitled(figure), alt, key)
+            _plot(untitled(figure), alt, key, on_box)
     if figure.seen:
         st.caption(plain(figure.seen))
 
@@ -143,9 +146,32 @@ def _alone(panel: Panel) -> go.Figure:
     return drawn
 
 
-def _plot(figure: go.Figure, alt: str, key: str) -> None:
+def _plot(figure: go.Figure, alt: str, key: str, on_box: Callable[[], None] | None = None) -> None:
     config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
-    st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
+    options: Any = {"on_select": on_box, "selection_mode": "box"} if on_box else {}
+    drawn = on_both_themes(_selectable(figure) if on_box else figure)
+    st.plotly_chart(drawn, key=key, alt=alt, config=config, **options)
+
+
+def _selectable(figure: go.Figure) -> go.Figure:
+    """The heatmaps with unseen points on them: plotly selects points alone."""
+    traces: Any = figure.data
+    for trace in [trace for trace in traces if trace.type == "heatmap"]:
+        x, y = (np.linspace(np.min(axis), np.max(axis), _POINTS) for axis in (trace.x, trace.y))
+        points = [axis.ravel() for axis in np.meshgrid(x, y)]
+        look: Any = {"mode": "markers", "opacity": 0, "hoverinfo": "skip", "showlegend": False}
+        figure.add_trace(go.Scatter(x=points[0], y=points[1], xaxis=trace.xaxis, yaxis=trace.yaxis, **look))
+    figure.update_layout(dragmode="select")
+    return figure
+
+
+def chosen_box(key: str) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """The x and y ranges that were chosen by dragging in the figure of that key, each from low to high; None: none."""
+    boxes = st.session_state[key]["selection"]["box"]
+    if not boxes:
+        return None
+    x, y = (sorted(boxes[-1][axis]) for axis in ("x", "y"))
+    return (x[0], x[-1]), (y[0], y[-1])
 
 
 def sheet(cells: Any, alt: str, **options: Any) -> None:

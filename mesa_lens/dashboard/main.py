@@ -51,6 +51,8 @@ _HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or l
 _STYLE = """<style>
 .stMainBlockContainer {padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}
 h1 {padding-top: 0}
+[data-testid="stCaptionContainer"] {color: inherit !important; opacity: 0.8}
+.js-plotly-plot :is([class$="tick"], .infolayer) text {fill: currentColor !important}
 </style>"""
 
 

@@ -191,8 +191,8 @@ def _draw_chart(chart: Chart) -> go.Figure:
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         height=430 + head,
-        margin={"t": head, "b": 150, "l": 80, "r": 30},
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
+        margin={"t": head, "b": 90, "l": 80, "r": 30},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
     )
     return figure
 

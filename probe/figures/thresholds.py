@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
@@ -21,6 +25,8 @@ from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import excluded
 
 _EXCLUDED = "excluded"
+_MIDDLE = "#808080"  # seen on white and on black
+_WIDTH, _HEIGHT, _STEPS = 200, 90, 150  # pixels of a small picture, and points of a line in it
 
 
 def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: int) -> Chart:
@@ -66,6 +72,48 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
     return Chart(f"{where}: threshold {threshold:.3g}{passed}{no_threshold}", tuple(panels))
+
+
+def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> Chart:
+    """One dim's value over position in one layer, under each method of hidden (method, layer, position, dim)."""
+    values = hidden.sel(layer=layer, dim=dim).load()
+    methods = values["method"].values.tolist()
+    lines = tuple(line_of_positions(values.sel({"method": name}), name, style(name)) for name in methods)
+    (y_range,) = same_span(central_ranges(values.expand_dims("layer"), 0, 0.005))
+    panel = Panel("", "position (tokens)", value_title(hidden), lines, y_range, rules=(trained_rule(trained),))
+    return Chart(f"{value_name(hidden)}, dim {dim}, layer {layer}", (panel,))
+
+
+def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """Each (layer, dim) as a small picture in HTML: every method's value over position; dashed: M, the threshold."""
+    trained, smoothing = search.attrs["trained_length"], search.attrs["smoothing"]
+    pictures = []
+    for layer, dim in pairs:
+        values, at = smooth(hidden.sel(layer=layer, dim=dim).load(), smoothing), search.sel(layer=layer, dim=dim)
+        shown = values.isel(position=slice(None, None, max(1, values.sizes["position"] // _STEPS)))
+        position, threshold = shown["position"].values, float(at["threshold"])
+        late = shown.sel(position=slice(search.attrs["warm_up"], None)).values
+        low, high = np.nanquantile([*late.ravel(), threshold], [0.005, 0.995])
+        x = _WIDTH * (position - position[0]) / (position[-1] - position[0])
+        m, level = _WIDTH * (trained - position[0]) / (position[-1] - position[0]), _height(threshold, low, high)
+        lines = [f'<path d="M{m:.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
+        lines.append(f'<path d="M0 {level:.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="4 3"/>')
+        for method in shown["method"].values.tolist():
+            y = _height(shown.sel({"method": method}).values, low, high)
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
+            faint = ' opacity="0.3"' if bool(excluded(at.sel({"method": method}))) else ""
+            colour = _MIDDLE if method == "origin" else style(method)[0]
+            lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"{faint}/>')
+        label = f"layer {layer}, dim {dim} over position; dashed: M, and the threshold {threshold:.3g}"
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(lines)}</svg>'
+        data = base64.b64encode(svg.encode()).decode()
+        pictures.append(f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" style="width: 100%">')
+    return pictures
+
+
+def _height(values: Any, low: float, high: float) -> Any:
+    """Pixels from the top, inside the picture."""
+    return np.clip(_HEIGHT * (1 - (values - low) / ((high - low) or 1.0)), 1, _HEIGHT - 1)
 
 
 def central_ranges(values: xr.DataArray, warm_up: int, tail: float) -> list[tuple[float, float]]:

@@ -16,10 +16,7 @@ from pages import drawn, shown_texts
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
-from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.views.theory import closed_forms
-from probe.commands.anatomy.result import ANATOMY
-from probe.commands.anatomy.sentences import anatomy_findings
 from probe.commands.probe.report import write_report
 from probe.files import write_result
 from theory.bounds import first_failure
@@ -80,27 +77,24 @@ def titles(app):
     return [text[2:-2] for text in bold if text.endswith("**")]
 
 
-def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened):
+def test_the_overview_opens_with_the_answer_one_chart_and_the_way_on(opened):
     app = opened("overview", run="first")
+    html = [part.proto.body for part in app.get("html")]
+    (answer,) = (part for part in html if "1.2rem" in part)
+    assert answer.index("Failure begins between 64 and 128 tokens") < answer.index("Use ") < answer.index("Model ")
+    assert answer.count("font-size: 1.2rem") == 2
+    assert any('class="verdict"' in part for part in html)
     table = app.dataframe[0].value.set_index("method")
-    html = "".join(part.proto.body for part in app.get("html"))
-    assert "Failure begins between 64 and 128 tokens (1 to 2x <abbr" in html.partition('class="verdict"')[2]
     assert 64 <= int(table.loc["origin", "drift onset"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
-    assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
-    scores, passkeys, drift, located = titles(app)  # in this order
+    scores, passkeys = titles(app)  # in this order
     assert scores.startswith("Loss of the same last tokens (lower is better), by prompt length")
     assert passkeys.startswith("Retrieval: passkeys found")
-    assert drift.startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
-    assert located.startswith("rerope in one place only")
-    assert "Loss recovered by rerope in one layer alone: layer 2 82%" in shown_texts(app)
-    assert "What do the heads attend to?" in shown_texts(app)
-    assert plain(next(iter(anatomy_findings(ANATOMY.find(root / "first"))))) in [mark.value for mark in app.markdown]
-    assert "first-repeated-drift-map.csv" in downloads(app)
+    links = [link.proto.page for link in app.get("page_link")]
+    assert len(links) == 4
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text
-    assert str(escape(HOSTILE)) in html
+    assert str(escape(HOSTILE)) in answer
     assert "<script>" not in text.replace("\\<", "")
-    assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(opened("overview", run="nested/second"))
 
 
 def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
@@ -120,13 +114,18 @@ def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
     assert "computed again" in run(tmp_path, monkeypatch, "thresholds", run="bare").error[0].value
 
 
-def test_where_inside_follows_its_selectors(opened):
+def test_where_inside_follows_its_selectors(root, opened):
     app = opened("mechanism", run="first")
-    assert ["One layer at a time" in titles(app)[0], len(titles(app))] == [True, 3]
+    assert ["One layer at a time" in titles(app)[0], len(titles(app))] == [True, 4]
+    assert titles(app)[-1].startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
+    assert "Drift on prompt repeated, in tokens" in shown_texts(app)
+    assert "first-repeated-drift-map.csv" in downloads(app)
+    other = opened("mechanism", run="nested/second")
+    assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(other)
     app.selectbox(key="locate_method").set_value("mesa")
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
-    assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
+    assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app)[:-1])
     assert "Loss recovered by mesa in one layer alone: layer 2 70%" in shown_texts(app)
     for kind, title in (("Smallest sets", "Heads added"), ("Clamps", "clamped in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
@@ -194,7 +193,7 @@ def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, t
     for page in ("anatomy", "mechanism"):
         assert "is damaged" in run(tmp_path, monkeypatch, page).error[0].value
     app = run(tmp_path, monkeypatch, "overview")
-    assert [len(app.warning), len(app.error), len(figures(app))] == [2, 0, 3]
+    assert [len(app.warning), len(app.error), len(figures(app))] == [0, 0, 2]
 
 
 def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
@@ -251,7 +250,8 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     app = opened("heatmaps", run="first")
     assert app.selectbox(key="minus").value == "origin"
     assert app.slider(key="layers").value in ((1, 1), (2, 2))  # the first layer never drifts
-    assert [trace["type"] for trace in figures(app)[0]["data"]] == ["heatmap"] * 6  # three methods, two regions
+    kinds = [trace["type"] for trace in figures(app)[0]["data"]]
+    assert kinds == ["heatmap"] * 6 + ["scatter"] * 6  # three methods, two regions; points by which a box is chosen
     assert "resid_post minus origin" in titles(app)[0]
     assert "first-repeated-heatmap-resid_post-minus-origin.csv" in downloads(app)
     app.selectbox(key="minus").set_value("nothing")
@@ -263,7 +263,7 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     assert figures(app)[0]["data"][0]["z"]["shape"] == "4, 10"
     app.slider(key="layers").set_value((2, 2)).run()
     app.selectbox(key="run").set_value("nested/second").run()  # which has two layers
-    assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 1]
+    assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 2]
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):

@@ -31,10 +31,3 @@ def page(context: Context) -> None:
         labels = {f"{name}s": [value] for name, value in chosen.items()}
         stem = ui.file_stem(context.run.name, "anatomy", *chosen.values())
         ui.buttons(lambda: anatomy_export(anatomy, **labels), stem, ui.FORMS, ui.FORMS)
-
-
-def overview(context: Context) -> None:
-    """The first finding; nothing where `mesa-lens anatomy` was not run."""
-    if anatomy := ANATOMY.find(context.run.path):
-        st.subheader("What do the heads attend to?", anchor=False)
-        ui.draw([Section("", anatomy_findings(anatomy)[:1])], "overview")

@@ -16,6 +16,7 @@ from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, 
 from probe.figures import heatmap
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
+from probe.figures.thresholds import dim_chart
 from probe.glossary import DIM
 from probe.run import Run
 from probe.store.select import captured_ranges, listed
@@ -59,13 +60,52 @@ def page(context: Context) -> None:
         st.info("Choose a method.")
         return
     choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
-    figure, files = st.container(), st.empty()  # no file is offered while the figure is computed
+    place, files = st.container(), st.empty()  # no file is offered while the figure is computed
     panel, limits = _panel(entry, choice)
-    with figure:
-        ui.show(heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits), "heatmap")
+    with place:
+        key = f"heatmap-{abs(hash((choice.layers, choice.dims, choice.bounds)))}"
+        figure = heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits)
+        ui.show(figure, key, on_box=lambda: _narrow(run, key))
         _scale(panel, limits)
+        dims = run.hidden["dim"].values
+        st.caption("Drag over a region to see it alone; a dim of it is drawn below.")
+        if choice.dims != (int(dims[0]), int(dims[-1])):
+            st.button("Back to all dims", on_click=_widen, args=(int(dims[0]), int(dims[-1])))
     with files.container():
         _downloads(entry, run, choice)
+    _dim(run, choice)
+
+
+def _narrow(run: Run, key: str) -> None:
+    """Sets the sliders to the region that was chosen by dragging."""
+    if (box := ui.chosen_box(key)) is None:
+        return
+    st.session_state["positions"] = _CHOSEN
+    for name, widget, ends in (("position", "zoom", box[0]), ("dim", "dims", box[1])):
+        values = run.hidden[name].values
+        first, last = (int(values[np.abs(values - end).argmin()]) for end in ends)
+        if first == last:  # a slider has two ends
+            first, last = max(first - 1, int(values[0])), min(last + 1, int(values[-1]))
+        st.session_state[widget] = (first, last)
+
+
+def _widen(first: int, last: int) -> None:
+    st.session_state.update(dims=(first, last), positions=_AROUND)
+
+
+def _dim(run: Run, choice: _Choice) -> None:
+    """One dim of the spans as lines over position."""
+    st.subheader("One dim over position", anchor=False)
+    hidden = states(run, choice.hook, choice.prompt)
+    left, right = st.columns(2)
+    layers, dims = (
+        [label for label in hidden[name].values.tolist() if first <= label <= last]
+        for name, (first, last) in (("layer", choice.layers), ("dim", choice.dims))
+    )
+    layer = left.selectbox("Layer", layers, key="line_layer")
+    dim = right.selectbox("Dim", dims, key="line_dim")
+    methods = [*choice.methods, *([choice.minus] if choice.minus else [])]
+    ui.show(dim_chart(hidden.sel({"method": methods}), int(layer), int(dim), run.trained_length), "line")
 
 
 def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> dict[str, Any]:

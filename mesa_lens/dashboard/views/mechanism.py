@@ -1,23 +1,29 @@
-"""Where inside: what a method or a clamp in one place recovers, by layer and head."""
+"""Where inside: what a method or a clamp in one place recovers, by layer and head, and where states drift."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
+from mesa_lens.dashboard.state import drifted, summary_of
 from probe.commands.locate.export import located_export, located_tables
 from probe.commands.locate.figures import MEASURES
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest, losses, place
+from probe.commands.probe.sections import drift_tables
+from probe.figures.drift import drift_map
+from probe.figures.export import Export, drift_export
 from probe.store.result_file import having
-
-_FIRST = 3  # sentences on the Overview: the excess loss, which layers recover it, which are needed
 
 
 def page(context: Context) -> None:
+    """Where states drift, by layer and position; then what a method in one place fixes."""
+    _located(context)
+    _drift(context)
+
+
+def _located(context: Context) -> None:
     """Findings for a method, length and measure; figures; a table of all effects; downloads."""
     summary = ui.written(context, LOCATED.find, "locate")
     if summary is None:
@@ -41,9 +47,18 @@ def page(context: Context) -> None:
         ui.buttons(lambda: located_export(summary, **several), stem, ui.FORMS, ui.FORMS)
 
 
-def overview(context: Context) -> None:
-    """The map of the clearest loss, or the command that makes one."""
-    st.subheader("Where inside does it arise?", anchor=False)
-    if summary := ui.written(context, LOCATED.find, "locate"):
-        section = clearest(summary)
-        ui.draw([replace(section, sentences=section.sentences[:_FIRST])], "overview")
+def _drift(context: Context) -> None:
+    """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
+    st.subheader("Where hidden states drift", anchor=False)
+    drifts, summary = drifted(context.run), summary_of(context.run)
+    if isinstance(drifts, str):
+        st.info(ui.plain(f"Drift could not be judged: {drifts}."))
+        return
+    prompt, drift = next(iter(drifts.items()))
+    figure = drift_map(drift, prompt)
+    ui.show(figure, "drift-map")
+    stem = ui.file_stem(context.run.name, prompt, "drift-map")
+    ui.buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
+    with st.expander("Drift, prompt by prompt"):
+        for table in drift_tables(summary):
+            ui.table(table)

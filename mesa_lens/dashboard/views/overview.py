@@ -1,4 +1,4 @@
-"""Overview: scores by length, the verdict, then the measurements behind it."""
+"""Overview: the answer in two sentences and one chart, the way to the other pages, and what the answer rests on."""
 
 from __future__ import annotations
 
@@ -7,87 +7,81 @@ from typing import cast
 
 import streamlit as st
 
-from mesa.errors import Refused
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
-from mesa_lens.dashboard.state import drifted, opened, summary_of
-from mesa_lens.dashboard.views import anatomy, mechanism
+from mesa_lens.dashboard.state import opened, summary_of
 from probe.commands.probe.result import Summary
 from probe.commands.probe.sections import provenance
-from probe.commands.probe.tables import difference_table, drift_table, onset_title, score_table, threshold_doubt
+from probe.commands.probe.tables import difference_table, onset_title, score_table
 from probe.figures.curves import parted
-from probe.figures.drift import drift_map
-from probe.figures.export import Export, drift_export
+from probe.figures.export import Export
 from probe.figures.figure_data import Chart
 from probe.glossary import about, explained
 from probe.run import Run
 from probe.store.result_file import result_text
 
+_ANSWER = 2  # parts of the verdict whose first sentence opens the page: what fails, what fixes it
+_CARDS = {
+    "mechanism": "Which layers and attention heads lose it, and where a method fixes it.",
+    "thresholds": "Single dims of hidden states whose values pass a threshold at M.",
+    "heatmaps": "Hidden states over layers, dims and positions, method by method.",
+    "theory": "How far the paper's constructions reach, and which of its claims hold.",
+}
+
 
 def page(context: Context) -> None:
-    """Scores over length, the verdict, where drift and loss arise, provenance."""
+    """Two sentences, the loss by length, links to the other pages; then the verdict, scores, and their origin."""
     status = find_status(context.run.path)
     if status is not None and status.state != "finished":
         ui.show_status(status)
     run, summary = opened(context.run), summary_of(context.run)
+    answer = [part.text.partition(". ") for part in summary.verdict.sentences[:_ANSWER]]
     read = f"It is read up to {summary.captured_length} tokens here."
-    st.html(f"<p>{explained(f'{about(summary.model, summary.trained_length, summary.reference)} {read}')}</p>")
-    _curves(context.run, run)
+    texts = [f"{first.removesuffix('.')}." for first, *_ in answer]
+    large = "".join(f"<p style='font-size: 1.2rem; margin: 0 0 .5rem'>{explained(text)}</p>" for text in texts)
+    terms = explained(f"{about(summary.model, summary.trained_length, summary.reference)} {read}")
+    st.html(f"<div style='max-width: 100ch'>{large}<p>{terms}</p></div>")
+    curves = _loss(run)
+    _cards(context)
     st.html(summary.verdict.html())
+    if curves:
+        _passkeys(context.run, curves)
     _scores(summary)
-    _drift(context.run, summary)
-    for part in (mechanism.overview, anatomy.overview):
-        try:
-            part(context)
-        except Refused as error:
-            st.warning(ui.plain(error))
     _provenance(run, summary)
+
+
+def _cards(context: Context) -> None:
+    """A link to each page that shows more, with what is there."""
+    for column, (name, text) in zip(st.columns(len(_CARDS)), _CARDS.items(), strict=True):
+        with column.container(border=True, height="stretch"):
+            st.page_link(context.pages[name], query_params={"run": context.run.name})
+            st.markdown(ui.plain(text))
 
 
 def _scores(summary: Summary) -> None:
     """Every method's scores by length, and their differences to the reference."""
     with st.expander("Scores by length"):
-        ui.table(
-            replace(
-                score_table(summary),
-                title=f"{onset_title(summary.onset_by)}, read from hidden states alone, and scores",
-            )
-        )
+        title = f"{onset_title(summary.onset_by)}, read from hidden states alone, and scores"
+        ui.table(replace(score_table(summary), title=title))
         if compared := difference_table(summary):
             ui.table(compared)
 
 
-def _curves(entry: Entry, run: Run) -> None:
+def _loss(run: Run) -> Export | None:
+    """Draws loss by length; returns all curves, or None where nothing was measured."""
     if run.evaluation is None:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
-        return
+        return None
     export = run.curves().export
-    first, *others = parted(cast(Chart, export.figures["curves"]))
-    ui.show(first, "curves")
+    ui.show(parted(cast(Chart, export.figures["curves"]))[0], "curves")
+    return export
+
+
+def _passkeys(entry: Entry, export: Export) -> None:
     with st.expander("Passkeys, and files"):
-        for chart in others:
+        for chart in parted(cast(Chart, export.figures["curves"]))[1:]:
             ui.show(chart, "passkeys")
         ui.buttons(lambda: export, ui.file_stem(entry.name, "curves"), ui.FORMS, ("csv",))
-
-
-def _drift(entry: Entry, summary: Summary) -> None:
-    """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
-    st.subheader("Where inside does it show?", anchor=False)
-    drifts = drifted(entry)
-    if isinstance(drifts, str):
-        st.info(ui.plain(f"Drift could not be judged: {drifts}."))
-        return
-    prompt, drift = next(iter(drifts.items()))
-    figure = drift_map(drift, prompt)
-    ui.show(figure, "drift-map")
-    stem = ui.file_stem(entry.name, prompt, "drift-map")
-    ui.buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
-    if not isinstance(summary.drift, str):
-        with st.expander("Drift, prompt by prompt"):
-            for name, row in summary.drift.prompts.items():
-                ui.table(drift_table(row.methods, name))
-    if doubt := threshold_doubt(summary):
-        st.caption(ui.plain(doubt))
 
 
 def _provenance(run: Run, summary: Summary) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 import streamlit as st
@@ -17,11 +19,12 @@ from probe.figures.tables import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
-from theory.claim import summary
+from theory.claim import OURS, THEOREMS, Verdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
+_COLUMNS = "name whose verdict statement citation tested margin error correction counterexample".split()
 _LONGEST_STEPS = 10**6
 _EXACT = 10**12  # tokens; below, float64 tells the first failure
 
@@ -119,10 +122,31 @@ def _claims(root: Path) -> None:
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
     st.markdown(ui.plain(summary((claim["name"], claim["verdict"], claim["whose"]) for claim in claims)))
-    columns = "name whose verdict statement citation tested margin error correction counterexample".split()
-    rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
-    ui.sheet(
-        [{name: claim.get(name) for name in columns} for claim in rows],
-        "Every claim with its verdict, margin and error",
-        column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
-    )
+    for title, group in _groups(claims).items():
+        with st.expander(ui.plain(title)):
+            rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in group]
+            ui.sheet(
+                [{name: claim.get(name) for name in _COLUMNS} for claim in rows],
+                "Every claim with its verdict, margin and error",
+                column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
+            )
+
+
+def _groups(claims: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The claims by theorem, under a sentence that says what became of it."""
+    broken = {claim["name"] for claim in claims if claim["verdict"] == Verdict.BROKEN}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for claim in claims:
+        theorem = next((name for name in THEOREMS if f"{claim['name']}-".startswith(f"{name}-")), None)
+        title = "Our own statements about them" if claim["whose"] == OURS else "Other statements of the paper"
+        if theorem is not None:
+            known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]
+            title = known[:1].upper() + known[1:] if known[0].isalpha() else f"Theorem {known}"
+        groups.setdefault(title, []).append(claim)
+    return {f"{title} ({_counted(group)})": group for title, group in groups.items()}
+
+
+def _counted(group: Sequence[dict[str, Any]]) -> str:
+    broken = [claim["name"] for claim in group if claim["verdict"] == Verdict.BROKEN]
+    text = f"{len(group)} statement{'s' * (len(group) > 1)}"
+    return f"{text}, BROKEN: {', '.join(broken)}" if broken else f"{text}, each with its expected verdict"

@@ -12,7 +12,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from mesa_lens.dashboard.state import choose_states, opened, searched, states
 from probe.figures.export import threshold_export
-from probe.figures.thresholds import threshold_chart
+from probe.figures.thresholds import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.run import Run
 from probe.store.select import reference_method
@@ -20,6 +20,13 @@ from probe.thresholds.search import CrossingRule
 from probe.thresholds.threshold_onset import best, crossing_texts
 
 _MOST = 6  # figures drawn at once
+_GALLERY, _SMALL = 10, "max(150px, 18%)"  # dims drawn small, and their width: five side by side, two on a phone
+_MEANING = (
+    "What a crossing shows: beyond M this value leaves the side of the threshold that it kept inside the window. What "
+    "it does not show: that the model fails there, or because of it. Positions inside M cross such lines too, as the "
+    "report's negative control counts; which length fails is measured by loss. A method is excluded, and drawn "
+    "faintly, where its value is beyond the threshold already inside the window."
+)
 _ROWS, _FEW = 1000, 20  # dims in the table; where none qualifies
 _EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
 _LABELS = {
@@ -63,10 +70,42 @@ def _drawn(hidden: xr.DataArray, crossings: xr.Dataset) -> list[tuple[int, int]]
         "the smoothed value at that position is the threshold."
     )
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
+    gallery = st.container()
     pairs = _pairs(crossings)
+    with gallery:
+        _gallery(hidden, crossings, pairs)
     for layer, dim in pairs:
         ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
+    st.caption(ui.plain(_MEANING))
     return pairs
+
+
+def _gallery(hidden: xr.DataArray, crossings: xr.Dataset, drawn: list[tuple[int, int]]) -> None:
+    """The clearest dims as small pictures, each with a button that draws it below."""
+    pairs = best(crossings, _GALLERY)
+    if len(pairs) < 2:
+        return
+    st.markdown(
+        f"The {len(pairs)} clearest, over position; dashed: M and the threshold. Choose one to enlarge it below."
+    )
+    with st.container(horizontal=True, key="gallery"):
+        st.html(f"<style>.st-key-gallery > div {{flex: 1 1 {_SMALL}; max-width: 270px}}</style>")
+        for (layer, dim), picture in zip(pairs, small_thresholds(hidden, crossings, pairs), strict=True):
+            with st.container(gap="small"):
+                st.html(picture)
+                kind = "primary" if (layer, dim) in drawn else "secondary"
+                st.button(
+                    f"Layer {layer}, dim {dim}",
+                    key=f"small-{layer}-{dim}",
+                    type=kind,
+                    width="stretch",
+                    on_click=_choose_pair,
+                    args=(f"{layer}:{dim}",),
+                )
+
+
+def _choose_pair(pair: str) -> None:
+    st.session_state["pairs"] = pair
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:

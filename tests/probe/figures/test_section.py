@@ -7,7 +7,9 @@ from probe.figures.figure_data import Chart, Line, Panel
 from probe.figures.section import Section, as_text, figures_of, page
 from probe.tables import Table
 
-CHART = Chart("Loss", (Panel("loss", "x", "y", (Line("a", np.arange(3.0), np.arange(3.0)),), (0, 2)),))
+CHART = Chart(
+    "Loss", (Panel("loss", "x", "y", (Line("a", np.arange(3.0), np.arange(3.0), "#0072B2", "solid", "none"),), (0, 2)),)
+)
 HOSTILE = "<script>alert(1)</script>"
 SECTIONS = [
     Section("Found", ["origin fails.", HOSTILE], {"loss": CHART}, [Table("by length", ("n", "loss"), (("1", "2"),))]),
