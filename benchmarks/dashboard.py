@@ -5,6 +5,7 @@ its own, first beside the store alone, then beside what the report keeps. CPU se
 others use the machine; searches use two cores, so that on an idle machine they take about half as long.
 
     python benchmarks/dashboard.py
+    python benchmarks/dashboard.py --runs runs
     python benchmarks/dashboard.py --layers 4 --positions 4096 --trained-length 2048
 """
 
@@ -27,6 +28,7 @@ from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from probe.commands.probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
+MORE = ("mechanism", "anatomy", "tokens", "predict", "compare", "results", "methods", "theory")
 RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("warm_up", 1024), ("minimum_score", 8.0))
 
 
@@ -34,13 +36,16 @@ def measure(page: str) -> None:
     """Opens a page and changes what can be changed on it, printing what each step takes."""
     app = AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=600)
     timed(page, app.run)
-    if page != "thresholds" and not app.get("plotly_chart"):  # nothing is kept of this large run
-        timed("  worked out", app.button[0].click().run)
+    timed("  again", app.run)
     if page == "thresholds":
         for key, value in RULES:
             timed(f"  {key} {value:g}", app.number_input(key=key).set_value(value).run)
     if page == "heatmaps":
-        timed("  raw values", app.button[0].click().run)
+        timed("  raw values", app.selectbox(key="minus").set_value("nothing").run)
+    if page == "theory":
+        timed("  M", app.slider(key="theory_M").set_value(64).run)
+    if page == "predict" and app.slider:
+        timed("  a parameter", app.slider[0].set_value(int(app.slider[0].value) + 1).run)
 
 
 def timed(name: str, work: Callable[[], AppTest]) -> None:
@@ -61,10 +66,15 @@ def main() -> None:
     for name, default in (("layers", 16), ("positions", 16384), ("dims", 576), ("trained-length", 8192)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--folder", help="where the store is made (default: the system's temporary folder)")
-    parser.add_argument("--page", choices=PAGES, help=argparse.SUPPRESS)
+    parser.add_argument("--runs", help="a folder of runs that is there, such as the demo's: every page of it is timed")
+    parser.add_argument("--page", choices=[*PAGES, *MORE], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.page:
         measure(args.page)
+        return
+    if args.runs:
+        for page in (*PAGES, *MORE):
+            open_page(page, args.runs)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         path = Path(folder) / "run" / "store.zarr"

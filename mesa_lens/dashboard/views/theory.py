@@ -19,7 +19,7 @@ from probe.figures.tables import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
-from theory.claim import OURS, THEOREMS, Verdict, summary
+from theory.claim import OURS, THEOREMS, ClaimVerdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
@@ -134,7 +134,7 @@ def _claims(root: Path) -> None:
 
 def _groups(claims: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The claims by theorem, under a sentence that says what became of it."""
-    broken = {claim["name"] for claim in claims if claim["verdict"] == Verdict.BROKEN}
+    broken = {claim["name"] for claim in claims if claim["verdict"] == ClaimVerdict.BROKEN}
     groups: dict[str, list[dict[str, Any]]] = {}
     for claim in claims:
         theorem = next((name for name in THEOREMS if f"{claim['name']}-".startswith(f"{name}-")), None)
@@ -147,6 +147,6 @@ def _groups(claims: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _counted(group: Sequence[dict[str, Any]]) -> str:
-    broken = [claim["name"] for claim in group if claim["verdict"] == Verdict.BROKEN]
+    broken = [claim["name"] for claim in group if claim["verdict"] == ClaimVerdict.BROKEN]
     text = f"{len(group)} statement{'s' * (len(group) > 1)}"
     return f"{text}, BROKEN: {', '.join(broken)}" if broken else f"{text}, each with its expected verdict"
