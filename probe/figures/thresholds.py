@@ -96,11 +96,11 @@ def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
         low, high = np.nanquantile([*late.ravel(), threshold], [0.005, 0.995])
         x = _WIDTH * (position - position[0]) / (position[-1] - position[0])
         m, level = _WIDTH * (trained - position[0]) / (position[-1] - position[0]), _height(threshold, low, high)
-        lines = [f'<path d="M{m:.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
-        lines.append(f'<path d="M0 {level:.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="4 3"/>')
+        lines = [f'<path d="M{m:z.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
+        lines.append(f'<path d="M0 {level:z.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="4 3"/>')
         for method in shown["method"].values.tolist():
             y = _height(shown.sel({"method": method}).values, low, high)
-            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
+            points = " ".join(f"{a:z.1f},{b:z.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
             faint = ' opacity="0.3"' if bool(excluded(at.sel({"method": method}))) else ""
             colour = _MIDDLE if method == "origin" else style(method)[0]
             lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"{faint}/>')

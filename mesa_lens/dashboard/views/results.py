@@ -35,12 +35,10 @@ def page(context: Context) -> None:
         st.warning(ui.plain(f"There is no result {name} under the folder of runs."))
     result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
     read = result.read()
-    model = f"Model **{ui.plain(read.model)}**"
     if isinstance(read, HarnessScores):
-        st.markdown(f"{model}, prompts of at most {read.max_length} tokens.")
+        st.markdown(f"Model **{ui.plain(read.model)}**, prompts of at most {read.max_length} tokens.")
         ui.table(harness_table(read))
     else:
-        st.markdown(f"{model}, trained window **M = {read.trained_length}** tokens.")
         _evaluation(read, result.name)
 
 
