@@ -49,6 +49,8 @@ def on_page_content(html, page, config, files):
     """The page's HTML with its formulas as MathML."""
 
     def drawn(formula):
-        return convert(unescape(formula[3]), display="inline" if formula[2] == "(" else "block")
+        if formula[2] == "(":
+            return convert(unescape(formula[3]))
+        return f'<div class="formula">{convert(unescape(formula[3]), display="block")}</div>'
 
     return _FORMULA.sub(drawn, html)
