@@ -57,6 +57,11 @@ def _attends(name: str, module: nn.Module) -> bool:
     return "rotary_emb" in name or any(hasattr(part, "layer_idx") for part in module.modules())
 
 
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """A function as `torch.compile` has it, at any sizes; on a CPU as it is."""
+    return _compiled(function, torch.compile) if by_launches(device) else function
+
+
 @functools.cache
 def _compiled(function: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
     return compiler(function, dynamic=True)
@@ -73,10 +78,10 @@ def by_launches(device: torch.device) -> bool:
 
 def one_launch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a function gives, compiled to one launch outside of a CPU; its own operations where that fails."""
-    if args[0].device.type == "cpu" or function in _EAGER:
+    if function in _EAGER:
         return function(*args, **kwargs)
     try:
-        return _compiled(function, torch.compile)(*args, **kwargs)
+        return compiled(function, args[0].device)(*args, **kwargs)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

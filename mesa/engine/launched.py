@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention import varlen
 
-from mesa.engine.compiled import one_launch
+from mesa.engine.compiled import compiled, one_launch
 from mesa.engine.kernels import capped, scores_of
 from mesa.engine.rope import Rotation, turned
 from mesa.engine.schedule import Schedule
@@ -126,8 +126,8 @@ def by_flex(
         place = "blocks", span, query.device
         if place not in known:
             known[place] = blocks_of(span, query.device)
-        output, extra = one_launch(
-            flex.flex_attention, query, key, value, score_mod=None if scoring.plain else _score(scoring),
+        output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
+            query, key, value, score_mod=None if scoring.plain else _score(scoring),
             block_mask=known[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
         )  # fmt: skip
         return output, extra.lse
@@ -266,6 +266,9 @@ TRIALS: dict[str, tuple[PairSpan, ...]] = {
     "few keys, all but the nearest": (PairSpan((30, 290), (0, 70), 20, None),),
     "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
     "a pattern": (PairSpan((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
+    "queries without keys": (
+        PairSpan((0, 200), (0, 200), 0, None, lambda query, key: (query % 5 > 1) & (key % 7 < 4)),
+    ),
 }
 """What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more."""
 
@@ -424,7 +427,10 @@ class _Layer:
             self.schedule.index(position, *span, self.query.device)
             for position, span in ((part.query_position, queries), (part.key_position, keys))
         )
-        return Scoring(self.scale, self.schedule.softcap, slopes.to(self.query.device, torch.float32), *at)
+        known, place = self.schedule.known, ("slopes", slopes, self.query.device)
+        if place not in known:
+            known[place] = slopes.float().to(self.query.device, non_blocking=True)
+        return Scoring(self.scale, self.schedule.softcap, known[place], *at)
 
     def _turned(
         self,

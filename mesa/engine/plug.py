@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
-from mesa.engine.compiled import check_eager
+from mesa.engine.compiled import by_launches, check_eager
 from mesa.engine.kernels import BLOCK
 from mesa.engine.passes import LayerKind
 from mesa.engine.rope import Rotation, positions
@@ -307,6 +307,7 @@ class Attachment:
             arguments["softcap"] is not None
             and self.executor == "fused"
             and query.shape[2] > _LONG
+            and not by_launches(query.device)
             and not self._hinted
         ):
             self._hinted = True
