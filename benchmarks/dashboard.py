@@ -29,7 +29,7 @@ from probe.commands.probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
 MORE = ("mechanism", "anatomy", "tokens", "predict", "compare", "results", "methods", "theory")
-RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("warm_up", 1024), ("minimum_score", 8.0))
+RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("warm_up", 128), ("minimum_score", 8.0))
 
 
 def measure(page: str) -> None:
@@ -44,8 +44,8 @@ def measure(page: str) -> None:
         timed("  raw values", app.selectbox(key="minus").set_value("nothing").run)
     if page == "theory":
         timed("  M", app.slider(key="theory_M").set_value(64).run)
-    if page == "predict" and app.slider:
-        timed("  a parameter", app.slider[0].set_value(int(app.slider[0].value) + 1).run)
+    if page == "predict":
+        timed("  window", app.slider(key="predict.leaky-rerope.window").set_value(16).run)
 
 
 def timed(name: str, work: Callable[[], AppTest]) -> None:

@@ -16,9 +16,11 @@ from pages import drawn, shown_texts
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
+from mesa_lens.dashboard.views import heatmaps
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.commands.probe.report import write_report
 from probe.files import write_result
+from probe.run import open_run
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +204,10 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     assert not app.warning
     assert "dim 3, layer 1," in titles(app)[0]
     assert "first-repeated-thresholds-1-3.svg" in downloads(app)
+    assert sum("<img" in part.proto.body for part in app.get("html")) == 10  # the clearest, small
+    small = next(button for button in app.button if "small-" in str(button.key))
+    small.click().run()
+    assert app.text_input(key="pairs").value == ":".join(small.key.split("-")[1:])
     assert "never" in {text.strip() for text in app.dataframe[0].value["mesa crosses at"]} <= {"never", "excluded"}
     app.text_input(key="pairs").set_value("1:10, 2:20,7:1, abc, 01: 10").run()
     first, second = titles(app)
@@ -264,6 +270,13 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     app.slider(key="layers").set_value((2, 2)).run()
     app.selectbox(key="run").set_value("nested/second").run()  # which has two layers
     assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 2]
+
+
+def test_a_region_chosen_by_dragging_sets_the_sliders(root, monkeypatch):
+    state = {"figure": {"selection": {"box": [{"x": [70.2, 60.4], "y": [2.8, 7.6]}]}}}
+    monkeypatch.setattr("streamlit.session_state", state)
+    heatmaps._narrow(open_run(root / "first"), "figure")
+    assert [state[key] for key in ("positions", "zoom", "dims")] == ["choose", (60, 70), (3, 8)]
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):

@@ -104,6 +104,8 @@ def _dim(run: Run, choice: _Choice) -> None:
     )
     layer = left.selectbox("Layer", layers, key="line_layer")
     dim = right.selectbox("Dim", dims, key="line_dim")
+    if layer is None or dim is None:  # none was captured there
+        return
     methods = [*choice.methods, *([choice.minus] if choice.minus else [])]
     ui.show(dim_chart(hidden.sel({"method": methods}), int(layer), int(dim), run.trained_length), "line")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import streamlit as st
@@ -11,8 +10,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, find_status
 from mesa_lens.dashboard.state import opened, summary_of
 from probe.commands.probe.result import Summary
-from probe.commands.probe.sections import provenance
-from probe.commands.probe.tables import difference_table, onset_title, score_table
+from probe.commands.probe.sections import provenance, scores
 from probe.figures.curves import parted
 from probe.figures.export import Export
 from probe.figures.figure_data import Chart
@@ -46,7 +44,7 @@ def page(context: Context) -> None:
     st.html(summary.verdict.html())
     if curves:
         _passkeys(context.run, curves)
-    _scores(summary)
+    ui.draw([scores(summary)], "overview")
     _provenance(run, summary)
 
 
@@ -56,15 +54,6 @@ def _cards(context: Context) -> None:
         with column.container(border=True, height="stretch"):
             st.page_link(context.pages[name], query_params={"run": context.run.name})
             st.markdown(ui.plain(text))
-
-
-def _scores(summary: Summary) -> None:
-    """Every method's scores by length, and their differences to the reference."""
-    with st.expander("Scores by length"):
-        title = f"{onset_title(summary.onset_by)}, read from hidden states alone, and scores"
-        ui.table(replace(score_table(summary), title=title))
-        if compared := difference_table(summary):
-            ui.table(compared)
 
 
 def _loss(run: Run) -> Export | None:

@@ -188,8 +188,9 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
     reference, rule = summary.reference, summary.rule
     measured = "Not measured in this run."
     if summary.failure_rule:
+        rule_text = summary.failure_rule[:1].upper() + summary.failure_rule[1:]
         measured = (
-            f"{summary.failure_rule.capitalize()}. Measured lengths: {', '.join(map(str, summary.measured_lengths))}. "
+            f"{rule_text}. Measured lengths: {', '.join(map(str, summary.measured_lengths))}. "
             "(a, b]: the failure lies after a, the longest measured length below all those at which it may fail, and "
             "at most at b, the first from which on it clearly fails at every one, by 95% intervals over prompts; a "
             "length at which a method fails though it does not at a longer one is a dip. A model whose tail NLL at M "
