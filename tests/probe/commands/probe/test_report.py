@@ -112,6 +112,7 @@ def test_report_stands_alone_and_escapes(summary, folder):
     )
     assert sorted(places, key=text.index) == list(places)
     assert text.count('<p style="margin: 0">') == text.count("<figure ")  # what is seen
+    assert not re.search("warm_up|held_out|minimum_score", text.partition("How each number is made")[2])
     assert text.index("resid_post minus origin by dim") < text.index("<summary>Raw values of every method")
 
 

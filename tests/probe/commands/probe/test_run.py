@@ -104,7 +104,7 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     assert former == anew
     assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
-    monkeypatch.setattr("probe.commands.probe.report.html_embed", lambda _: "")
+    monkeypatch.setattr("probe.figures.section.html_embed", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["onset_by"] == "paper"
 
