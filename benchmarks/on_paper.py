@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -45,6 +46,8 @@ class Counts:
     copied: int = 0
     """Bytes of keys and values that were copied."""
     transfers: int = 0
+    flops: float = 0.0
+    """Floating-point operations of matrix products and attention calls."""
     names: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,7 +78,7 @@ class Device(TorchDispatchMode):
             return self._on_host(func, args, kwargs, to_host)
         output = func(*args, **kwargs)
         if on_device or any(tensor.is_meta for tensor in _tensors(output)):
-            self._note(func, name, given, output)
+            self._note(func, name, args, kwargs, given, output)
             self._keep(func, args, kwargs, given, output)
         return output
 
@@ -110,7 +113,7 @@ class Device(TorchDispatchMode):
         self._track(output, False)
         return output
 
-    def _note(self, func: Any, name: str, given: list[Tensor], output: Any) -> None:
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor], output: Any) -> None:
         """Counts an operation's launch, and what it allocates and copies."""
         outputs = _tensors(output)
         writes = any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
@@ -121,10 +124,28 @@ class Device(TorchDispatchMode):
         if name not in NO_LAUNCH and (outputs or writes):
             self.counts.launches += 1
             self.counts.names[name] = self.counts.names.get(name, 0) + 1
+            self.counts.flops += self._flops(name, func, args, kwargs, given)
             if keys and name in COPIES:
                 self.counts.copied += sum(part.numel() * part.itemsize for part in outputs)
         for part in outputs:
             self._track(part, keys and not any(end in name for end in ENDS))
+
+    def _flops(self, name: str, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> float:
+        """Of a matrix product or an attention call; 0 for all else."""
+        if name in ("mm", "bmm"):
+            return 2.0 * given[0].numel() * given[1].shape[-1]
+        named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        if name == "_varlen_attn":
+            places = [named["cu_seq_q"], named.get("cu_seq_k")]
+            queries, keys = (self._known[places[0] if place is None else place].diff() for place in places)
+            window = named.get("window_size") or (-1, -1)
+            pairs = sum(map(_windowed, queries.tolist(), keys.tolist(), [window] * len(queries)))
+            return 4.0 * pairs * given[0].shape[-1] * given[0].shape[-2]
+        if name.startswith("_scaled_dot_product"):
+            (batch, heads, rows, dim), columns = given[0].shape, given[1].shape[2]
+            pairs = _windowed(rows, rows, (-1, 0)) if named.get("is_causal") else rows * columns
+            return 4.0 * batch * heads * pairs * dim
+        return 0.0
 
     def _keep(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], output: Any) -> None:
         """Keeps the numbers of a small output where those of all inputs are known."""
@@ -227,6 +248,14 @@ def _moves_to_host(func: Any, kwargs: dict[str, Any], args: Any) -> bool:
         return not args[0].is_meta and args[1].is_meta
     device = kwargs.get("device")
     return func is _aten._to_copy.default and device is not None and device.type == "cpu"
+
+
+def _windowed(queries: int, keys: int, window: Any) -> int:
+    """Pairs of so many last queries with keys in a window (left, right; -1: no end), aligned at the bottom right."""
+    at = np.arange(keys - queries, keys)
+    low = np.maximum(0, at - window[0]) if window[0] >= 0 else 0
+    high = np.minimum(keys, at + window[1] + 1) if window[1] >= 0 else keys
+    return int(np.maximum(high - low, 0).sum()) if queries else 0
 
 
 def _tensors(value: Any) -> list[Tensor]:

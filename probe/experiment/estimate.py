@@ -1,8 +1,7 @@
-"""What a run takes, by its tasks; and how long, at the speed of a short trial on the model's first layers."""
+"""What a run takes, by its tasks; and how long: at the speed of a short trial of one layer, or computed for a GPU."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from mesa.device import now
-from mesa.engine.plug import Attachment
-from mesa.engine.schedule import calls
+from mesa.engine.attention import EXECUTORS
+from mesa.engine.rope import Layout, Rotation
+from mesa.engine.schedule import Schedule, calls
 from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
+from mesa.plan import BASE
+from mesa.support import is_rotary
 from probe.capture.memory import check_memory
+from probe.experiment import cost
 from probe.experiment.progress import format_seconds
 from probe.experiment.run import Experiment
 from probe.experiment.task import Task
@@ -28,9 +30,9 @@ Work = Sequence[tuple[Task, Method | None]]
 """Tasks with their methods; None: no pass."""
 Passes = Mapping[tuple[Method, int], float]
 """Number of passes by method and length in tokens."""
-_LAYERS, _VOCABULARY = 2, 64
 _SHORTEST = 64  # tokens
-_SECONDS, _LEAST_ROUNDS, _ROUNDS = 3.0, 4, 8  # of timed passes, one a method and round
+_USUAL = 0.4  # of a GPU's peak rates
+_SECONDS, _LEAST_ROUNDS, _ROUNDS = 1.5, 4, 8  # of timed passes, one a method and round
 _UNCOUNTED = 1.3  # decoded tokens and what surrounds passes, at most, where a model is small
 
 
@@ -67,10 +69,17 @@ def work_text(work: Work, left: Work, out: Path | None = None) -> str:
 def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: str) -> str:
     """The time of all passes, as a line of text; why there is none, where it cannot be measured.
 
-    The trial runs the first layers with random weights: no model is loaded.
+    From the config alone: no model is loaded, nor its class. On a GPU it is computed, elsewhere a layer of these shapes
+    is tried.
     """
     if not passes:
         return "time: none, no pass is left"
+    if load.get("device_map") or torch.device(load.get("device") or "cpu").type == "cuda":
+        least = least_seconds(config, load, passes)
+        return (
+            f"time: on an H100 at least {format_seconds(least)} for the passes, at {_USUAL:.0%} of its peak rates "
+            f"{format_seconds(least / _USUAL)} (computed from shapes and plans, never measured)"
+        )
     try:
         ends = seconds(config, load, executor, passes)
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
@@ -82,24 +91,33 @@ def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: st
     )
 
 
+def least_seconds(config: Any, load: Mapping[str, Any], passes: Passes) -> float:
+    """The least that the passes take on an H100, computed (`probe.experiment.cost`)."""
+    dtype = chosen_dtype(config, load)
+    size, slower = DTYPES[dtype].itemsize, cost.SLOWER.get(dtype, 1)
+    return sum(
+        count * cost.seconds(*cost.pass_parts(config, method, length, length, size), slower=slower)
+        for (method, length), count in passes.items()
+    )
+
+
 def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:
     """The least and the most that the passes take, over the rounds of a trial with a pass of every method."""
     counts: dict[Method, dict[int, float]] = {}
     for (method, length), count in passes.items():
         lengths = counts.setdefault(replace(method, layers=None, heads=None), {})
         lengths[length] = lengths.get(length, 0.0) + count
-    model = _trial_model(config, load)
-    depth = config.num_hidden_layers / model.config.num_hidden_layers
-    logits = config.vocab_size * config.hidden_size / sum(parameter.numel() for parameter in model.parameters())
+    layer, depth = TrialLayer(config, load), config.num_hidden_layers
+    logits = config.vocab_size * config.hidden_size / layer.size
     with torch.inference_mode():
-        long = _trial_length(model, executor, counts)
+        long = _trial_length(layer, executor, counts)
         trials = sorted({min(_SHORTEST, long), long})
-        short_times = {method: _timed(model, method, executor, trials[0]) for method in counts}
+        short_times = {method: _timed(layer, method, executor, trials[0]) for method in counts}
         totals, ends = list[float](), time.perf_counter() + _SECONDS
         while len(totals) < _LEAST_ROUNDS or (len(totals) < _ROUNDS and time.perf_counter() < ends):
             total = 0.0
             for method, lengths in counts.items():
-                times = [short_times[method], _timed(model, method, executor, long)][-len(trials) :]
+                times = [short_times[method], _timed(layer, method, executor, long)][-len(trials) :]
                 pairs = [_scored_pairs(method, length, executor) for length in trials]
                 for length, count in lengths.items():
                     attention = _scaled(
@@ -130,54 +148,71 @@ def _scored_pairs(method: Method, length: int, executor: str) -> int:
     return max(1, pairs)
 
 
-def _trial_length(model: Any, executor: str, counts: Mapping[Method, Mapping[int, float]]) -> int:
+def _trial_length(layer: TrialLayer, executor: str, counts: Mapping[Method, Mapping[int, float]]) -> int:
     """The longest length, halved until `_LEAST_ROUNDS` of passes under all methods fit into `_SECONDS`."""
     method, longest = next(iter(counts)), max(max(lengths) for lengths in counts.values())
     length = min(_SHORTEST, longest)
-    _timed(model, method, executor, length)  # the first is slower
+    _timed(layer, method, executor, length)  # the first is slower
     while length < longest:
-        elapsed = sum(_timed(model, method, executor, length)) * len(counts) * _LEAST_ROUNDS
+        elapsed = sum(_timed(layer, method, executor, length)) * len(counts) * _LEAST_ROUNDS
         if 3 * elapsed > _SECONDS:  # twice the length takes 2 to 4 times as long
             break
         length = min(2 * length, longest)
     return length
 
 
-def _trial_model(config: Any, load: Mapping[str, Any]) -> Any:
-    """The first layers of a model of this config, with random weights and a small vocabulary."""
-    shape, depth = copy.deepcopy(config), min(_LAYERS, config.num_hidden_layers)
-    if getattr(shape, "layer_types", None):
-        shape.layer_types = shape.layer_types[:depth]
-    shape.num_hidden_layers, shape.vocab_size = depth, _VOCABULARY
-    shape.pad_token_id = shape.bos_token_id = shape.eos_token_id = None
-    dtype, device = DTYPES[chosen_dtype(config, load)], load.get("device") or "cpu"
-    options = {"trust_remote_code": bool(load.get("trust_remote_code")), "dtype": dtype}
-    with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(shape, **options).parameters())
-    check_memory(2 * size * dtype.itemsize, _SHORTEST, device)
-    return AutoModelForCausalLM.from_config(shape, **options).eval().to(device)
+class TrialLayer:
+    """One layer of a config's shapes with random weights: projections, attention and a gated MLP, as Llama's."""
+
+    def __init__(self, config: Any, load: Mapping[str, Any]) -> None:
+        self.heads, self.key_heads, self.dim = cost.shapes(config)
+        hidden, inner = config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        self.dtype, self.device = DTYPES[chosen_dtype(config, load)], torch.device(load.get("device") or "cpu")
+        sizes = {
+            "query": (self.heads * self.dim, hidden),
+            "key": (self.key_heads * self.dim, hidden),
+            "value": (self.key_heads * self.dim, hidden),
+            "output": (hidden, self.heads * self.dim),
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+        }
+        self.hidden, self.size = hidden, sum(rows * columns for rows, columns in sizes.values())
+        check_memory(2 * self.size * self.dtype.itemsize, _SHORTEST, self.device)
+        self.weights = {name: self._random(*size) / size[1] ** 0.5 for name, size in sizes.items()}
+        pairs = self.dim // 2
+        self.turn = Rotation(Layout(0, pairs), BASE ** -(torch.arange(pairs, device=self.device) / pairs))
+        self.slopes = None if is_rotary(config.model_type) else torch.full((self.heads,), 0.01, device=self.device)
+
+    def _random(self, *size: int) -> torch.Tensor:
+        return torch.randn(*size, dtype=self.dtype, device=self.device)
+
+    def timed(self, method: Method, executor: str, length: int) -> tuple[float, float]:
+        """Seconds of one pass under a method: in attention, and in all else."""
+        states, weights = self._random(1, length, self.hidden), self.weights
+        plan, linear, norm = method.plan(length), torch.nn.functional.linear, torch.nn.functional.rms_norm
+        schedule = Schedule(plan, 0, method.cached_position, turn=None if self.slopes is not None else self.turn)
+        schedule.slopes = self.slopes
+        places = torch.arange(length, dtype=torch.float32, device=self.device)
+        begun, inside = now(self.device), 0.0
+        for _ in range(2):  # as many layers share what is made once for a plan
+            normed = norm(states, (self.hidden,))
+            query, key, value = (
+                linear(normed, weights[name]).unflatten(-1, (-1, self.dim)).transpose(1, 2)
+                for name in ("query", "key", "value")
+            )
+            query, key = (self.turn(one, places, method.plan(1)) for one in (query, key))
+            before = now(self.device)
+            attended = EXECUTORS[executor](schedule, query, key, value, self.dim**-0.5)[0]
+            attended = attended.transpose(1, 2).contiguous()
+            inside += now(self.device) - before
+            states = states + linear(attended.flatten(2), weights["output"])
+            normed = norm(states, (self.hidden,))
+            gate = torch.nn.functional.silu(linear(normed, weights["gate"]))
+            states = states + linear(gate * linear(normed, weights["up"]), weights["down"])
+        return inside / 2, (now(self.device) - begun - inside) / 2
 
 
-class _TimedAttention(Attachment):
-    """Counts the seconds in attention."""
-
-    seconds = 0.0
-
-    def attention(self, *args: Any, **kwargs: Any) -> Any:
-        """As for Attachment."""
-        began = now(self.model.device)
-        try:
-            return super().attention(*args, **kwargs)
-        finally:
-            self.seconds += now(self.model.device) - began
-
-
-def _timed(model: Any, method: Method, executor: str, length: int) -> tuple[float, float]:
-    """Seconds of one pass under a method: in attention, and in all else."""
-    ids = (torch.arange(length, device=model.device) * 7 % _VOCABULARY)[None]
-    attached = _TimedAttention(model, method, executor, None)
-    with attached.on():
-        began = now(model.device)
-        model(ids, use_cache=False, logits_to_keep=1)
-        elapsed = now(model.device) - began
-    return attached.seconds, elapsed - attached.seconds
+def _timed(layer: TrialLayer, method: Method, executor: str, length: int) -> tuple[float, float]:
+    """Seconds of a layer in one pass under a method: in attention, and in all else."""
+    return layer.timed(method, executor, length)

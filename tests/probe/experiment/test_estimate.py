@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from mesa.methods import Origin, ReRoPE
-from probe.experiment import estimate
+from mesa.methods import Origin, ReRoPE, make
+from mesa.plan import relative_positions
+from probe.experiment import cost, estimate
 from probe.experiment.progress import format_seconds
 
 CONFIG = LlamaConfig(
@@ -19,14 +20,14 @@ PASSES = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (RERO
 
 
 class Machine:
-    """A clock for passes of 2 layers: `fixed` s, `token` s a token and `pair` s a pair, times what `load` says next."""
+    """A clock for passes of a layer: `fixed` s, `token` s a token and `pair` s a pair, times what `load` says next."""
 
     def __init__(self, monkeypatch, *, fixed=0.0, token=1e-5, pair=1e-8, load=lambda: 1.0):
         self.fixed, self.token, self.pair, self.load, self.lengths, self.now = fixed, token, pair, load, [], 0.0
         monkeypatch.setattr(estimate, "_timed", self.timed)
         monkeypatch.setattr(estimate.time, "perf_counter", lambda: self.now)
 
-    def timed(self, model, method, executor, length):
+    def timed(self, layer, method, executor, length):
         load = self.load()
         self.lengths.append(length)
         spent = (
@@ -41,7 +42,7 @@ class Machine:
             key: self.fixed + self.token * key[1] + self.pair * estimate._scored_pairs(key[0], key[1], "fused")
             for key in work
         }
-        return 4 * load * sum(many * one[key] for key, many in work.items())  # 8 layers, of which 2 are timed
+        return 8 * load * sum(many * one[key] for key, many in work.items())  # 8 layers, of which one is timed
 
 
 def test_on_an_idle_machine_the_range_is_what_passes_take(monkeypatch):
@@ -78,3 +79,40 @@ def test_what_cannot_be_timed_says_why(monkeypatch):
 
     monkeypatch.setattr(estimate, "check_memory", refuse)
     assert estimate.time_text(CONFIG, PASSES, {}, "fused") == "time: not estimated (7 GiB are needed)"
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+def test_a_layer_of_the_configs_shapes_is_timed(executor):
+    config = LlamaConfig(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
+    layer = estimate.TrialLayer(config, {})
+    assert layer.size == 64 * (2 * 64 + 2 * 32) + 3 * 64 * 96
+    for method in (ORIGIN, REROPE):
+        assert all(part > 0 for part in layer.timed(method, executor, 200))
+
+
+def test_on_a_gpu_the_time_is_computed():
+    """Llama-3-8B's prompt of 8192 tokens: 7 billion weights, and attention under Origin to half of all pairs."""
+    config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                         num_key_value_heads=8, dtype="bfloat16")  # fmt: skip
+    method, length = Origin(trained_length=8192), 8192
+    layer = 4096 * (4096 * 2 + 1024 * 2) + 3 * 4096 * 14336
+    operations = 32 * (2 * layer * length + 4 * 4096 * length * (length + 1) / 2)
+    least = estimate.least_seconds(config, {"dtype": "bfloat16"}, {(method, length): 10})
+    assert least == pytest.approx(10 * operations / 989e12, rel=1e-6)
+    text = estimate.time_text(config, {(method, length): 10}, {"device": "cuda", "dtype": "bfloat16"}, "fused")
+    assert text == "time: on an H100 at least 1 s for the passes, at 40% of its peak rates 3 s " + (
+        "(computed from shapes and plans, never measured)"
+    )
+
+
+@pytest.mark.parametrize("name", ["origin", "rerope", "dca", "stair", "mesa", "streaming-llm", "self-extend"])
+def test_computed_operations_are_those_of_the_pairs_that_are_seen(name):
+    method, length = make(name, 64), 300
+    plan, index = method.plan(length), np.arange(length)
+    seen = int((relative_positions(plan, index, index) >= 0).sum())
+    calls = cost.pass_parts(CONFIG, method, length, length)[0]
+    assert calls.flops / CONFIG.num_hidden_layers == pytest.approx(4 * seen * 32, rel=0.05 if name == "stair" else 1e-9)
+    token = cost.pass_parts(CONFIG, method, length, 1)[0]
+    plan = method.plan(length, length - 1)
+    seen = int((relative_positions(plan, index[-1:], index) >= 0).sum())
+    assert token.flops / CONFIG.num_hidden_layers == pytest.approx(4 * seen * 32, rel=0.2 if name == "stair" else 1e-9)
