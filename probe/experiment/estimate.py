@@ -14,7 +14,7 @@ import torch
 
 from mesa.device import now
 from mesa.engine.attention import EXECUTORS
-from mesa.engine.rope import Layout, Rotation
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule, calls
 from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
@@ -181,7 +181,7 @@ class TrialLayer:
         check_memory(2 * self.size * self.dtype.itemsize, _SHORTEST, self.device)
         self.weights = {name: self._random(*size) / size[1] ** 0.5 for name, size in sizes.items()}
         pairs = self.dim // 2
-        self.turn = Rotation(Layout(0, pairs), BASE ** -(torch.arange(pairs, device=self.device) / pairs))
+        self.turn = Rotation(RotaryLayout(0, pairs), BASE ** -(torch.arange(pairs, device=self.device) / pairs))
         self.slopes = None if is_rotary(config.model_type) else torch.full((self.heads,), 0.01, device=self.device)
 
     def _random(self, *size: int) -> torch.Tensor:
