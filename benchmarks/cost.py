@@ -1,7 +1,7 @@
 """Expected shares of stock's time on an H100, computed from plans (probe/experiment/cost.py) and never measured.
 
 Launches are those that budgets.py counts, of a layer at 32768 tokens. Checked: the operations of attention that it
-counts, as a share of the computed ones.
+counts, as a share of the computed ones ("-": by a mask of blocks).
 
     python benchmarks/cost.py            # Llama-3-8B: results/cost.md
 """
@@ -9,6 +9,7 @@ counts, as a share of the computed ones.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ def row(name: str, method: Any, counts: dict[str, Any]) -> list[str]:
         for phase, tokens in (("prefill", LENGTHS), ("decode", (1,) * len(LENGTHS)))
         for length, new in zip(LENGTHS, tokens, strict=True)
     ]
-    checked = counts["prefill"][-1].flops / computed
-    return [method.name, *map(str, launches.values()), f"{checked:.2f}", *(f"{share:.2f}" for share in shares)]
+    prefill = counts["prefill"][-1]
+    known = not any("flex" in name for name in prefill.names)  # whose pairs follow from a mask of blocks
+    checked = f"{prefill.flops / computed:.2f}" if known else "-"
+    return [method.name, *map(str, launches.values()), checked, *(f"{share:.2f}" for share in shares)]
 
 
 def page(name: str) -> str:
@@ -58,9 +61,10 @@ def page(name: str) -> str:
         for length, label in zip(LENGTHS, lengths, strict=True)
     )
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    about = " ".join((__doc__ or "").split("    python")[0].split())
     return (
         f"# Computed, never measured: shares of stock's time on an H100, {name}, M = {MODELS[name][2]}\n\n"
-        f"{' '.join((__doc__ or '').split('    python')[0].split())}\n"
+        f"{textwrap.fill(about, 120)}\n"
         f"Stock's prompt and token, computed: {times}.\n\n{table}\n"
     )
 
