@@ -108,7 +108,8 @@ def settle(page):
     page.wait_for_function(
         """() => document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'
         && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')
-        && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg'))"""
+        && (charts => !charts.length || charts.some(chart => chart.querySelector('.main-svg')))(
+            [...document.querySelectorAll('[data-testid=stPlotlyChart]')])"""
     )
 
 
