@@ -188,3 +188,20 @@ def test_generate_reads_its_mask_once(model, monkeypatch):
     with mesa.applied(model, cases.method("rerope")):
         model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=1)
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), torch.tensor([0, 2])])
+@pytest.mark.parametrize("tokens", [slice(1, 4), torch.tensor([0, 3, 4])])
+def test_rows_and_tokens_are_taken_and_put_as_one_by_one(rows, tokens):
+    states = torch.randn(3, 2, 5, 4)
+    places = [
+        range(*part.indices(size)) if isinstance(part, slice) else part.tolist()
+        for part, size in ((rows, 3), (tokens, 5))
+    ]
+    one_by_one = torch.stack([torch.stack([states[row, :, token] for token in places[1]], 1) for row in places[0]])
+    torch.testing.assert_close(passes.taken(states, rows, tokens), one_by_one, rtol=0, atol=0)
+    empty = torch.zeros_like(states)
+    passes.put(empty, rows, tokens, one_by_one)
+    kept = torch.zeros(3, 5, dtype=torch.bool)
+    kept[[[row] for row in places[0]], list(places[1])] = True
+    torch.testing.assert_close(empty, states * kept[:, None, :, None], rtol=0, atol=0)
