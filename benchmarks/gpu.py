@@ -37,7 +37,7 @@ import tiny  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
-from mesa.engine import launched  # noqa: E402
+from mesa.engine import span_kernels  # noqa: E402
 
 Row = dict[str, Any]
 """What was measured, by column; `passed`, where there is one, says whether it is as it must be."""
@@ -108,13 +108,18 @@ def attention_kernels(size: Size) -> Iterator[Row]:
         for dim in size.dims:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                for name, spans in launched.TRIALS.items():
-                    (query, key, value), scoring = launched.trial(spans, dtype, dim), launched.Scoring(dim**-0.5)
-                    used = launched.kernel_for(query.to(device), spans, scoring)
+                for name, spans in span_kernels.TRIALS.items():
+                    (query, key, value), scoring = (
+                        span_kernels.trial(spans, dtype, dim),
+                        span_kernels.Scoring(dim**-0.5),
+                    )
+                    used = span_kernels.kernel_for(query.to(device), spans, scoring)
                     states = query.to(device), key.to(device), value.to(device)
-                    got = launched.attend_spans(*states, spans, scoring, {})
-                    wanted = launched.by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
-                    wrong = launched.differs(got, wanted, dtype)
+                    got = span_kernels.attend_spans(*states, spans, scoring, {})
+                    wanted = span_kernels.by_operations(
+                        query.double(), key.double(), value.double(), spans, scoring, {}
+                    )
+                    wrong = span_kernels.differs(got, wanted, dtype)
                     row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": used.__name__}
                     note = str(caught[-1].message) if caught else ""
                     yield {**row, "error": wrong or "", "note": note, "passed": not wrong}

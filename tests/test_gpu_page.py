@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mesa.engine import launched
+from mesa.engine import span_kernels
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
@@ -37,10 +37,10 @@ def test_what_fails_is_on_the_page_and_the_other_steps_go_on(mistake, tmp_path, 
     def mistaken(*given):
         if mistake == "broken":
             raise RuntimeError("no kernel for this device")
-        output, log_sum = launched.by_operations(*given)
+        output, log_sum = span_kernels.by_operations(*given)
         return output + 0.1, log_sum
 
-    monkeypatch.setattr(launched, "attend_spans", mistaken)
+    monkeypatch.setattr(span_kernels, "attend_spans", mistaken)
     monkeypatch.setattr(gpu, "STEPS", {title: gpu.STEPS[title] for title in ("Kernels", "Methods")})
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "gpu.md").read_text()

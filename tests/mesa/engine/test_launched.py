@@ -15,7 +15,7 @@ from attended import DIM, OF_OTHERS, rotate, states
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine import attention, launched, rope, schedule
+from mesa.engine import attention, launched, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule
 from mesa.engine.spans import parts
 from mesa.methods.chunked import MesaExtrapolation
@@ -56,7 +56,7 @@ def varlen_attn_out(out, *args, **kwargs):
     return out.copy_(output), log_sum
 
 
-KERNELS = [launched.by_varlen, launched.by_flex, launched.by_operations]
+KERNELS = [span_kernels.by_varlen, span_kernels.by_flex, span_kernels.by_operations]
 
 
 @pytest.fixture(params=KERNELS, ids=lambda kernel: kernel.__name__)
@@ -65,14 +65,14 @@ def kernel(request, monkeypatch):
 
     def takes(kernel, query, spans, scoring):
         plain = spans[0].holds is None and scoring.plain
-        return kernel is request.param and (kernel is not launched.by_varlen or plain)
+        return kernel is request.param and (kernel is not span_kernels.by_varlen or plain)
 
-    monkeypatch.setattr(launched, "takes", takes)
-    monkeypatch.setattr(launched, "agrees", lambda *_: True)
+    monkeypatch.setattr(span_kernels, "takes", takes)
+    monkeypatch.setattr(span_kernels, "agrees", lambda *_: True)
     monkeypatch.setattr(launched, "_LEAST", 11)
-    monkeypatch.setattr(launched.varlen, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(launched.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
-    monkeypatch.setattr(launched.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(span_kernels.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
+    monkeypatch.setattr(span_kernels.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     return request.param
 
 
@@ -156,7 +156,7 @@ def test_mesas_chunks_are_one_launch():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch):
-    device, right = torch.device("cpu"), launched.by_operations
+    device, right = torch.device("cpu"), span_kernels.by_operations
 
     def too_wide(query, key, value, spans, *given):
         wider = [span._replace(farthest=span.farthest and span.farthest + 1) for span in spans]
@@ -165,28 +165,28 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
     def refuses(*given):
         raise RuntimeError("no kernel for this device")
 
-    monkeypatch.setattr(launched, "_AGREES", {})
-    monkeypatch.setattr(launched, "takes", lambda *_: True)
-    assert launched.agrees(right, device, dtype, 64)
+    monkeypatch.setattr(span_kernels, "_AGREES", {})
+    monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
+    assert span_kernels.agrees(right, device, dtype, 64)
     for wrong, message in ((too_wide, "a band: output off"), (refuses, "no kernel for this device")):
         with pytest.warns(UserWarning, match=message):
-            assert not launched.agrees(wrong, device, dtype, 64)
-        assert not launched.agrees(wrong, device, dtype, 64)
+            assert not span_kernels.agrees(wrong, device, dtype, 64)
+        assert not span_kernels.agrees(wrong, device, dtype, 64)
 
 
 def test_lack_of_memory_in_the_trial_is_not_kept(monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(launched, "_AGREES", {})
-    monkeypatch.setattr(launched, "takes", lambda *_: True)
-    assert not launched.agrees(full, torch.device("cpu"), torch.float32, 64)
-    assert not launched._AGREES
+    monkeypatch.setattr(span_kernels, "_AGREES", {})
+    monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
+    assert not span_kernels.agrees(full, torch.device("cpu"), torch.float32, 64)
+    assert not span_kernels._AGREES
 
 
-@pytest.mark.parametrize("span", [span for spans in launched.TRIALS.values() for span in spans])
+@pytest.mark.parametrize("span", [span for spans in span_kernels.TRIALS.values() for span in spans])
 def test_blocks_left_out_and_read_whole_are_so(span):
-    blocks = launched.blocks_of(span, torch.device("cpu"))
+    blocks = span_kernels.blocks_of(span, torch.device("cpu"))
     (begin, end), (low, high) = span.queries, span.keys
     seen = torch.as_tensor(span.seen(torch.arange(begin, end)[:, None], torch.arange(low, high)))
     some, whole = torch.zeros_like(seen), torch.zeros_like(seen)

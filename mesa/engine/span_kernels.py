@@ -1,0 +1,304 @@
+"""Attention over spans on devices other than CPUs: PyTorch's public kernels, each after a trial, or plain operations.
+
+Spans go to `varlen_attn` (flash attention on CUDA: half precision, windows), to a compiled `flex_attention` (patterns,
+soft caps, ALiBi, float32) or to plain operations, by what each device was found to do right. None of this has run on a
+GPU: it is tested on a CPU by stand-ins that promise what those kernels do, and counted on shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention import varlen
+
+from mesa.engine.compiled import compiled
+from mesa.engine.kernels import capped, scores_of
+from mesa.engine.spans import PairSpan, sides_of
+
+_BLOCK = 128
+"""Queries, and keys, of a block that `flex_attention` leaves out or masks (tokens)."""
+
+_SCORES = 2**28
+"""Scores that plain operations hold at a time."""
+
+_ULPS = 4
+"""Units in the last place of the largest number by which a kernel's output may differ from float64's."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What makes scores of products: c in c tanh(s / c), or ALiBi's slopes (head,) and positions (token,) of a span."""
+
+    scale: float
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    query_position: Tensor | None = None
+    key_position: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are but scaled."""
+        return self.softcap is None and self.slopes is None
+
+
+def attend_spans(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention of one launch's spans (query, batch * head, dim), and its log-sum-exp (batch * head, query).
+
+    query, key, value (batch, head, token, dim) are those from the spans' first ones to their last. known: what is made
+    once for all layers. into: where the output goes; a new tensor where it is None.
+    """
+    return kernel_for(query, spans, scoring)(query, key, value, spans, scoring, known, into)
+
+
+def kernel_for(query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The first kernel that is one for this and was found to do right on the device."""
+    for kernel in (by_varlen, by_flex):
+        if takes(kernel, query, spans, scoring) and agrees(kernel, query.device, query.dtype, query.shape[3]):
+            return kernel
+    return by_operations
+
+
+def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> bool:
+    """Whether a kernel is one for this."""
+    if query.device.type == "cpu" or query.dtype == torch.float64:
+        return False
+    if kernel is by_varlen:
+        plain, dim = spans[0].holds is None and scoring.plain, query.shape[3]
+        return plain and query.dtype != torch.float32 and dim % 8 == 0 and dim <= 256
+    return query.shape[2] > 1
+
+
+def by_varlen(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attend_spans` by PyTorch's flash attention over texts of any lengths; rows of a batch are further heads."""
+    borders, longest = list[Tensor](), list[int]()
+    for sides in ([span.queries for span in spans], [span.keys for span in spans]):
+        ends = 0, *(end - sides[0][0] for _, end in sides)
+        place = "borders", ends, query.device
+        if place not in known:
+            known[place] = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
+        borders.append(known[place])
+        longest.append(max(end - begin for begin, end in sides))
+    given: Any = *(states.permute(2, 0, 1, 3).flatten(1, 2) for states in (query, key, value)), *borders, *longest
+    options = {
+        "return_aux": varlen.AuxRequest(lse=True),
+        "scale": scoring.scale,
+        "window_size": spans[0].window,
+        "enable_gqa": True,
+    }
+    direct = getattr(varlen, "varlen_attn_out", None)
+    if into is not None and direct is not None:
+        output, log_sum = direct(into, *given, **options)
+    else:
+        output, log_sum = varlen.varlen_attn(*given, **options)
+        output = output if into is None else into.copy_(output)
+    return output, log_sum if log_sum.shape[0] == output.shape[1] else log_sum.t()
+
+
+def by_flex(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attend_spans` by a compiled `flex_attention`, whose blocks are laid out once for all layers."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        place = "blocks", span, query.device
+        if place not in known:
+            known[place] = blocks_of(span, query.device)
+        output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
+            query, key, value, score_mod=None if scoring.plain else _score(scoring),
+            block_mask=known[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
+        )  # fmt: skip
+        return output, extra.lse
+
+    return _span_by_span(attend, query, key, value, spans, scoring, into)
+
+
+def by_operations(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attend_spans` in plain operations, some queries at a time."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        (begin, end), (low, high), results = span.queries, span.keys, []
+        step = max(1, _SCORES // (query.shape[0] * query.shape[1] * (high - low)))
+        keys = torch.arange(low, high, device=query.device)
+        for first in range(begin, end, step):
+            rows = torch.arange(first, min(first + step, end), device=query.device).unsqueeze(1)
+            scores = scores_of(query.narrow(2, first - begin, len(rows)), key) * scoring.scale
+            scores = capped(scores, scoring.softcap)
+            if scoring.slopes is not None:
+                at, key_at = scoring.query_position, scoring.key_position
+                assert at is not None
+                assert key_at is not None
+                scores = scores - scoring.slopes.view(-1, 1, 1) * (
+                    at.narrow(0, first - begin, len(rows)).unsqueeze(1) - key_at
+                )
+            scores = scores.masked_fill(span.seen(rows, keys).logical_not(), -math.inf)
+            log_sum = scores.logsumexp(-1)
+            weights = (scores - log_sum.unsqueeze(-1)).exp().nan_to_num(nan=0.0).to(value.dtype)
+            grouped = weights.unflatten(1, (value.shape[1], -1)).flatten(2, 3) @ value
+            results.append((grouped.view(*query.shape[:2], len(rows), -1), log_sum))
+        outputs, log_sums = zip(*results, strict=True)
+        return torch.cat(outputs, 2), torch.cat(log_sums, 2)
+
+    return _span_by_span(attend, query, key, value, spans, scoring, into)
+
+
+def _span_by_span(
+    attend: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan],
+    scoring: Scoring, into: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `attend` gives for each span, as `attend_spans`."""
+    first, first_key, results = spans[0].queries[0], spans[0].keys[0], []
+    for span in spans:
+        (begin, end), (low, high) = span[:2]
+        keys = (states.narrow(2, low - first_key, high - low) for states in (key, value))
+        own = scoring
+        if scoring.query_position is not None and scoring.key_position is not None:
+            own = replace(
+                scoring,
+                query_position=scoring.query_position.narrow(0, begin - first, end - begin),
+                key_position=scoring.key_position.narrow(0, low - first_key, high - low),
+            )
+        output, log_sum = attend(query.narrow(2, begin - first, end - begin), *keys, span, own)
+        results.append((output.permute(2, 0, 1, 3).flatten(1, 2), log_sum.flatten(0, 1)))
+    outputs, log_sums = zip(*results, strict=True)
+    log_sum = log_sums[0] if len(spans) == 1 else torch.cat(log_sums, 1)
+    if into is None:
+        return outputs[0] if len(spans) == 1 else torch.cat(outputs), log_sum
+    for span, output in zip(spans, outputs, strict=True):
+        into.narrow(0, span.queries[0] - first, len(output)).copy_(output)
+    return into, log_sum
+
+
+def _score(scoring: Scoring) -> Callable[..., Tensor]:
+    """`flex_attention`'s score_mod."""
+    softcap, slopes, at, key_at = scoring.softcap, scoring.slopes, scoring.query_position, scoring.key_position
+
+    def score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = capped(score, softcap)
+        if slopes is None or at is None or key_at is None:
+            return score
+        return score - slopes[head] * (at[query] - key_at[key])
+
+    return score
+
+
+def blocks_of(span: PairSpan, device: torch.device) -> flex.BlockMask:
+    """A span's mask for `flex_attention`: which blocks it leaves out, masks and reads whole, laid out on the host."""
+    (begin, end), (low, high) = span.queries, span.keys
+    rows, columns = (
+        torch.arange(count)[:, None] * _BLOCK for count in (-(-(end - begin) // _BLOCK), -(-(high - low) // _BLOCK))
+    )
+    first, last = rows + begin, (rows + _BLOCK).clamp(max=end - begin) + begin - 1
+    first_key, last_key = columns.T + low, (columns.T + _BLOCK).clamp(max=high - low) + low - 1
+    farthest = end if span.farthest is None else span.farthest
+    some = (last - first_key >= span.nearest) & (first - last_key <= farthest)
+    whole = (first - last_key >= span.nearest) & (last - first_key <= farthest) & (last_key - first_key == _BLOCK - 1)
+    whole = whole & (span.holds is None)
+    sides = list[Tensor]()
+    for chosen in (some & ~whole, whole):
+        sides += [chosen.sum(1), chosen.int().argsort(dim=1, descending=True, stable=True)]
+    tensors = [side.int()[None, None].to(device, non_blocking=True) for side in sides]
+    at, key_at = (torch.tensor(place).to(device, non_blocking=True) for place in (begin, low))
+
+    def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return span.seen(query + at, key + key_at)
+
+    lengths = end - begin, high - low
+    return flex.BlockMask.from_kv_blocks(
+        *tensors, BLOCK_SIZE=_BLOCK, mask_mod=mask, seq_lengths=lengths, compute_q_blocks=False
+    )
+
+
+_AGREES: dict[tuple[Any, ...], bool] = {}
+
+
+def agrees(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+    """Whether a kernel gives what plain operations give in float64, tried once; warns where it does not.
+
+    It may refuse a device, a dtype or a head dim, and where it lacks memory that says nothing of the next time.
+    """
+    place = kernel, device, dtype, dim
+    if place not in _AGREES:
+        try:
+            error = _error(kernel, device, dtype, dim)
+        except torch.OutOfMemoryError:
+            return False
+        except (RuntimeError, ValueError, TypeError, AttributeError) as refusal:  # the last two: other versions
+            error = str(refusal).partition("\n")[0]
+        _AGREES[place] = error is None
+        if error is not None:
+            name = kernel.__name__.removeprefix("by_")
+            warnings.warn(
+                f"no {name} attention for {dtype}, head dim {dim}, on {device}: {error}; slower", stacklevel=2
+            )
+    return _AGREES[place]
+
+
+TRIALS: dict[str, tuple[PairSpan, ...]] = {
+    "two triangles": (PairSpan((0, 150), (0, 150), 0, None), PairSpan((150, 290), (150, 290), 0, None)),
+    "a band": (PairSpan((0, 290), (0, 290), 0, 40),),
+    "a band further back": (PairSpan((30, 290), (0, 280), 10, 40),),
+    "few keys, all but the nearest": (PairSpan((30, 290), (0, 70), 20, None),),
+    "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
+    "a pattern": (PairSpan((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
+    "queries without keys": (
+        PairSpan((0, 200), (0, 200), 0, None, lambda query, key: (query % 5 > 1) & (key % 7 < 4)),
+    ),
+}
+"""What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more."""
+
+
+def trial(spans: Sequence[PairSpan], dtype: torch.dtype, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries, keys and values for some spans, on the CPU."""
+    generator, (queries, keys) = torch.Generator().manual_seed(0), sides_of(spans)
+    query, key, value = (
+        torch.randn(2, heads, end - begin, dim, generator=generator).to(dtype)
+        for heads, (begin, end) in ((4, queries), (2, keys), (2, keys))
+    )
+    return query, key, value
+
+
+def _error(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+    """How a kernel differs from plain operations in float64, if it does."""
+    for name, spans in TRIALS.items():
+        query, key, value = trial(spans, dtype, dim)
+        for scoring in (Scoring(dim**-0.5), Scoring(dim**-0.5, 2.0)):
+            there = query.to(device)
+            if not takes(kernel, there, spans, scoring):
+                continue
+            got = kernel(there, key.to(device), value.to(device), spans, scoring, {})
+            wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
+            if difference := differs(got, wanted, dtype):
+                return f"{name}: {difference}"
+    return None
+
+
+def differs(got: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype) -> str | None:
+    """How an output and a log-sum-exp differ from float64's by more than `dtype` explains, if they do."""
+    eps = torch.finfo(dtype).eps
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        eps = 2.0**-10  # what TF32 keeps
+    for name, one, other in zip(("output", "log-sum-exp"), got, wanted, strict=True):
+        one, other = one.double().cpu(), other.double()
+        seen = other.isfinite()
+        allowed = _ULPS * eps * max(1.0, float(other[seen].abs().max())) if name == "output" else 2e-3
+        off = float((one - other)[seen].abs().max())
+        if not off <= max(allowed, 1e-5):
+            return f"{name} off by {off:.2g}, {allowed:.2g} allowed"
+    return None
