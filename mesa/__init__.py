@@ -9,15 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mesa import methods
 from mesa.errors import Refused
-from mesa.methods import METHODS, Method, make, meant
-from mesa.methods.chunked import MesaExtrapolation
-from mesa.methods.dual_chunk import DCA
-from mesa.methods.interpolated import PI, CoPE, YaRN
-from mesa.methods.mapped import STRING, LaMPE
-from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
-from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
-from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
+from mesa.methods import *  # noqa: F403  a new method is named there alone
+from mesa.methods import meant
 from mesa.namesakes import warn_of_namesakes
 from mesa.plan import Plan, distances
 
@@ -36,38 +31,8 @@ _LAZY = {
     "load": "mesa.models",
 }
 
-# fmt: off
-__all__ = [
-    "DCA",
-    "METHODS",
-    "PI",
-    "STRING",
-    "CoPE",
-    "Crop",
-    "DynamicNTK",
-    "LMInfinite",
-    "LaMPE",
-    "LeakyReRoPE",
-    "MesaExtrapolation",
-    "Method",
-    "NTKMixed",
-    "NoPE",
-    "Origin",
-    "Plan",
-    "ReRoPE",
-    "Refused",
-    "SelfExtend",
-    "StairPE",
-    "StreamingLLM",
-    "YaRN",
-    "applied",
-    "bridge",
-    "check",
-    "distances",
-    "load",
-    "make",
-]
-# fmt: on
+__all__ = ["Plan", "Refused", "applied", "bridge", "check", "distances", "load"]
+__all__ += methods.__all__
 
 
 def __getattr__(name: str) -> Any:

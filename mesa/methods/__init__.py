@@ -24,6 +24,14 @@ from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 
+# fmt: off
+__all__ = [  # as `mesa` has them, too
+    "DCA", "METHODS", "PI", "STRING", "CoPE", "Crop", "DynamicNTK", "LMInfinite", "LaMPE", "LeakyReRoPE",
+    "MesaExtrapolation", "Method", "NTKMixed", "NoPE", "Origin", "ReRoPE", "SelfExtend", "StairPE", "StreamingLLM",
+    "YaRN", "make",
+]
+# fmt: on
+
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (

@@ -52,6 +52,8 @@ class Method(ABC):
     name: ClassVar[str]
     formula: ClassVar[str]
     source: ClassVar[str]
+    look: ClassVar[tuple[str, str, str] | None] = None
+    """Its colour, dash and marker in figures, as plotly names them; None: one that no method of the package has."""
     uses_model_rope: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False

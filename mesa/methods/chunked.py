@@ -41,6 +41,7 @@ class MesaExtrapolation(Method):
     """
 
     name = "mesa"
+    look = ("#009E73", "dot", "diamond")
     formula = "chunks: own chunk and the first, R = r; last chunk and decoding: Stair PE over all keys"
     source = "Ma et al. 2024, section 4; variant 'reference': github.com/soacker/Mesa-Extrapolation"
     window: int = SCALED

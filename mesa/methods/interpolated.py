@@ -25,6 +25,7 @@ class PI(Method):
     """
 
     name = "pi"
+    look = ("#6B8E00", "dashdot", "triangle-up")
     formula = "R = r / s"
     source = "Chen et al. 2023; transformers, rope_type='linear'"
     factor: float = 4.0
@@ -65,6 +66,7 @@ class YaRN(Method):
     """
 
     name = "yarn"
+    look = ("#3F7F4F", "solid", "square")
     formula = (
         "R = r; inv_freq * (1 - ramp + ramp / s), ramp from 32 rotations in M tokens to 1; scores * (0.1 ln s + 1)^2"
     )
@@ -116,6 +118,7 @@ class CoPE(Method):
     """
 
     name = "cope"
+    look = ("#2F8F8B", "longdash", "square")
     formula = "R = r; the last C inv_freq * (1 + cos(pi j / (C - 1))) / 2, j = 0 .. C - 1"
     source = "Li et al. 2026, github.com/hrlics/CoPE"
     needs_rotary = True

@@ -30,6 +30,7 @@ class STRING(Method):
     """
 
     name = "string"
+    look = ("#B5482A", "dash", "triangle-down")
     formula = "R = r if r < S else r - S + W; scores * (0.1 ln 2 + 1)^2"
     source = "An et al. 2024, github.com/HKUNLP/STRING"
     window: int = SCALED
@@ -87,6 +88,7 @@ class LaMPE(Method):
     """
 
     name = "lampe"
+    look = ("#C2477F", "dashdot", "circle")
     formula = "R = r near, g(t) - g(i) + b1 in the middle, r - b2 far; g(x) = U x // (L - 1); scores * (0.1 ln 2 + 1)^2"
     source = "LaMPE 2025, github.com/scar-on/LaMPE"
     window: int = SCALED

@@ -18,6 +18,7 @@ class Origin(Method):
     """
 
     name = "origin"
+    look = ("#000000", "solid", "circle")
     formula = "R = r"
     source = "the stock model"
     uses_model_rope = True
@@ -37,6 +38,7 @@ class NoPE(Method):
     """
 
     name = "nope"
+    look = ("#8C6D31", "longdash", "x")
     formula = "R = 0"
     source = "Kazemnejad et al. 2023; paper theorem 3.1"
 
@@ -67,6 +69,7 @@ class DynamicNTK(Method):
     """
 
     name = "dynamic-ntk"
+    look = ("#C47F00", "solid", "triangle-up")
     formula = "R = r; base = base0 * (s * n / M - (s - 1))^(d / (d - 2)) for n > M"
     source = "transformers, rope_type='dynamic'"
     needs_rotary = True
@@ -99,6 +102,7 @@ class NTKMixed(Method):
     """
 
     name = "ntk-mixed"
+    look = ("#9A8F00", "longdash", "triangle-up")
     formula = "R = r; inv_freq_m * exp(-a * m^0.75), a = ln(k) / (d / 2)^0.75, m = 1.."
     source = "Su 2023, github.com/bojone/rerope, ntk_patch.py"
     needs_rotary = True

@@ -23,6 +23,7 @@ class LMInfinite(Method):
     """
 
     name = "lm-infinite"
+    look = ("#D55E00", "dashdot", "triangle-down")
     formula = "R = min(r, l); seen: r < l or i < g"
     source = "Han et al. 2023, github.com/Glaciohound/LM-Infinite"
     first: int = SCALED
@@ -60,6 +61,7 @@ class Crop(Method):
     """
 
     name = "crop"
+    look = ("#6B6B88", "longdashdot", "x")
     formula = "R = r; seen: r < M and i >= n - M, n the tokens so far (before the prompt's last M: r < M)"
     source = "baseline"
 
@@ -93,6 +95,7 @@ class StreamingLLM(Method):
     """
 
     name = "streaming-llm"
+    look = ("#7A8B99", "dot", "triangle-down")
     formula = "positions of kept keys are 0.. in order; seen: i < s or r <= w"
     source = "Xiao et al. 2024, github.com/mit-han-lab/streaming-llm"
     first: int = 4

@@ -54,6 +54,7 @@ class ReRoPE(Method):
     """
 
     name = "rerope"
+    look = ("#0072B2", "dash", "square")
     formula = "R = min(r, N)"
     source = "Su 2023, github.com/bojone/rerope; paper eq. 4"
     window: int = SCALED
@@ -88,6 +89,7 @@ class LeakyReRoPE(Method):
     """
 
     name = "leaky-rerope"
+    look = ("#3A95D0", "dashdot", "square")
     formula = "R = r if r < N else N + (r - N) / k"
     source = "Su 2023, github.com/bojone/rerope"
     window: int = SCALED
@@ -123,6 +125,7 @@ class SelfExtend(Method):
     """
 
     name = "self-extend"
+    look = ("#CC79A7", "dash", "diamond")
     formula = "R = r if r < N else t // G - i // G + N - N // G"
     source = "Jin et al. 2024, github.com/datamllab/LongLM"
     window: int = SCALED
@@ -166,6 +169,7 @@ class StairPE(Method):
     """
 
     name = "stair"
+    look = ("#A8326E", "solid", "diamond")
     formula = "R = r if r <= N else N + ceil((r - N) / E)"
     source = "paper eq. 6; github.com/soacker/Mesa-Extrapolation scales queries"
     window: int = SCALED
