@@ -86,7 +86,9 @@ def session(tmp_path_factory, undrawn):
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "probe.predict_failure" else []) for name in PUBLIC]
+)
 def test_examples_print_what_they_show(name, capsys):
     done = run_examples(name)
     assert done.attempted, "no example"

@@ -103,6 +103,7 @@ def test_all_methods_are_those_that_the_model_can_have(paper, capsys):
         check(read(paper.config))
 
 
+@pytest.mark.slow
 def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys):
     data = tmp_path / "reports.jsonl"
     data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
@@ -140,6 +141,7 @@ def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys):
     assert SECTIONS["ruler"].tasks == tuple(task.name for task in RULER)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(paper, monkeypatch):
     paper.write({"probe": PROBE, "passkey": PASSKEY})
     with monkeypatch.context() as patch:
@@ -195,7 +197,6 @@ sections: {passkey: {samples: 1.5}}
 sections: {passkey: {samples: 0}}
 sections: {passkey: {batch: null}}
 sections: {nll: {text: 5}}
-sections: {longbench: {tasks: 5}}
 sections: {passkey: {lengths: [1, [2]]}}
 sections: {passkey: 5}
 sections: {probe: {layers: 1-}}

@@ -40,6 +40,7 @@ def finished(model, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_results_are_labelled_and_whole(finished):
     results = read_results(finished / "study.json")
     assert results["config"].values.tolist() == ["origin", "rerope", "nope", "dynamic-ntk"]
