@@ -1,9 +1,8 @@
 """`make pictures`: draws the pictures of docs/ and research/ anew, each by the command named here, from runs.
 
-`python research/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
-`real` (`make real`). A picture whose run is not there stays as it is, and is named. The numbers of a picture are a csv
-of its name beside it. docs/app-*.png are screenshots of the dashboard over RUNS (playwright and Chromium:
-`make .venv/browser`).
+`python research/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`) and `real` (`make real`). A picture whose
+run is not there stays as it is, and is named. The numbers of a picture are a csv of its name beside it.
+docs/app-*.png are screenshots of the dashboard over RUNS (playwright and Chromium: `make .venv/browser`).
 """
 
 import os
@@ -23,10 +22,14 @@ from textwrap import wrap
 
 import xarray as xr
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
+from probe.commands.locate.figures import recovery_map
+from probe.commands.locate.result import Effect, Located, Loss
+from probe.figures.render import rendered
 from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
@@ -44,13 +47,6 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
         ("drift", "", {"docs/demo-drift-map": "drift-resid_post-repeated-map"}),
         ("thresholds", "--pairs 3:150", {"docs/demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
-    "mechanism": (
-        (
-            "locate",
-            "--methods rerope --lengths 1024 --measures nll",
-            {"docs/mechanism-map": "locate-map-rerope-1024-nll"},
-        ),
-    ),
     "real": (
         ("drift", "--layers 1,7", {"research/real_model/drift": "drift-resid_post-repeated"}),
         ("drift", "--methods origin,mesa,stair", {"research/real_model/map": "drift-resid_post-repeated-map"}),
@@ -63,21 +59,13 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
 }
 SHOTS = {"app-overview": ("", 1350), "app-tokens": ("tokens", 900)}
 """Screenshots: the dashboard's page, and how many pixels of it are seen from the top."""
-_DRIFT = RESEARCH / "real_model" / "results" / "drift-16k" / "levels.csv"
-_MAP = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",), "kind": ("patch",), "way": ("only",)}
-NUMBERS = {  # pictures of runs that are not in the repository: their numbers, from tables that are
-    "docs/mechanism-map": of_table(
-        RESEARCH / "mechanism" / "results" / "effects.csv", _MAP, ("layer", "head", "share", "low", "high")
-    ),
-    "research/real_model/drift": of_drift(_DRIFT, {"layer": ("1", "7")}),
-}
 
 
 def draw(runs: Path, root: Path) -> list[str]:
     """Draws below `root`, and writes the numbers; returns the pictures that stayed, with the reason."""
     stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, root)]
-    for name, rows in NUMBERS.items():
-        write_numbers(root / name, rows)
+    levels = RESEARCH / "real_model" / "results" / "drift-16k" / "levels.csv"
+    write_numbers(root / "research/real_model/drift", of_drift(levels, {"layer": ("1", "7")}))
     for study, names in {
         "default": {"lengths": "docs/findings_lengths", "dims": "research/thresholds_predict_failure/dims"},
         "smollm2": {"lengths": "research/thresholds_predict_failure/smollm2"},
@@ -90,8 +78,40 @@ def draw(runs: Path, root: Path) -> list[str]:
             for name, drawn in names.items():
                 for form in ("png", "csv"):
                     shutil.copyfile(Path(scratch) / f"{name}.{form}", root / f"{drawn}.{form}")
+    draw_recovery_map(root / "docs" / "mechanism-map.png")
     draw_theory(root)
     return stayed + shoot(runs, root / "docs")
+
+
+def draw_recovery_map(path: Path) -> None:
+    """Draws what ReRoPE in one layer or head alone recovers of the shipped model's loss at 1024 tokens, from tables."""
+    tables = RESEARCH / "mechanism" / "results"
+    wanted = {"method": ("rerope",), "length": ("1024",), "measure": ("nll",)}
+
+    def read(name: str, kind: type[Loss | Effect]) -> list[dict[str, str | None]]:
+        rows = of_table(tables / f"{name}.csv", wanted, kind.__dataclass_fields__)
+        return [{column: value or None for column, value in row.items()} for row in rows]
+
+    effects = TypeAdapter(list[Effect]).validate_python(read("effects", Effect))
+    summary = Located(
+        model="default",
+        trained_length=256,
+        seed=0,
+        executor="",
+        versions={},
+        methods={"origin": {}, "rerope": {}},
+        layers=sorted({row.layer for row in effects if row.layer is not None}),
+        heads=len({row.head for row in effects if row.head is not None}),
+        tasks_left=0,
+        loss_gaps=TypeAdapter(list[Loss]).validate_python(read("loss_gaps", Loss)),
+        effects=effects,
+        smallest=[],
+    )
+    drawn = recovery_map(summary, "rerope", 1024, "nll")
+    assert drawn is not None, "effects.csv has no row of rerope"
+    path.write_bytes(rendered(drawn, "png"))
+    alone = wanted | {"kind": ("patch",), "way": ("only",)}
+    write_numbers(path, of_table(tables / "effects.csv", alone, ("layer", "head", "share", "low", "high")))
 
 
 def draw_theory(root: Path) -> None:
@@ -119,7 +139,7 @@ def draw_reach(path: Path) -> None:
         colour = "#009E73" if "corollary" in name else {2: "#56B4E9", 4: "#0072B2"}[N]
         axes.plot(list(known), list(known.values()), style, color=colour, label=name, marker=".")
         rows += [{"line": name, "M": M, "first_failure": fails} for M, fails in known.items()]
-    axes.plot(range(4, 33), range(5, 34), color="#D55E00", label="3.2 (no weave)")
+    axes.plot(range(4, 33), range(5, 34), color="#D55E00", label="3.2 (no remap)")
     axes.set(yscale="log", ylim=(4, 2e7), xlabel="window M (tokens)", ylabel="first failure (tokens)")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=200)
@@ -134,9 +154,13 @@ def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:
         axes.plot(values["t"], values.sel(construction=name), label=name, **STYLES[name])
     if level is not None:
         axes.axhline(level, color="black", lw=0.8)
-    for name, colour in (("M", "#D55E00"), ("T_stair", "#009E73"), ("T_weave", "#0072B2")):
+    for name, label, colour in (
+        ("M", "M", "#D55E00"),
+        ("T_stair", "T* stair", "#009E73"),
+        ("T_weave", "T* remap", "#0072B2"),
+    ):
         at = values.attrs[name]
-        axes.axvline(at, color=colour, ls=":", label=f"{name.replace('T_', 'T* ')} = {at:.5g}")
+        axes.axvline(at, color=colour, ls=":", label=f"{label} = {at:.5g}")
     axes.set(xscale="log", xlabel="position t (tokens)", ylabel=values.attrs["long_name"])
     if float(values.min()) > 0:
         axes.set_yscale("log")

@@ -15,7 +15,7 @@ TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8
 """Colours of a drift map are doublings of a layer's limit."""
 COLOURS = ((0.0, "#F4F8FB"), (0.4, "#C6DBEF"), (0.4, "#FDCDB5"), (0.6, "#EF6548"), (0.8, "#B2182B"), (1.0, "#4A0012"))
 """By share of the scale: pale blue up to the limit, red beyond it."""
-NOTE = ("judged from M on", "circle: drift begins", "grey: warm-up, too many false detections, or not captured")
+NOTE = ("judged from M on", "circle: drift begins", "grey: warm-up, layer not judged, or not captured")
 COLUMNS = 256
 """Columns of a drift map; of the runs in one column the largest distance is drawn."""
 

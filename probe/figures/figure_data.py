@@ -352,4 +352,4 @@ def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Sc
 
 def at_length(model: str, trained_length: int, length: int) -> str:
     """Model and length in tokens, as in titles."""
-    return f"{model}, {length} tokens ({length / trained_length:.3g} x the trained length)"
+    return f"{model}, {length} tokens ({length / trained_length:.3g}x the trained length)"

@@ -1,4 +1,4 @@
-"""Draws head_map.png: what ReRoPE in one head alone restores, patched and to first order.
+"""Draws head_map.png: what ReRoPE in one head alone recovers, patched and to first order.
 
 python research/mechanism/head_map.py
 """
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.commands.locate.interventions import Head
+from probe.heads import head_name
 from research.correlation import rank_correlation
 from research.figure_numbers import write_numbers
 from research.mechanism.picture import BLUE, GREY, HERE, rows
@@ -28,14 +29,14 @@ TEXT = 0
 
 
 def gap(name: str = "rerope") -> float:
-    """What a method restores on that text, nats/token."""
+    """What a method recovers on that text, nats/token."""
     lines = (REAL_MODEL / "locate-12k" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     losses = {tuple(row["cell"]): np.mean(row["nll"]) for row in map(json.loads, lines) if "nll" in row}
     return float(losses["nll", 12288, "origin", TEXT, "run"] - losses["nll", 12288, name, TEXT, "run"])
 
 
 def estimates(model: str) -> dict[Head, float]:
-    """Nats/token that a head restores to first order, mean over texts."""
+    """Nats/token that a head recovers to first order, mean over texts."""
     by_head: dict[Head, list[float]] = {}
     for row in rows("attribution.csv"):
         if row["model"] == model:
@@ -44,7 +45,7 @@ def estimates(model: str) -> dict[Head, float]:
 
 
 def patched(model: str) -> dict[Head, float]:
-    """Shares that heads restore when patched: all heads of the shipped model and of SmolLM2."""
+    """Shares that heads recover when patched: all heads of the shipped model and of SmolLM2."""
     if model == "smollm2":
         return {place: share for place, share in located(TEXT).items() if place[1] >= 0} | other_heads()
     wanted = {"method": "rerope", "length": "1024", "measure": "nll", "kind": "patch", "way": "only"}
@@ -53,7 +54,7 @@ def patched(model: str) -> dict[Head, float]:
 
 
 def other_heads() -> dict[Head, float]:
-    """Shares that SmolLM2's heads outside layers 16 and 19 restore."""
+    """Shares that SmolLM2's heads outside layers 16 and 19 recover."""
     return {place: share for place, (share, _, _) in intervals().items()}
 
 
@@ -91,14 +92,14 @@ def by_layer() -> tuple[float | None, float | None, float | None]:
 
 
 def signs(model: str, least: float = 0.01) -> tuple[int, int]:
-    """Of the heads that restore or cost a share of `least` or more: how many are estimated with that sign; all."""
+    """Of the heads that recover or cost a share of `least` or more: how many are estimated with that sign; all."""
     estimated, shares = estimates(model), patched(model)
     right = [(share > 0) == (estimated[head] > 0) for head, share in shares.items() if abs(share) >= least]
     return sum(right), len(right)
 
 
 def shared_top(number: int = 10) -> int:
-    """How many of SmolLM2's `number` heads of highest estimate are among the `number` that restore most."""
+    """How many of SmolLM2's `number` heads of highest estimate are among the `number` that recover most."""
     best = [
         sorted(table, key=lambda head: -table[head])[:number] for table in (estimates("smollm2"), patched("smollm2"))
     ]
@@ -106,7 +107,7 @@ def shared_top(number: int = 10) -> int:
 
 
 def head_map(panel: Axes) -> None:
-    """What every head restores, as a share of the gap."""
+    """What every head recovers, as a share of the gap."""
     values = patched("smollm2")
     shares = np.zeros((1 + max(layer for layer, _ in values), 1 + max(head for _, head in values)))
     for place, value in values.items():
@@ -119,7 +120,7 @@ def head_map(panel: Axes) -> None:
     panel.set(xlabel="head", ylabel="layer", title="SmolLM2, 12k tokens of one text:\nReRoPE in one head alone")
     panel.set_xticks(range(shares.shape[1]))
     panel.set_yticks(range(0, len(shares), 2))
-    panel.figure.colorbar(image, ax=panel, label="restores (% of the loss)")
+    panel.figure.colorbar(image, ax=panel, label="loss recovered (%)")
 
 
 def against(panel: Axes, model: str, size: float, title: str) -> None:
@@ -129,9 +130,8 @@ def against(panel: Axes, model: str, size: float, title: str) -> None:
     panel.scatter(x, y, s=18, color=BLUE)
     for (layer, head), at, value in zip(shares, x, y, strict=True):
         if value >= 10 or value <= -5 or (at >= 10 and value < 0):
-            panel.annotate(
-                f"{layer}.{head}", (at, value), xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8
-            )
+            name = head_name(layer, head)
+            panel.annotate(name, (at, value), xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8)
     ends = [min(0.0, *y), max(y)]
     panel.plot(ends, ends, color=GREY, lw=1, ls="--", label="equal")
     panel.set(xlabel="estimated (% of the loss)", ylabel="patched (% of the loss)", title=title)

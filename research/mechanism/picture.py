@@ -1,4 +1,4 @@
-"""Draws picture.png, its numbers beside it: what two heads attend to and restore, what an injected drift costs.
+"""Draws picture.png, its numbers beside it: what two heads attend to and recover, what an injected drift costs.
 
 python research/mechanism/picture.py
 """
@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from probe.heads import head_name
 from research.figure_numbers import write_numbers
 
 HERE = Path(__file__).parent
@@ -53,7 +54,7 @@ def costs(kind: str) -> list[dict[str, float]]:
 
 
 def pairs(model: str) -> dict[str, float]:
-    """The gap, what the two sharpest local heads restore, and mean and most of 20 random pairs of other heads."""
+    """The gap, what the two sharpest local heads recover, and mean and most of 20 random pairs of other heads."""
     table = rows(f"head_sets/{model}/sets.csv")
     two = next(row for row in table if row["set"] == "sharpest")
     others = [float(row["share"]) for row in table if row["set"].startswith("others")]
@@ -68,7 +69,7 @@ def numbers(title: str, series: str, places: Iterable[Any], *columns: Iterable[f
 
 
 def attention(panel: Axes) -> Numbers:
-    """Attention of heads 0.7 and 2.0 to the last 32 tokens: inside M, and at 4 M under three methods."""
+    """Attention of L0H7 and L2H0 to the last 32 tokens: inside M, and at 4x M under three methods."""
     places = {
         ("origin", "inside M"): "inside M",
         ("origin", "beyond M"): "Origin,\nbeyond M",
@@ -89,20 +90,19 @@ def attention(panel: Axes) -> Numbers:
             for end in ("low", "high")
         ]
         at = [number + shift for number in range(len(places))]
-        panel.bar(at, middle, 0.38, color=color, label=f"head {layer}.{head}")
+        panel.bar(at, middle, 0.38, color=color, label=head_name(layer, head))
         panel.errorbar(at, middle, ends, fmt="none", ecolor="black", lw=1)
         limits = ([100 * float(row[f"mass_near_{end}"]) for row in values] for end in ("low", "high"))
-        shown += numbers(
-            title, f"head {layer}.{head}", (name.replace("\n", " ") for name in places.values()), middle, *limits
-        )
+        where = (name.replace("\n", " ") for name in places.values())
+        shown += numbers(title, head_name(layer, head), where, middle, *limits)
     panel.set_xticks(range(len(places)), places.values(), fontsize=8)
     panel.set(ylabel="attention to the last 32 tokens (%)", title=title, ylim=(0, 118))
     panel.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     return shown
 
 
-def restored(panel: Axes) -> Numbers:
-    """What a method in the two sharpest local heads alone restores, beside 20 random pairs of other heads."""
+def recovered(panel: Axes) -> Numbers:
+    """What a method in the two sharpest local heads alone recovers, beside 20 random pairs of other heads."""
     title, shown, ticks = "ReRoPE (NoPE: Mesa) in two heads alone", [], []
     for number, (model, name) in enumerate(MODELS.items()):
         table = rows(f"head_sets/{model}/sets.csv")
@@ -118,14 +118,16 @@ def restored(panel: Axes) -> Numbers:
         )
         panel.errorbar([number - 0.12], [value], [[value - low], [high - value]], fmt="o", color=ORANGE, capsize=3)
         heads = ", ".join(
-            f"{part.split(':')[0]}.{head}" for part in two["heads"].split(";") for head in part.split(":")[1].split(",")
+            head_name(layer, head)
+            for layer, heads in (part.split(":") for part in two["heads"].split(";"))
+            for head in heads.split(",")
         )
-        ticks.append(f"{name}\n{heads}")
-        shown += numbers(title, f"heads {heads}", [name], [value], [low], [high])
+        ticks.append("\n".join((name, *heads.split(", "))))
+        shown += numbers(title, heads, [name], [value], [low], [high])
         shown += numbers(title, "random pair", [name] * len(others), others)
     panel.axhline(0, color="black", lw=0.6)
     panel.set_xticks(range(len(MODELS)), ticks, fontsize=8)
-    panel.set(ylabel="loss restored at 4 M (%)", title=title, ylim=(-12, 108))
+    panel.set(ylabel="loss recovered at 4x M (%)", title=title, ylim=(-12, 108))
     panel.legend(frameon=False, fontsize=8, loc="upper right")
     return shown
 
@@ -138,7 +140,7 @@ def injected(panel: Axes) -> Numbers:
         "word": ("in threshold dims", "#009E73", "^"),
         "rerope's states": ("ReRoPE's states", GREY, "D"),
     }
-    title, shown = "The drift at 4 M, put in inside M", []
+    title, shown = "The drift at 4x M, put in inside M", []
     for shift, (kind, (label, color, marker)) in zip((-0.24, -0.08, 0.08, 0.24), kinds.items(), strict=True):
         at = costs(kind)
         values, lows, highs = ([100 * row[name] for row in at] for name in ("share", "share_low", "share_high"))
@@ -171,7 +173,7 @@ def main() -> None:
     """Draws the picture and writes its numbers."""
     figure = Figure(figsize=(10.5, 3.6), layout="constrained", dpi=180)
     shown = []
-    for draw, panel in zip((attention, restored, injected), figure.subplots(1, 3), strict=True):
+    for draw, panel in zip((attention, recovered, injected), figure.subplots(1, 3), strict=True):
         shown += draw(panel)
         panel.spines[["top", "right"]].set_visible(False)
         panel.title.set_fontsize(10)

@@ -1,7 +1,7 @@
 """`make mechanism`: what results.md shows of the shipped model, from the runs to its map and tables.
 
 `python research/mechanism/run.py RUNS` runs `RUNNING` into RUNS; interrupted, it continues. Then it copies
-their tables to research/mechanism/results, draws docs/mechanism-map.png and writes the table of shares in
+their tables to research/mechanism/results, draws docs/mechanism-map.png from them and writes the table of shares in
 results.md anew. With --draw it runs nothing and takes what is there.
 """
 
@@ -27,10 +27,11 @@ from mesa_lens.cli import main
 from probe.commands.anatomy.heads import by_span
 from probe.commands.anatomy.plan import plan
 from probe.commands.anatomy.request import AnatomyRequest
+from probe.heads import head_name
 from probe.store.results import percent
 from research.mechanism.rankings import rankings
 from research.phases import unmet_share
-from research.pictures import EXPORTS, ROOT, export
+from research.pictures import ROOT, draw_recovery_map
 
 METHODS = "--methods rerope,mesa,dynamic-ntk --samples 6"
 RUNNING = {  # what is run, in this order, and its folder
@@ -76,8 +77,7 @@ def draw(runs: Path, root: Path) -> None:
         for table, name in tables.items():
             if (path := runs / folder / f"{table}.csv").is_file():
                 shutil.copyfile(path, results / f"{name}.csv")
-    for stayed in export("mechanism", EXPORTS["mechanism"], runs, root):
-        print(stayed)
+    draw_recovery_map(root / "docs" / "mechanism-map.png")
     summary = json.loads((runs / "mechanism/locate/summary.json").read_text(encoding="utf-8"))
     if (measured := runs / "mechanism/anatomy/summary.json").is_file():
         anatomy = json.loads(measured.read_text(encoding="utf-8"))
@@ -124,9 +124,9 @@ def with_table(page: str, lines: list[str]) -> str:
 
 
 def share_table(summary: Mapping[str, Any]) -> list[str]:
-    """The gap of every method and length, and what the method in one layer, or one of `HEADS`, alone restores of it."""
+    """The gap of every method and length, and what the method in one layer, or one of `HEADS`, alone recovers of it."""
     places = [*((layer, None) for layer in summary["layers"]), *HEADS]
-    heads = [f"layer {layer}" if head is None else f"head {layer}.{head}" for layer, head in places]
+    heads = [f"layer {layer}" if head is None else head_name(layer, head) for layer, head in places]
     lines = [f"| length | method | gap, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
     alone = {
         (row["length"], row["method"], row["layer"], row["head"]): row

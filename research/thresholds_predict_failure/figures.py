@@ -133,7 +133,7 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, onsets: np.ndarray, title: s
         axes.errorbar(*point, **bars, **look, label=None if method in labelled else label)
         labelled.add(method)
     if not labelled:
-        axes.text(0.35, 0.75, "nothing is called", ha="center", transform=axes.transAxes)
+        axes.text(0.35, 0.75, "nothing detected", ha="center", transform=axes.transAxes)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
     multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.5, 2, 3)
     ticks = [int(multiple * trained) for multiple in multiples if multiple * trained <= length]

@@ -23,6 +23,7 @@ from probe.capture.memory import check_memory, peak_bytes
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import Edit, Item
 from probe.commands.locate.passes import run as one_pass
+from probe.heads import head_name
 from probe.statistics import student
 from probe.tasks import sources
 from probe.tasks.base import PromptSpec
@@ -301,10 +302,10 @@ def summarize(plan: Counterpart, journal: Journal) -> dict[str, Any]:
 
 
 def _curves(plan: Counterpart, journal: Journal, heads: Sequence[Head]) -> dict[str, Any]:
-    """D by position, its geometric mean over the texts that heads are found on, for some heads ('layer.head')."""
+    """D by position, its geometric mean over the texts that heads are found on, for some heads (by name)."""
     attention = np.array([row["attention"] for cell, row in journal.rows.items() if cell[0] == "find"])
     level = -np.log(np.maximum(attention, TINY)).mean(0)
-    curves = {f"{layer}.{head}": np.exp(level[layer, head]).round(3).tolist() for layer, head in heads}
+    curves = {head_name(layer, head): np.exp(level[layer, head]).round(3).tolist() for layer, head in heads}
     return {"position": chosen_queries(plan.longest, plan.trained_length), "D": curves}
 
 

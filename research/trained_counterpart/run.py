@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from probe.heads import head_name
 from probe.options import parse_lengths
 from probe.statistics import shown
 from research.figure_numbers import write_numbers
@@ -43,13 +44,13 @@ def head_table(summary: Mapping[str, Any]) -> list[str]:
     for row in rows:
         numbers = " | ".join(shown(*row[name], form="z.2f") for name in ("linear", "monotone", "carried"))
         where = f"{row['crossing'] or 'none'} | {row['pretended']:.0%} | {row['part'] or 'none'}"
-        lines.append(f"| {row['layer']}.{row['head']} | {numbers} | {where} |")
+        lines.append(f"| {head_name(row['layer'], row['head'])} | {numbers} | {where} |")
     return lines
 
 
 def held_table(summary: Mapping[str, Any]) -> list[str]:
-    """What holding each set restores."""
-    lines = [f"{HELD} gap | restored | share of the gap | beyond random heads |", "|---" * 6 + "|"]
+    """What holding each set recovers."""
+    lines = [f"{HELD} excess loss | recovered | share of it | beyond random heads |", "|---" * 6 + "|"]
     for row in summary["held"]:
         count = len(summary["sets"][row["set"]])
         share = f"{row['share'][0]:.1%}" if row["share"] else ""
@@ -71,9 +72,9 @@ def picture(summary: Mapping[str, Any]) -> Figure:
     panel = figure.add_subplot()
     position = [at + 1 for at in summary["curves"]["position"]]  # t of the theorems, from 1
     panel.plot(position, position, color="#888888", lw=3, label="constructed: D(t) = t")
-    parts = {f"{row['layer']}.{row['head']}": row["part"] for row in summary["heads"]}
+    parts = {head_name(row["layer"], row["head"]): row["part"] for row in summary["heads"]}
     for (color, ls), (name, values) in zip(_LINES, summary["curves"]["D"].items(), strict=False):
-        panel.plot(position, values, color=color, ls=ls, lw=1.4, label=f"head {name} {parts[name]}")
+        panel.plot(position, values, color=color, ls=ls, lw=1.4, label=f"{name} {parts[name]}")
     panel.axvline(summary["trained_length"], color="#D55E00", ls=":", lw=1.2)
     panel.text(summary["trained_length"] * 1.03, 1.1, f"M = {summary['trained_length']}", color="#D55E00", fontsize=8)
     panel.set(xscale="log", yscale="log", xlabel="position t (tokens)", ylabel="D(t) = 1 / attention on the first key")
@@ -92,8 +93,7 @@ def draw(summary: Mapping[str, Any]) -> None:
     write_numbers(
         path,
         (
-            {"position": at + 1, "constructed": at + 1}
-            | {f"head {name}": values[number] for name, values in heads.items()}
+            {"position": at + 1, "constructed": at + 1} | {name: values[number] for name, values in heads.items()}
             for number, at in enumerate(position)
         ),
     )
@@ -107,7 +107,7 @@ def draw(summary: Mapping[str, Any]) -> None:
 def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = make_parser(__doc__, "runs/counterpart", Path(__file__).parent.name)
-    top.add_argument("--method", default="rerope", help="the method that mends: shares are of its gap to Origin")
+    top.add_argument("--method", default="rerope", help="the method that fixes: shares are of its gap to Origin")
     top.add_argument("--lengths", help="tokens (None: 2 M and 4 M); heads are found at the longest")
     top.add_argument(
         "--samples", type=int, default=8, help="texts to find heads on, and as many others to hold them on"

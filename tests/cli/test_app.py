@@ -127,7 +127,7 @@ def test_where_inside_follows_its_selectors(root, opened):
     app.selectbox(key="locate_method").set_value("mesa")
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
-    assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app)[:-1])
+    assert all("512 tokens (2x the trained length), passkey answer" in title for title in titles(app)[:-1])
     assert "Loss recovered by mesa in one layer alone: layer 2 70%" in shown_texts(app)
     for kind, title in (("Smallest sets", "Heads added"), ("Clamps", "clamped in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
