@@ -44,7 +44,7 @@ TERMS = {
     "threshold": "A dim's value at M under the unmodified model; a method crosses it where its own passes it for good.",
     "remap": REMAP,
     "rank": "Methods that the same texts do not separate share a rank.",
-    "95% interval": "Where the mean would lie, with 95% certainty, if other texts of this kind were drawn.",
+    "95% interval": "An interval made so that, of many samples of such texts, 95% give one that holds the true mean.",
     "false detection": "The same rule detects drift inside the trained window, where the model works.",
     "smallest set of heads": "The fewest attention heads in which the method recovers 90% of the excess loss.",
 }

@@ -64,7 +64,7 @@ def open_run(path: str | os.PathLike[str]) -> StoredRun:
     if not path.exists():
         if partial_path(path).exists():
             what = list_missing(missing_regions(partial_path(path))) or "it was not finished"
-            raise Refused(f"{path} is incomplete: {what}; run the capture again")
+            raise Refused(f"{partial_path(path)} is not finished: {what}; the same `mesa-lens probe` continues")
         raise NotFound(f"no run at {path}; make one with `mesa-lens probe`")
     if not (path / "zarr.json").exists():
         raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")

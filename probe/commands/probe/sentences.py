@@ -19,6 +19,8 @@ from probe.thresholds.stated_window import NATS_ABOVE, times_of_m
 MAX_NAMED = 4
 """More methods than these are counted."""
 _PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
+_UNCLEAR = "no clearer than false detections, chance or a random walk"
+"""Why the drift of a layer is not judged."""
 
 
 def what_fails(findings: Findings, rows: MethodRows) -> str:
@@ -261,7 +263,11 @@ def _control(rows: MethodRows) -> str:
     if not tried:
         return "Control: none could be made inside M, so false detections are unknown."
     alarms, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("alarms", "tried"))
-    judged = ", in the layers judged" if any(row.drift.untrusted for row in rows if row.drift) else ""
+    judged = (
+        " of the layers judged, in windows that did not choose them"
+        if any(row.drift.untrusted for row in rows if row.drift)
+        else ""
+    )
     false = f"{alarms} false detection{'s' * (alarms != 1)} in {tests} tests inside M"
     return f"Control: {false}{judged} ({several(tried)}; a test is a layer in a window)."
 
@@ -272,7 +278,8 @@ def _by_chance(reference: Row) -> str:
     if chance is None:
         return ""
     share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
-    return f"By chance alone, drift as clear as that of {model_name(reference.method)} is detected in {share} models."
+    name = model_name(reference.method)
+    return f"Were positions independent, chance would give drift as clear as that of {name} in {share} models."
 
 
 def level(level: Level, name: str) -> str:
@@ -303,9 +310,9 @@ def _unjudged(findings: Findings, rows: MethodRows) -> list[str]:
     layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
     layers = {method: numbers for method, numbers in layers.items() if numbers}
     if len(layers) > MAX_NAMED:
-        return [*left, f"drift of {len(layers)} methods in single layers (false detections)"]
+        return [*left, f"drift of {len(layers)} methods in single layers ({_UNCLEAR})"]
     for method, numbers in layers.items():
-        left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} (false detections)")
+        left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({_UNCLEAR})")
     return left
 
 

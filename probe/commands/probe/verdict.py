@@ -74,7 +74,7 @@ def _following(findings: Findings) -> list[str]:
     return [
         f"Under {listed(names)}, positions or frequencies depend on prompt length. Hidden states and drift onsets here "
         f"are those of prompts of {findings.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
-        "at each length. docs/findings.md has drift onsets by prompt length."
+        "at each length."
     ]
 
 

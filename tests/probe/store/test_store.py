@@ -69,7 +69,10 @@ def test_nothing_stands_under_the_name_before_the_end(path):
     begin(path)
     fill(path, skip=[("mesa", 0)])
     assert not path.exists()
-    with pytest.raises(ValueError, match=r"incomplete: 1 region.*'mesa', prompt 'repeated', layer 0; run the capture"):
+    with pytest.raises(
+        ValueError,
+        match=r"not finished: 1 region.*'mesa', prompt 'repeated', layer 0; the same `mesa-lens probe` continues",
+    ):
         open_run(path.parent)
     with pytest.raises(ValueError, match=r"cannot be finished: 1 region"):
         store.finish(path)
