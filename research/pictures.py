@@ -201,18 +201,15 @@ def demo_numbers(kind: str, exported: Path, docs: Path) -> None:
     elif kind == "curves":
         scores = (("tail_nll", "window"), ("passkey", "sample"))
         columns = ("method", "length", "prompt", "score", "value")
-        rows = (
+        rows: Iterator[dict[str, str]] = (
             dict(zip(columns, (row["method"], row["length"], row[prompt], score, row[score]), strict=True))
             for score, prompt in scores
             for row in of_table(exported / f"curves-{score}.csv", {}, ("method", "length", prompt, score))
         )
         write_numbers(docs / "demo-curves", rows)
     else:
-        values, columns = (
-            exported / "threshold-resid_post-repeated-values.csv",
-            ("method", "layer", "position", "smoothed"),
-        )
-        write_numbers(docs / "demo-threshold", of_table(values, {}, columns))
+        values = exported / "threshold-resid_post-repeated-values.csv"
+        write_numbers(docs / "demo-threshold", of_table(values, {}, ("method", "layer", "position", "smoothed")))
 
 
 def shoot(runs: Path, docs: Path) -> list[str]:

@@ -18,6 +18,9 @@ from probe.files import write
 from probe.glossary import template
 from probe.tables import Table, filled, plain_table
 
+REPORT = "report.html"
+"""The page that a command writes into its folder."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -75,14 +78,18 @@ def page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section], tables: Mapping[str, xr.Dataset]) -> Path:
-    """Writes the tables as csv beside the page, then the page with links to them; returns the page's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_page(folder: Path, title: str, sections: Sequence[Section], tables: Mapping[str, xr.Dataset | None]) -> Path:
+    """Writes report.html, which opens offline, and the tables as csv beside it; returns the page's path.
+
+    tables: by the names of their files, to which the page links; None: that file is there already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write(path.with_name(f"{name}.csv"), csv_bytes(table))
+        if table is not None:
+            write(folder / f"{name}.csv", csv_bytes(table))
     files = [Section("Tables", links={f"{name}.csv": f"{name}.csv" for name in tables})] if tables else []
-    write(path, page(title, [*sections, *files]).encode())
-    return path
+    write(folder / REPORT, page(title, [*sections, *files]).encode())
+    return folder / REPORT
 
 
 def provenance(summary: Any) -> Section:

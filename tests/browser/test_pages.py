@@ -9,11 +9,7 @@ import pytest
 import results
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.anatomy.report import write_anatomy_report
-from probe.commands.anatomy.result import ANATOMY
 from probe.commands.eval.figures import write_curves
-from probe.commands.locate.report import write_locate_report
-from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import write_report
 from theory.claim import Measurement
 from theory.claims import Claim, ClaimVerdict, VerifyOptions
@@ -37,8 +33,8 @@ def site(tmp_path_factory, unpainted):
     run = write_run(root / "run", hidden_states(M, 5, 4, 16), evaluation(M, 5), trained_length=M)
     located.write(run, trained=M)
     anatomized.write(run, trained=M)
-    write_locate_report(LOCATED.read(run), run)
-    write_anatomy_report(ANATOMY.read(run), run)
+    located.report(run)
+    anatomized.report(run)
     write_report(run)
     (root / "eval").mkdir()
     write_curves(results.evaluation(), root / "eval")

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from probe.commands.anatomy.export import anatomy_tables
 from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.anatomy.sections import sections, title
+from probe.figures.section import write_page
 from probe.files import write_result
 
 METHODS = ("origin", "rerope", "mesa")
@@ -47,6 +50,12 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
 def typed(content=None):
     """The summary as it is read from a file."""
     return ANATOMY.parse(content or summary(), Path("summary.json"))
+
+
+def report(folder):
+    """The report that the command writes of the summary there; returns its path."""
+    result = ANATOMY.read(folder)
+    return write_page(folder / "anatomy", title(result), sections(result), anatomy_tables(result, {}))
 
 
 def typed_tokens(*sizes):

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from probe.commands.locate.export import located_tables
 from probe.commands.locate.result import LOCATED
+from probe.commands.locate.sections import sections, title
+from probe.figures.section import write_page
 from probe.files import write_result
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
@@ -48,6 +51,12 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
 def typed(content=None, **sizes):
     """The summary as it is read from a file."""
     return LOCATED.parse(content or summary(**sizes), Path("summary.json"))
+
+
+def report(folder, result=None):
+    """The report that the command writes of the summary there, or of this one; returns its path."""
+    result = result or LOCATED.read(folder)
+    return write_page(folder / "locate", title(result), sections(result), located_tables(result, {}))
 
 
 def matching(rows, **labels):

@@ -8,10 +8,6 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.anatomy.report import write_anatomy_report
-from probe.commands.anatomy.result import ANATOMY
-from probe.commands.locate.report import write_locate_report
-from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
@@ -41,10 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(folder):
-    return {
-        "locate": write_locate_report(LOCATED.read(folder), folder).read_text(),
-        "anatomy": write_anatomy_report(ANATOMY.read(folder), folder).read_text(),
-    }
+    return {"locate": located.report(folder).read_text(), "anatomy": anatomized.report(folder).read_text()}
 
 
 @pytest.mark.parametrize("command", SENTENCES)
@@ -77,6 +70,6 @@ def test_where_nothing_is_judged_the_report_states_it(tmp_path):
     summary = located.summary()
     for gap in summary["loss_gaps"]:
         gap |= {"judged": False, "low": -1.0}
-    text = write_locate_report(located.typed(summary | {"effects": [], "smallest": []}), tmp_path).read_text()
+    text = located.report(tmp_path, located.typed(summary | {"effects": [], "smallest": []})).read_text()
     assert "No loss is clear at any length and measure, so nothing is located." in text
     assert figures_in(text) == 0

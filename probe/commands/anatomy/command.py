@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from probe.commands.anatomy.export import anatomy_tables
 from probe.commands.anatomy.plan import AnatomyPlan
-from probe.commands.anatomy.report import write_anatomy_report
+from probe.commands.anatomy.result import ANATOMY
 from probe.commands.anatomy.results import write
 from probe.commands.anatomy.run import AnatomyExperiment
-from probe.commands.anatomy.sections import headline
+from probe.commands.anatomy.sections import headline, sections, title
 from probe.experiment.run import CommandResult
 from probe.experiment.run import run as run_plan
-from probe.figures.section import as_text
+from probe.figures.section import as_text, write_page
 
 
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
@@ -21,5 +22,7 @@ def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     summary = write(plan, journal, out)
     text = as_text(headline(summary))
     if journal.rows:
-        text += f"\n\nwrote {write_anatomy_report(summary, out).parent}: report.html, summary.json, tables"
+        folder = out / ANATOMY.command
+        write_page(folder, title(summary), sections(summary), anatomy_tables(summary, {}))
+        text += f"\n\nwrote {folder}: report.html, summary.json, tables"
     return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

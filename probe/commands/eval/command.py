@@ -7,12 +7,12 @@ from typing import Any
 
 from probe.commands.eval.figures import write_curves
 from probe.commands.eval.plan import EvalPlan
-from probe.commands.eval.report import write_eval_report
 from probe.commands.eval.run import run as run_cells
+from probe.commands.eval.sections import sections, title
 from probe.commands.eval.summary import score_tables
 from probe.commands.eval.text import notes
 from probe.experiment.run import CommandResult
-from probe.figures.section import Section, as_text
+from probe.figures.section import Section, as_text, provenance, write_page
 
 
 def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
@@ -20,7 +20,8 @@ def run_and_report(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
     summary = run_cells(plan, out, **how)
     written = write_curves(summary, out)
     if summary.cells:
-        written.append(write_eval_report(summary, out))
+        parts = [*sections(summary), provenance(summary)]
+        written.append(write_page(out, title(summary), parts, {"samples": None}))
     left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
     text = ""
     if summary.cells:

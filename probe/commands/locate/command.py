@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from probe.commands.locate.export import TABLES, located_tables
 from probe.commands.locate.plan import LocatePlan
-from probe.commands.locate.report import write_locate_report
+from probe.commands.locate.result import LOCATED
 from probe.commands.locate.results import write
 from probe.commands.locate.run import locate
-from probe.commands.locate.sections import places
+from probe.commands.locate.sections import places, sections, title
 from probe.experiment.run import CommandResult
-from probe.figures.section import as_text
+from probe.figures.section import as_text, write_page
 
 
 def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:
@@ -20,5 +21,9 @@ def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:
     summary = write(plan, journal, out)
     text = as_text(places(summary))
     if journal.rows:
-        text += f"\n\nwrote {write_locate_report(summary, out).parent}: report.html, summary.json, tables"
+        folder = out / LOCATED.command
+        for name in TABLES:
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier run
+        write_page(folder, title(summary), sections(summary), located_tables(summary, {}))
+        text += f"\n\nwrote {folder}: report.html, summary.json, tables"
     return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""), summary.refusal)

@@ -9,17 +9,15 @@ from statistics import median
 
 from markupsafe import Markup
 
-from probe.commands.anatomy.report import ANATOMY_REPORT
 from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.commands.anatomy.sentences import anatomy_findings
 from probe.commands.anatomy.token_views import token_views
-from probe.commands.locate.report import LOCATE_REPORT
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest
 from probe.commands.probe.result import Summary
 from probe.commands.probe.tables import difference_table, drift_table, interval_table, onset_title, threshold_doubt
 from probe.figures.figure_data import Drawable
-from probe.figures.section import Section
+from probe.figures.section import REPORT, Section
 from probe.glossary import TERMS
 from probe.store.reader import StoredRun
 from probe.tables import Table
@@ -71,10 +69,10 @@ def scores(summary: Summary) -> Section:
 def inside(folder: Path) -> Iterator[Section]:
     """What `mesa-lens locate` and `anatomy` wrote into the run's folder, with links to their reports."""
     if located := LOCATED.find(folder):
-        links = _link(folder, LOCATE_REPORT, "Every method, length and measure, and clamps")
+        links = _link(folder, LOCATED.command, "Every method, length and measure, and clamps")
         yield replace(clearest(located), title="Where inside", links=links)
     if anatomy := ANATOMY.find(folder):
-        links = _link(folder, ANATOMY_REPORT, "Every head, method and length")
+        links = _link(folder, ANATOMY.command, "Every head, method and length")
         yield Section("Attention statistics", anatomy_findings(anatomy), links=links)
     if views := token_views(TOKENS.find(folder)):
         yield Section("Token by token", figures={f"tokens-{number}": Markup(view) for number, view in enumerate(views)})
@@ -258,6 +256,6 @@ def _provenance(summary: Summary, run: StoredRun) -> Section:
     return Section("Provenance", tables=[table])
 
 
-def _link(folder: Path, report: Path, text: str) -> dict[str, str]:
-    """The address of a report by its text, if it is in the folder."""
-    return {text: report.as_posix()} if (folder / report).is_file() else {}
+def _link(folder: Path, command: str, text: str) -> dict[str, str]:
+    """The address of a command's report by its text, if it is in the folder."""
+    return {text: f"{command}/{REPORT}"} if (folder / command / REPORT).is_file() else {}

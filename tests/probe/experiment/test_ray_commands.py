@@ -65,8 +65,8 @@ def kept(actors, monkeypatch):
 
     monkeypatch.setattr(RayPool, "actor", actor)
     monkeypatch.setattr(RayPool, "close", lambda pool: None)
-    for name in ("locate.command.write_locate_report", "anatomy.command.write_anatomy_report"):
-        monkeypatch.setattr(f"probe.commands.{name}", lambda summary, out: out / "report.html")
+    for name in ("locate", "anatomy"):
+        monkeypatch.setattr(f"probe.commands.{name}.command.write_page", lambda folder, *_: folder / "report.html")
 
 
 @pytest.mark.usefixtures("undrawn", "kept")

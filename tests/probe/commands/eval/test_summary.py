@@ -9,10 +9,10 @@ from scipy.stats import multinomial
 
 from probe.commands.eval.figures import evaluation_charts, write_curves
 from probe.commands.eval.plan import TASKS
-from probe.commands.eval.report import render_evaluation
 from probe.commands.eval.result import Cell, Evaluated, Sample
+from probe.commands.eval.sections import sections, title
 from probe.commands.eval.summary import score_tables, summarize
-from probe.figures.section import Section, as_text
+from probe.figures.section import Section, as_text, page
 from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
@@ -156,15 +156,14 @@ def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():
         for task, mean in (("nll", 2.0), ("latency", 1.5))
         for name in ("origin", "<b>")
     ]
-    html = render_evaluation(
-        Evaluated(
-            **{**COMMON, "methods": {"origin": {}, "<b>": {}}},
-            model="<i>",
-            trained_length=32,
-            tasks_left=0,
-            cells=cells,
-        )
+    evaluated = Evaluated(
+        **{**COMMON, "methods": {"origin": {}, "<b>": {}}},
+        model="<i>",
+        trained_length=32,
+        tasks_left=0,
+        cells=cells,
     )
+    html = page(title(evaluated), sections(evaluated))
     assert "<i>" not in html.partition("<body>")[2].replace("plotly", "")[:400]
     assert html.index("Nll: &lt;i&gt;; mean") < html.index("Time and memory") < html.index("Latency: &lt;i&gt;; mean")
     assert '<abbr title="The unmodified model.' in html
