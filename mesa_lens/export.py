@@ -286,7 +286,10 @@ def run(options: ExportOptions, printing: JsonOptions) -> int:
     export = options.export()
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
+    former = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     written = list(map(str, export.save(folder, tqdm(options.format, desc="writing files", unit="format"))))
+    if replaced := [path for path in written if Path(path).name in former]:
+        print(f"mesa-lens: replaced {len(replaced)} of an earlier export: {', '.join(replaced)}", file=sys.stderr)
     for name, numbers in export.numbers.items():
         if "pooled" in numbers.attrs and options.writes(NUMBERS):
             print(f"mesa-lens: {name}: each value is {numbers.attrs['pooled']}", file=sys.stderr)

@@ -114,6 +114,8 @@ def test_by_default_the_best_dims_as_png_beside_the_store(tmp_path, hidden, cros
     names = [f"threshold-resid_post-repeated-layer{layer}-dim{dim}.png" for layer, dim in best(crossings, 2)]
     assert capsys.readouterr().out.split() == [str(tmp_path / "exports" / name) for name in names]
     assert [imread(tmp_path / "exports" / name).shape[1] for name in names] == [2160, 2160]  # 7.2 inches at 300 dpi
+    assert main(["export", "thresholds", str(folder / "store.zarr"), "--top", "1"]) == 0
+    assert f"replaced 1 of an earlier export: {tmp_path / 'exports' / names[0]}\n" in capsys.readouterr().err
 
 
 def test_heatmap_numbers_carry_their_labels(one):
