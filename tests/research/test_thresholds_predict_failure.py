@@ -76,7 +76,7 @@ def test_readme_and_findings_state_the_published_numbers():
         (ROOT / name).read_text() for name in ("README.md", "research/thresholds_predict_failure/results.md")
     )
     (distances,) = re.findall(rf"^\| chosen beforehand \|.*\| {re.escape(str(value))} \| (\S+)", findings, re.MULTILINE)
-    assert f"measured failure is {value.value:.2f}, that of distances alone {distances} " in readme
+    assert f"measured failure is {value.value:.2f}, by arithmetic {distances} " in readme
     assert f"rank correlation {nll.correlation}" in findings
     assert f"agreement is {value}" in findings
     at = 4 * settings(published())["trained_length"]
