@@ -119,15 +119,15 @@ def write_rankings(summary: Mapping[str, Any], anatomy: Mapping[str, Any], table
 
 def with_table(page: str, lines: list[str]) -> str:
     """The page with these lines in place of its table that begins as they do."""
-    before, after = page.split(lines[0].partition(" gap,")[0], 1)
+    before, after = page.split(lines[0].partition(" excess loss,")[0], 1)
     return before + "\n".join(lines) + "\n\n" + after.split("\n\n", 1)[1]
 
 
 def share_table(summary: Mapping[str, Any]) -> list[str]:
-    """The gap of every method and length, and what the method in one layer, or one of `HEADS`, alone recovers of it."""
+    """The excess loss of every method and length, and what the method in one layer, or one of `HEADS`, alone recovers of it."""
     places = [*((layer, None) for layer in summary["layers"]), *HEADS]
     heads = [f"layer {layer}" if head is None else head_name(layer, head) for layer, head in places]
-    lines = [f"| length | method | gap, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
+    lines = [f"| length | method | excess loss, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
     alone = {
         (row["length"], row["method"], row["layer"], row["head"]): row
         for row in summary["effects"]
