@@ -124,7 +124,7 @@ def with_table(page: str, lines: list[str]) -> str:
 
 
 def share_table(summary: Mapping[str, Any]) -> list[str]:
-    """The excess loss of every method and length, and what the method in one layer, or one of `HEADS`, alone recovers of it."""
+    """Every method's excess loss by length, and what the method in one layer or one of `HEADS` alone recovers of it."""
     places = [*((layer, None) for layer in summary["layers"]), *HEADS]
     heads = [f"layer {layer}" if head is None else head_name(layer, head) for layer, head in places]
     lines = [f"| length | method | excess loss, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
