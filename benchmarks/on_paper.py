@@ -135,7 +135,7 @@ class Device(TorchDispatchMode):
         if name in ("mm", "bmm"):
             return 2.0 * given[0].numel() * given[1].shape[-1]
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        if name == "_varlen_attn":
+        if name in ("_varlen_attn", "_varlen_attn_out"):
             places = [named["cu_seq_q"], named.get("cu_seq_k")]
             queries, keys = (self._known[places[0] if place is None else place].diff() for place in places)
             window = named.get("window_size") or (-1, -1)
