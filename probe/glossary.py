@@ -18,7 +18,7 @@ THRESHOLD_DIM = (
     "clearly and lastingly to the other side beyond M; the value at M is its threshold."
 )
 TERMS = {
-    "M": "The length that the model was trained on, in tokens: its trained length, or trained window.",
+    "M": "The length that the model was trained on, in tokens: its trained length.",
     "origin": "The unmodified model. Every other method changes what its attention sees, and trains nothing.",
     "crop": "The unmodified model on the last M tokens of the prompt alone: the baseline of every method.",
     "truncation": "The baseline of every method, crop: the unmodified model on the last M tokens of the prompt alone.",
@@ -35,9 +35,9 @@ TERMS = {
     "excess loss": "The loss of the unmodified model beyond M, minus that of a method on the same tokens.",
     "loss recovered": "The share of the excess loss that is gone with the method in one layer or head alone.",
     "L0H7": "Head 7 of layer 0, both counted from 0.",
-    "drift onset": "Where hidden states first leave the range that they have inside the trained window.",
+    "drift onset": "Where hidden states first leave the range that they have within the trained length.",
     "threshold onset": "Where most of the best threshold dims have crossed their thresholds.",
-    "drift": "Hidden states leave the range that they have inside the trained window.",
+    "drift": "Hidden states leave the range that they have within the trained length.",
     "hidden state": "The numbers that a layer hands to the next one, for one token.",
     "dim": DIM,
     "threshold dim": THRESHOLD_DIM,
@@ -45,7 +45,7 @@ TERMS = {
     "remap": REMAP,
     "rank": "Methods that the same texts do not separate share a rank.",
     "95% interval": "An interval made so that, of many samples of such texts, 95% give one that holds the true mean.",
-    "false detection": "The same rule detects drift inside the trained window, where the model works.",
+    "false detection": "The same rule detects drift within the trained length, where the model works.",
     "smallest set of heads": "The fewest attention heads in which the method recovers 90% of the excess loss.",
 }
 """By term, in the words of a reader who has not met it."""

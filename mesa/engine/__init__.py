@@ -2,5 +2,5 @@
 
 In: a plan, and a model's queries, keys and values. Out: attention as planned, in prefill and while decoding.
 Open first: plug.py (`applied`), then attention.py, which follows a plan, on a CPU with kernels.py, elsewhere with
-launched.py; rope.py gives queries and keys their positions, structure.py finds how a model attends.
+device_attention.py; rope.py gives queries and keys their positions, structure.py finds how a model attends.
 """

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mesa.engine.compiled import by_launches, one_launch
+from mesa.engine.device_attention import on_device
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
-from mesa.engine.launched import launched
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Read, Schedule, Stack
 from mesa.engine.stairs import Stair
@@ -131,7 +131,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
     if by_launches(query.device):
-        return launched(schedule, query, key, value, scale), None
+        return on_device(schedule, query, key, value, scale), None
     return _Layer(schedule, query, key, value, scale).output(), None
 
 

@@ -53,7 +53,7 @@ class Method(ABC):
     formula: ClassVar[str]
     source: ClassVar[str]
     look: ClassVar[tuple[str, str, str] | None] = None
-    """Its colour, dash and marker in figures, as plotly names them; None: one that no method of the package has."""
+    """Colour, dash and marker in figures, as plotly names them, of a method of this package; others are given one."""
     uses_model_rope: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False

@@ -136,7 +136,7 @@ class Experiment:
 
 
 def summary_of(plan: Any) -> JsonObject:
-    """What every summary of a plan says of the model and the methods, as JSON."""
+    """The fields of a `RunSummary`, of a plan."""
     return {
         "model": plan.request.model,
         "trained_length": plan.trained_length,

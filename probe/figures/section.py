@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 from markupsafe import Markup
@@ -16,6 +15,7 @@ from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.glossary import template
+from probe.store.result_file import RunSummary
 from probe.tables import Table, filled, plain_table
 
 REPORT = "report.html"
@@ -92,8 +92,8 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], tables: Ma
     return folder / REPORT
 
 
-def provenance(summary: Any) -> Section:
-    """Seed, executor, versions, and the methods with their parameters, of a summary that has them."""
+def provenance(summary: RunSummary) -> Section:
+    """Seed, executor, versions, and the methods with their parameters."""
     rows = [("seed", str(summary.seed)), ("executor", summary.executor)]
     for name, config in summary.methods.items():
         rows.append((name, ", ".join(f"{key}={value}" for key, value in config.items() if key != "name")))

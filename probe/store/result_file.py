@@ -93,6 +93,20 @@ class OfHead:
         return head_name(self.layer, self.head)
 
 
+@dataclass(frozen=True)
+class RunSummary:
+    """What the summary of every plan says of the model and the methods."""
+
+    model: str
+    trained_length: int
+    """M, in tokens."""
+    seed: int
+    executor: str
+    versions: dict[str, str]
+    methods: dict[str, JsonObject]
+    """Configs by name; Origin's first where others are compared with it."""
+
+
 def as_json(result: Any) -> JsonObject:
     """A typed result as plain values, null for NaN: what its file holds."""
     return json.loads(json_text(TypeAdapter(type(result)).dump_python(result)))

@@ -30,7 +30,7 @@ _MEANING = (
 _ROWS, _FEW = 1000, 20  # dims in the table; where none qualifies
 _EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
 _LABELS = {
-    "M": "M, the trained window (tokens)",
+    "M": "M, the trained length (tokens)",
     "smoothing": "Smoothing (tokens)",
     "sustained": "A crossing lasts (tokens)",
     "warm_up": "Left out at the start (tokens)",
@@ -113,7 +113,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
     scaled = CrossingRule.scaled(run.trained_length)
     last = int(run.hidden["position"].values[-1])
     widgets = (  # name, minimum, maximum, default, step, meaning
-        ("M", 2, last, run.trained_length, 1, "The trained window, in tokens"),
+        ("M", 2, last, run.trained_length, 1, "The trained length, in tokens"),
         ("smoothing", 1, 512, scaled.smoothing, 1, "A value is the mean over so many positions"),
         ("sustained", 1, 4096, scaled.sustained, 1, "A crossing lasts for so many positions"),
         ("warm_up", 0, last, scaled.warm_up, 1, "Positions before it are left out"),

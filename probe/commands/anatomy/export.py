@@ -10,8 +10,8 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.commands.anatomy.result import Anatomy, Mean
 from probe.commands.anatomy.sections import place
-from probe.figures.chosen import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.export import Export
+from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import figures_of
 
 

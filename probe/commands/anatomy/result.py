@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from probe.files import JsonObject
-from probe.store.result_file import Number, OfHead, ResultFile
+from probe.store.result_file import Number, OfHead, ResultFile, RunSummary
 
 
 class Mean(NamedTuple):
@@ -93,16 +92,9 @@ class RetrievalHead(OfHead):
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class Anatomy(RunSummary):
     """The summary of `mesa-lens anatomy`."""
 
-    model: str
-    trained_length: int
-    seed: int
-    executor: str
-    versions: dict[str, str]
-    methods: dict[str, JsonObject]
-    """Configs by name."""
     lengths: list[int]
     layers: list[int]
     reference: str

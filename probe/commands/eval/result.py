@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from probe.files import JsonObject
-from probe.store.result_file import Number, ResultFile
+from probe.store.result_file import Number, ResultFile, RunSummary
 
 
 class EvalKey(NamedTuple):
@@ -69,16 +68,9 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class Evaluated(RunSummary):
     """The summary of `mesa-lens eval`."""
 
-    model: str
-    trained_length: int
-    seed: int
-    executor: str
-    versions: dict[str, str]
-    methods: dict[str, JsonObject]
-    """Configs by name."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of tasks, in words."""
     out_of_memory: list[EvalKey]

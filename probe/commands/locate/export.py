@@ -12,8 +12,8 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.commands.locate.result import Located, Loss, SmallestSet
 from probe.commands.locate.sections import place
-from probe.figures.chosen import Labels, chosen_labels, chosen_rows, labels_text
 from probe.figures.export import Export
+from probe.figures.labels import Labels, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import figures_of
 from probe.store.result_file import having
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
-from probe.store.result_file import Number, OfHead, ResultFile
+from probe.store.result_file import Number, OfHead, ResultFile, RunSummary
 
 PATCH = "patch"
 """The kind of an effect of a method in one place."""
@@ -128,16 +128,9 @@ class SmallestSet:
 
 
 @dataclass(frozen=True)
-class Located:
+class Located(RunSummary):
     """The summary of `mesa-lens locate`."""
 
-    model: str
-    trained_length: int
-    seed: int
-    executor: str
-    versions: dict[str, str]
-    methods: dict[str, JsonObject]
-    """Configs by name, Origin's first."""
     layers: list[int]
     heads: int
     """Heads of a layer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
 
 from probe.commands.locate.figures import (
     MEASURES,
@@ -15,9 +14,10 @@ from probe.commands.locate.figures import (
 )
 from probe.commands.locate.result import Located, Loss
 from probe.commands.locate.sentences import located_findings
-from probe.figures.chosen import Figures, present
 from probe.figures.export import safe_name
+from probe.figures.labels import Figures, present
 from probe.figures.section import Section, provenance
+from probe.statistics import shown
 from probe.store.result_file import having
 from probe.tables import Table
 
@@ -113,7 +113,7 @@ def losses(summary: Located) -> Section:
         "items",
         "baseline",
         "with the method",
-        "excess loss, 95% interval",
+        "excess loss [95% interval]",
         "significant",
     )
     note = (
@@ -131,6 +131,6 @@ def _loss(gap: Loss) -> tuple[str, ...]:
         str(gap.items),
         f"{gap.baseline:z.2f}",
         f"{gap.patched:z.2f}",
-        "–" if isnan(gap.low) or isnan(gap.high) else f"{gap.low:z.2f} to {gap.high:z.2f}",
+        shown(gap.size, gap.low, gap.high, "z.2f"),
         "yes" if gap.judged else "no",
     )

@@ -263,13 +263,11 @@ def _control(rows: MethodRows) -> str:
     if not tried:
         return "Control: none could be made inside M, so false detections are unknown."
     alarms, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("alarms", "tried"))
-    judged = (
-        " of the layers judged, in windows that did not choose them"
-        if any(row.drift.untrusted for row in rows if row.drift)
-        else ""
-    )
     false = f"{alarms} false detection{'s' * (alarms != 1)} in {tests} tests inside M"
-    return f"Control: {false}{judged} ({several(tried)}; a test is a layer in a window)."
+    control = f"Control: {false} ({several(tried)}; a test is a layer in a window)."
+    if any(row.drift.untrusted for row in rows if row.drift):
+        control += " Which layers are judged was decided by other windows."
+    return control
 
 
 def _by_chance(reference: Row) -> str:
@@ -278,8 +276,7 @@ def _by_chance(reference: Row) -> str:
     if chance is None:
         return ""
     share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
-    name = model_name(reference.method)
-    return f"Were positions independent, chance would give drift as clear as that of {name} in {share} models."
+    return f"If positions were independent, chance alone would give drift this clear in {share} models."
 
 
 def level(level: Level, name: str) -> str:

@@ -334,6 +334,6 @@ def test_how_often_chance_alone_drifts_is_said_of_a_detected_drift(planted, chan
     summary = copy.deepcopy(planted)
     summary["drift"]["prompts"][summary["prompt"]]["methods"][0]["chance"] = chance
     text = texts_of(summary)["How sure"]
-    assert ("Were positions independent" in text) == (share is not None)
-    expected = f"chance would give drift as clear as that of the unmodified model in {share} models. "
+    assert ("If positions were independent" in text) == (share is not None)
+    expected = f" If positions were independent, chance alone would give drift this clear in {share} models. "
     assert share is None or expected in text

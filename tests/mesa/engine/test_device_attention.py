@@ -15,7 +15,7 @@ from attended import DIM, OF_OTHERS, rotate, states
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine import attention, launched, rope, schedule, span_kernels
+from mesa.engine import attention, device_attention, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule
 from mesa.engine.spans import parts
 from mesa.methods.chunked import MesaExtrapolation
@@ -69,7 +69,7 @@ def kernel(request, monkeypatch):
 
     monkeypatch.setattr(span_kernels, "takes", takes)
     monkeypatch.setattr(span_kernels, "agrees", lambda *_: True)
-    monkeypatch.setattr(launched, "_LEAST", 11)
+    monkeypatch.setattr(device_attention, "_LEAST", 11)
     monkeypatch.setattr(span_kernels.varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
     monkeypatch.setattr(span_kernels.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
@@ -85,7 +85,7 @@ def run(method, tensors, start, prompt, slopes=None, **scoring):
     slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
     bound = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes, **scoring)
     with torch.no_grad():
-        return [each(bound, query[:, :, start:], key, value, DIM**-0.5) for each in (dense, launched.launched)]
+        return [each(bound, query[:, :, start:], key, value, DIM**-0.5) for each in (dense, device_attention.on_device)]
 
 
 def dense(*given):
@@ -123,7 +123,7 @@ def test_grouped_heads_in_a_batch_with_soft_caps_and_sinks_equal_dense(name, ker
 def test_plans_of_others_equal_dense(name, start, kernel):
     query, key, value = states(40)
     bound = Schedule(Plan(40, OF_OTHERS[name]), start, token_index, rotate())
-    expected, got = (each(bound, query[:, :, start:], key, value, 0.5) for each in (dense, launched.launched))
+    expected, got = (each(bound, query[:, :, start:], key, value, 0.5) for each in (dense, device_attention.on_device))
     torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
 
 
@@ -247,8 +247,8 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
         log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
         results = []
         for merge, sink in (
-            (launched._merge, launched._sink),
-            (torch.compile(launched._merge, dynamic=True), torch.compile(launched._sink, dynamic=True)),
+            (device_attention._merge, device_attention._sink),
+            (torch.compile(device_attention._merge, dynamic=True), torch.compile(device_attention._sink, dynamic=True)),
         ):
             whole, logs = total.clone(), log_sum.clone()
             views = whole.narrow(0, 50, tokens), logs.narrow(1, 50, tokens)

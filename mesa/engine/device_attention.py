@@ -25,7 +25,7 @@ _LEAST = 1024
 """Queries of a turn (tokens), at least."""
 
 
-def launched(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output (batch, head, query, dim): part by part, some queries at a time, merged by log-sum-exp."""
     layer = _Layer(schedule, query, key, value, scale)
     for begin, end in layer.turns():
