@@ -7,65 +7,48 @@ import tiny
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+# fmt: off
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": tiny.TRAINED,
-    "bos_token_id": 0,
-    "eos_token_id": None,
-    "pad_token_id": 1,
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": tiny.TRAINED, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 1,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 SLIDING = {**GROUPED, "sliding_window": 17}
-HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+HALF = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}
 LONG_ROPE = {
     "max_position_embeddings": 4 * tiny.TRAINED,
     "original_max_position_embeddings": tiny.TRAINED,
     "rope_parameters": {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0, 1.1],
-        "long_factor": [2.0, 3.0],
-        "original_max_position_embeddings": tiny.TRAINED,
-        "partial_rotary_factor": 0.5,
-        "factor": 4.0,
+        **HALF["rope_parameters"], "rope_type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [2.0, 3.0],
+        "original_max_position_embeddings": tiny.TRAINED, "factor": 4.0,
     },
 }
-GEMMA3 = {
-    "head_dim": 8,
-    "query_pre_attn_scalar": 8,
+UNSCALED = {
+    **SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
-        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
-    },
+    "rope_parameters": {"sliding_attention": {**ROPE, "rope_theta": 1e2}, "full_attention": ROPE},
 }
+GEMMA3 = {**UNSCALED, "rope_parameters": {
+    **UNSCALED["rope_parameters"], "full_attention": {**ROPE, "rope_type": "linear", "factor": 2.0},
+}}
 GEMMA4 = {
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "hidden_size_per_layer_input": 4,
-    "vocab_size_per_layer_input": 97,
+    **SLIDING, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 97,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+        "sliding_attention": {**ROPE, "rope_theta": 1e2},
+        "full_attention": {**HALF["rope_parameters"], "rope_type": "proportional"},
     },
 }
 SHARED = {
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "attention_k_eq_v": True,
-    "num_global_key_value_heads": 1,
+    **GEMMA4, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "num_global_key_value_heads": 1,
     "use_bidirectional_attention": "vision",
 }
-UNSCALED = {kind: {**rope, "rope_type": "default"} for kind, rope in GEMMA3["rope_parameters"].items()}
 MOE = {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
 MPT = {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "expansion_ratio": 2, "use_cache": False}
 TOKENS = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+# fmt: on
 
 FAMILIES = {
     "llama": {},
@@ -74,14 +57,14 @@ FAMILIES = {
     "qwen2": GROUPED,
     "qwen2 sliding": {**SLIDING, "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": {**GROUPED, "head_dim": 8},
-    "phi3": {**GROUPED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "phi3": {**GROUPED, "rope_parameters": ROPE},
     "phi3 longrope": {**GROUPED, **LONG_ROPE},
     "gpt_neox": {**SIZES, **HALF},
     "gemma": {**GROUPED, "head_dim": 8},
-    "gemma3_text": {**SLIDING, **GEMMA3},
-    "gemma3_text unscaled": {**SLIDING, **GEMMA3, "rope_parameters": UNSCALED},
-    "gemma4_text": {**SLIDING, **GEMMA4},
-    "gemma4_text shared": {**SLIDING, **GEMMA4, **SHARED},
+    "gemma3_text": GEMMA3,
+    "gemma3_text unscaled": UNSCALED,
+    "gemma4_text": GEMMA4,
+    "gemma4_text shared": SHARED,
     "phi": {**GROUPED, **HALF},
     "phi norms": {**GROUPED, **HALF, "qk_layernorm": True},
     "stablelm": {**GROUPED, **HALF},
