@@ -159,7 +159,7 @@ class Calibration:
     def refusal(self) -> str:
         """Why nothing can be predicted from these losses; empty where something can.
 
-        Intervals are Student's, over the quarters of what is scored of each text.
+        Intervals are Student's, over the quarters of what is scored of each text; 95%, of all gaps together.
         """
         end, last = self.longest - 1, self.trained_length // 4
         half = self.tokens // 2
@@ -175,19 +175,28 @@ class Calibration:
                 f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({_shown(excess)}; "
                 f"{self.texts} texts), so there is no failure to predict up to there"
             )
-        largest, boundaries = max(gap for _, gap in self.gaps), sorted({boundary for boundary, _ in self.gaps})[:2]
-        losses = [
-            [self.losses[gap_name(boundary, gap), self.tokens] for boundary in boundaries] for gap in (largest, None)
-        ]
-        harm = quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
-        if not _is_above_zero(harm):
-            high = student(harm.tolist())[1]
-            more = "; longer --lengths or more --samples may show one" if high is None or high > 0 else ""
+        beyond = sorted({gap for _, gap in self.gaps if self.tokens - 1 + gap >= self.trained_length})
+        harms = {gap: self._gap_harm(gap) for gap in beyond}
+        confidence = 1 - 0.05 / len(harms)  # Bonferroni's: each gap is a look
+        if not any(_is_above_zero(harm, confidence) for harm in harms.values()):
+            highs = [student(harm.tolist(), confidence)[1] for harm in harms.values()]
+            more = any(high is None or high > 0 for high in highs)
+            gap = max(harms, key=lambda gap: harms[gap].mean())
             return (
-                f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({_shown(harm)}; "
-                f"{self.texts} texts): no effect of distances beyond M is seen{more}"
+                f"no gap of {min(harms)} to {max(harms)} tokens clearly costs more than masking the same keys (the most: "
+                f"{_shown(harms[gap], confidence)}, {gap} tokens; {self.texts} texts): no effect of distances beyond M "
+                f"is seen{'; longer --lengths or more --samples may show one' if more else ''}"
             )
         return ""
+
+    def _gap_harm(self, gap: int) -> np.ndarray:
+        """The loss under a gap less that with the same keys masked, mean of the two smaller boundaries, by quarter."""
+        boundaries = sorted({boundary for boundary, _ in self.gaps})[:2]
+        losses = [
+            self.losses[gap_name(boundary, gap), self.tokens] - self.losses[gap_name(boundary), self.tokens]
+            for boundary in boundaries
+        ]
+        return quarters(np.mean(losses, axis=0))
 
 
 def resampled(texts: int, draws: int, seed: int = 0) -> Sequence[np.ndarray]:
@@ -205,13 +214,13 @@ def quarters(losses: np.ndarray) -> np.ndarray:
     return np.array([part.mean(1) for part in np.array_split(losses, 4, axis=1)]).ravel()
 
 
-def _is_above_zero(values: np.ndarray) -> bool:
-    low = student(values.tolist())[0]
+def _is_above_zero(values: np.ndarray, confidence: float = 0.95) -> bool:
+    low = student(values.tolist(), confidence)[0]
     return low is not None and low > 0
 
 
-def _shown(values: np.ndarray) -> str:
-    return f"{shown(float(values.mean()), *student(values.tolist()), '+z.2f')} nats/token"
+def _shown(values: np.ndarray, confidence: float = 0.95) -> str:
+    return f"{shown(float(values.mean()), *student(values.tolist(), confidence), '+z.2f')} nats/token"
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

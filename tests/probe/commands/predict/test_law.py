@@ -147,6 +147,36 @@ def test_a_model_that_does_not_read_distance_is_refused():
     assert "no effect of distances beyond M is seen" in Calibration.of(M, M, LONGEST, losses).refusal()
 
 
+def test_a_model_is_not_refused_for_one_gap_that_costs_no_more_than_masking():
+    """Rotary phases may come round there to some met inside M."""
+    losses = planted(0.5, 0)
+    largest = max(gap for _, gap in Calibration.of(M, M, LONGEST, losses).gaps)
+    for name, length in losses:
+        if name.startswith("gap ") and name.endswith(f" {largest}"):
+            losses[name, length] = losses["no gap", length]
+    assert Calibration.of(M, M, LONGEST, losses).refusal() == ""
+
+
+def test_a_gap_within_m_shows_no_effect_of_distances_beyond_it():
+    losses = {key: values for key, values in planted(0.5, 0).items() if not key[0].startswith("gap ")}
+    tokens = M // 2  # of the calibration's prompts
+    for name in gap_methods(M, tokens, LONGEST):
+        harm = 1.0 if name.startswith("gap ") and name.endswith(f" {M // 2}") else 0.0
+        losses[name, tokens] = losses["no gap", M] + harm
+    assert "no effect of distances beyond M is seen" in Calibration.of(M, tokens, LONGEST, losses).refusal()
+
+
+def test_of_several_gaps_none_is_seen_to_harm_by_chance():
+    losses = planted(0.5, 0)
+    calibration, rng, passed = Calibration.of(M, M, LONGEST, losses), np.random.default_rng(3), 0
+    for _ in range(400):
+        for name, length in losses:
+            if name.startswith(("gap ", "masked ")):
+                losses[name, length] = losses["no gap", length] + rng.normal(0, 0.5, (TEXTS, M // 4))
+        passed += not calibration.refusal()
+    assert passed <= 0.05 * 400
+
+
 def test_the_chosen_keys_alone_are_moved_and_the_first_token_where_it_is_named():
     moved = relative_positions(Moved(trained_length=16, half=4, count=2, gap=100).plan(6), np.arange(6), np.arange(6))
     assert moved[3:].tolist() == [[3, 2, 1, 0, -1, -1], [4, 103, 2, 101, 0, -1], [5, 104, 3, 102, 1, 0]]
