@@ -183,7 +183,7 @@ class Calibration:
             more = any(high is None or high > 0 for high in highs)
             gap = max(harms, key=lambda gap: harms[gap].mean())
             return (
-                f"no gap of {min(harms)} to {max(harms)} tokens clearly costs more than masking the same keys (the most: "
+                f"no gap of {min(harms)} to {max(harms)} tokens clearly costs more than masking the same keys (most: "
                 f"{_shown(harms[gap], confidence)}, {gap} tokens; {self.texts} texts): no effect of distances beyond M "
                 f"is seen{'; longer --lengths or more --samples may show one' if more else ''}"
             )
