@@ -11,10 +11,18 @@ import xarray as xr
 from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
 from probe.figures.styles import DASHES, RED, nth, style
 from probe.statistics import Ends, student, wilson
-from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, MeasuredFailures, PredictedFailure
+from probe.thresholds.failure import (
+    MIN_ACCURACY,
+    NATS_ABOVE,
+    NLL,
+    PASSKEY,
+    Failure,
+    MeasuredFailures,
+    PredictedFailure,
+)
 
 MEAN = "mean, 95% interval"
-_REPEATS = {"window": "texts", "sample": "prompts"}
+_REPEATS = {"window": "text", "sample": "prompt"}
 _NAMED = 4  # methods in a sentence, at most
 
 
@@ -24,18 +32,20 @@ def curves_chart(
     trained: int,
     predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Chart:
-    """Loss, and passkeys found, by prompt length with 95% intervals; measured failures marked on the lines.
+    """Loss, and passkeys found, by prompt length with 95% intervals; failures marked on the lines of what failed.
 
     predicted: by method the failure length (`length`, its `ends` and the `longest` length) that `mesa-lens predict`
-    computed; marked by ticks.
+    computed of the loss; marked by ticks.
     """
-    level, predicted = measured.level + NATS_ABOVE, predicted or {}
+    level = measured.level + NATS_ABOVE
     panels = [
         _score_panel(
             evaluation["tail_nll"].assign_attrs(long_name="NLL", units="nats/token"),
             "Loss of the same last tokens (lower is better)",
-            Rule(level, f"fails above {level:z.2f}", RED),
-            (measured, trained, predicted),
+            Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), RED),
+            trained,
+            [failure for failure in measured.failures if failure.by_nll == failure.length],
+            predicted or {},
         )
     ]
     if "passkey" in evaluation:
@@ -43,8 +53,10 @@ def curves_chart(
             _score_panel(
                 evaluation["passkey"].assign_attrs(long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
-                Rule(MIN_ACCURACY, f"fails below {MIN_ACCURACY:g}", RED),
-                (measured, trained, predicted),
+                Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), RED),
+                trained,
+                [failure for failure in measured.failures if failure.by_passkey == failure.length],
+                {},
             )
         )
     failing = grouped((failure.method, str(failure)) for failure in measured.failures)
@@ -74,13 +86,22 @@ def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
     return Chart("Measured by prompt length; red: each run's limit", panels)
 
 
+def _rule_text(limit: str, is_judged: bool) -> str:
+    return f"fails {limit}" if is_judged else f"{limit}, not judged"
+
+
 def _score_panel(
-    scores: xr.DataArray, title: str, rule: Rule, failures: tuple[MeasuredFailures, int, Mapping[str, PredictedFailure]]
+    scores: xr.DataArray,
+    title: str,
+    rule: Rule,
+    trained: int,
+    failures: Sequence[Failure],
+    predicted: Mapping[str, PredictedFailure],
 ) -> Panel:
     """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
-    measured, trained, predicted = failures
     scores = scores.sortby("length")
     repeats, shares = str(scores.dims[-1]), scores.attrs["units"] == "share"
+    count = scores.sizes[repeats]
     lines = []
     for method in scores["method"].values.tolist():
         row = scores.sel({"method": method}).dropna("length")  # refined lengths are one method's
@@ -89,7 +110,7 @@ def _score_panel(
         lines.append(Line(method, x, row.values.mean(-1), *style(method), interval=(interval[0], interval[1])))
     by_method = {line.label: line for line in lines if len(line.x)}
     points = []
-    for failure in measured.failures:
+    for failure in failures:
         if failure.length is not None and failure.method in by_method:
             ends = failure.after or failure.length, failure.high or failure.longest
             hover = f"{failure.method}: measured failure {failure}"
@@ -102,7 +123,7 @@ def _score_panel(
     lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
     return Panel(
         title=title,
-        x_title=f"prompt length (tokens); {scores.sizes[repeats]} {_REPEATS[repeats]} each",
+        x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (count > 1)} each",
         y_title=value_title(scores),
         lines=tuple(lines),
         y_range=y_range(lines, [rule.at]),

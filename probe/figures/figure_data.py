@@ -297,10 +297,11 @@ def tiles(
     layers: Sequence[int],
     triples: Mapping[tuple[int, int], Iterable[float]],
     scale: Scale = SHARES,
+    named: str = "",
 ) -> Heatmap:
     """Tiles of (value, low, high) by layer and number of the column; NaN, and blank, for the others.
 
-    Hatched where a value is not clearly different from 0.
+    Hatched where a value is not clearly different from 0. named: the column in hover texts; default: by its title.
     """
     values, low, high = np.full((3, len(layers), len(columns)), np.nan)
     numbers, texts = np.full((2, *values.shape), "", dtype=object)
@@ -309,7 +310,7 @@ def tiles(
             at = layers.index(layer), column
             values[at], low[at], high[at] = triple
             interval = percent if scale.digits is None else partial(ranged, digits=scale.digits)
-            where = f"layer {layer}, {f'{title} {columns[column]}'.strip()}"
+            where = f"layer {layer}, {named or f'{title} {columns[column]}'.strip()}"
             texts[at] = f"{where}: {interval(values[at], low[at], high[at])}"
             numbers[at] = scale.written(values[at]) if np.isfinite(values[at]) else ""
     if np.isfinite(values).sum() > WRITTEN:

@@ -72,7 +72,7 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
         options |= {"include_plotlyjs": False, "div_id": div_id and f"{div_id}-{number + 2}"}
     title = html.escape(figure.title, quote=False)
     caption = f'<figcaption style="position: sticky; left: 0">{title}</figcaption>'
-    inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px">{inner}</div>'
+    inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px; align-items: flex-end">{inner}</div>'
     seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
     figure_style, kind = "margin: 1em 0 0; overflow-x: auto", "chart" if isinstance(figure, Chart) else "maps"
     basis = f"{least_width(figure)}px" if isinstance(figure, Chart) else "100%"  # charts stand beside each other

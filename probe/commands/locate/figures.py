@@ -74,7 +74,7 @@ def recovery_map(summary: Located, method: str, length: int, measure: str, way: 
     layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
     whole = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
     single = {(row.layer, row.head): triple(row) for row in rows if row.layer is not None and row.head is not None}
-    blocks = [tiles("layer", ["all"], layers, whole)] if whole else []
+    blocks = [tiles("layer", ["all"], layers, whole, named="all heads")] if whole else []
     blocks += [tiles("head", heads, layers, single)] if single else []
     colour_title = "share of the loss that returns" if way == "without" else "share of the loss recovered"
     return tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None

@@ -79,12 +79,17 @@ def test_curve_marks():
     np.testing.assert_allclose(nll.lines[0].y, scores["tail_nll"].sel({"method": "origin"}).mean("window"))
     assert passkey.lines[2].y.tolist() == [1, 1, 1, 1, 1, 0.55]
     assert all(low < y < high for y, low, high in zip(nll.lines[0].y, *nll.lines[0].interval, strict=True))
-    failed, late, tick = nll.points
-    assert [(point.text, point.x, point.symbol, point.ends) for point in (failed, late, tick)] == [
+    failed, *_, tick = nll.points
+    assert [(point.text, point.x, point.symbol, point.ends) for point in nll.points] == [
         ("measured failure", 128, "diamond", (64, 128)),
         ("measured failure", 320, "diamond", (256, 320)),
         ("predicted failure", 96, "tick", (80, 320)),
     ]
+    assert [(failure.by_nll, failure.by_passkey) for failure in measured.failures if failure.length] == [
+        (128, 192),
+        (320, None),
+    ]
+    assert passkey.points == ()  # the loss fails first, and prediction is of loss
     assert failed.y == nll.lines[0].y[2]
     between = (np.log(96) - np.log(64)) / np.log(2)  # of 64 and 128 tokens
     assert tick.y == pytest.approx((1 - between) * nll.lines[0].y[1] + between * nll.lines[0].y[2])
