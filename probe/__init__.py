@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from probe.figures.heatmap import default_regions, regions
     from probe.run import Run, open_run
     from probe.store.select import hook_values
+    from probe.tasks.sources import heldout
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
     from probe.thresholds.drift_onset import drift_onsets
@@ -45,6 +46,7 @@ _MODULES = {
     "probe.commands.probe.request": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
     "probe.store.select": "hook_values",
+    "probe.tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
     "probe.thresholds.drift_onset": "drift_onsets",
     "probe.thresholds.drift": "DriftRule find_drift",
@@ -64,7 +66,7 @@ _LAZY = {
 __all__ = [
     "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "PredictRequest", "ProbeRequest", "Run", "analyse",
     "bridge_to", "capture_states", "curves_export", "default_regions", "drift_export", "drift_onsets", "find_drift",
-    "heatmap_export", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation",
+    "heatmap_export", "heldout", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation",
     "predict_failure", "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export",
     "threshold_onsets", "write_report",
 ]

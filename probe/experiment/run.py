@@ -202,6 +202,10 @@ def run_tasks(
         return lost
     workers = pool()  # what is wrong with the model is said before a bar begins
     with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose) as progress:
+        if journal is not None and experiment.unit == "token":
+            tokens, longest = sum(task.weight for task in tasks), max(task.length for task in tasks)
+            text = f"{len(tasks)} tasks, {tokens:,} tokens, at most {longest} in one"
+            progress.write(f"{text}; --estimate tells the time; after an interrupt the same command continues")
         while tasks:
             attempted |= set(tasks)
             if journal is not None:

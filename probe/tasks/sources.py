@@ -20,7 +20,15 @@ _PAIRS = (("document", "summary"), ("report", "summary"))
 
 
 def heldout() -> list[str]:
-    """The shipped held-out texts, in the order of `HELDOUT_FILES`."""
+    """The texts that the shipped models were not trained on: modules of Python's standard library.
+
+    Returns:
+        One string for each text, in the order of their names.
+
+    Examples:
+        >>> len(probe.heldout())
+        8
+    """
     folder = resources.files("mesa") / "shipped" / "heldout"
     return [(folder / f"{name}.txt").read_text(encoding="utf-8") for name in HELDOUT_FILES]
 

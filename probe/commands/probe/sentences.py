@@ -69,6 +69,7 @@ def what_fixes(findings: Findings, rows: MethodRows) -> str:
         *(_whole(findings, whole, reference, unsure) if whole else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
         *beside_crop(others, whole),
+        _by_passkeys(findings, whole) if _advised(whole, unsure) else "",
     )
 
 
@@ -172,7 +173,7 @@ def _whole(findings: Findings, rows: MethodRows, reference: Row, unsure: bool) -
     """
     measured, names = rows[0].failure, several(rows)
     longest, prompts = _up_to(findings, measured), counted(findings)
-    if unsure or measured.chance or (measured.judged_by == (NLL,) and not all(map(beats, rows))):
+    if not _advised(rows, unsure):
         do = "does" if len(rows) == 1 else "do"
         texts = [f"{names} {do} not fail{_by(measured)} {longest} ({prompts}).", _alone(measured)]
     else:
@@ -190,6 +191,21 @@ def _whole(findings: Findings, rows: MethodRows, reference: Row, unsure: bool) -
         *texts,
         f"{lowest}{unclear}{',' * (len(rows) > 1)} {_below(nll.difference)} {model_name(reference.method)}.",
     ]
+
+
+def _advised(rows: MethodRows, unsure: bool) -> bool:
+    """Whether the use of methods that do not fail is advised; see `_whole`."""
+    if unsure or not rows or rows[0].failure.chance:
+        return False
+    return rows[0].failure.judged_by != (NLL,) or all(map(beats, rows))
+
+
+def _by_passkeys(findings: Findings, rows: MethodRows) -> str:
+    """Why methods are advised that do not all beat truncation by tail NLL; empty if they do, or were not compared."""
+    if findings.level is None or not any(map(to_crop, rows)) or all(map(beats, rows)):
+        return ""
+    speaks = f"What speaks for {several(rows)} is passkeys"
+    return f"{speaks}: truncation sees none that stands before its last {findings.level.length} tokens."
 
 
 def _below(less: Difference) -> str:

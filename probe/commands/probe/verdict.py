@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
 from probe.commands.probe.result import Row, Sentence, Summary, Verdict
-from probe.commands.probe.rows import RANKED, ranked, same_model
+from probe.commands.probe.rows import RANKED, ranked, reference_of, same_model
 from probe.commands.probe.sentences import about_crop, how_sure, listed, measured_on, what_fails, what_fixes, where
 from probe.commands.probe.tables import difference_table, method_table, score_table
 from probe.glossary import about
@@ -41,7 +41,7 @@ def verdict(findings: Findings, located: Located | None, prediction: Prediction 
         notes=[
             RANKED,
             *predicted_by(findings, rows, prediction),
-            _heads(located, heads),
+            *_heads(rows, located, heads),
             *about_crop(findings, rows),
             *_following(findings),
         ],
@@ -92,17 +92,21 @@ def predicted_by(findings: Findings, rows: Sequence[Row], prediction: Prediction
     ]
 
 
-def _heads(located: Located | None, heads: Located | None) -> str:
+def _heads(rows: Sequence[Row], located: Located | None, heads: Located | None) -> list[str]:
+    """What located heads rest on, or how they are located; nothing where the reference does not fail."""
     if heads is not None and not any(row.heads for row in heads.smallest):
-        return "Heads: mesa-lens locate searched for no smallest set of heads in this folder."
+        return ["Heads: mesa-lens locate searched for no smallest set of heads in this folder."]
     if heads is not None and not heads.loss_gaps and located is not None and located.loss_gaps:
-        return "Heads: those located in this folder are of methods with other parameters."
+        return ["Heads: those located in this folder are of methods with other parameters."]
     if heads is not None:
         text = "the smallest set found that recovers 90% of the excess loss, with its 95% interval"
-        return f"Heads: {text}; L0H7 is head 7 of layer 0."
+        return [f"Heads: {text}; L0H7 is head 7 of layer 0."]
     if located is not None:
-        return f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."
-    return "Heads: not located. `mesa-lens locate --out` with this folder finds the smallest set that is enough."
+        return [f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."]
+    reference = reference_of(rows)
+    if reference.measured and (reference.longest_passing is None or reference.measured.length is None):
+        return []
+    return ["Heads: not located. `mesa-lens locate --out` with this folder finds the smallest set that is enough."]
 
 
 def terminal_text(summary: Summary) -> str:

@@ -149,6 +149,7 @@ def test_a_model_at_chance_is_named_so(planted):
     )
     assert texts["What fixes it"] == "Cannot tell: the unmodified model is at chance inside M."
     assert "Use " not in words
+    assert not any("not located" in note for note in verdict(summary, None)["notes"])
     assert texts["How sure"].endswith(
         " Not judged: tail NLL (at chance inside M). Not judged: passkey (0 of 3 found inside M)."
     )
