@@ -53,7 +53,8 @@ def test_a_planted_break_is_in_the_verdict(planted):
         "Use mesa or rerope: neither fails up to 320 tokens (5x M), the longest length measured (6 texts and 20 "
         "passkeys). mesa has the lowest mean tail NLL there (not clearly below rerope), 0.82 [0.80, 0.83] nats/token "
         "below the unmodified model. dynamic-ntk fails later than the unmodified model, between 256 and 320 tokens. No "
-        "method clearly beats truncation (`crop`) by tail NLL."
+        "method clearly beats truncation (`crop`) by tail NLL. What speaks for mesa and rerope is passkeys: truncation "
+        "sees none that stands before its last 64 tokens."
     )
     assert texts["How sure"].startswith(
         "Control: 0 false detections in 96 tests inside M (mesa, rerope, dynamic-ntk and origin; a test is a layer "
