@@ -201,8 +201,9 @@ def _advised(rows: MethodRows, unsure: bool) -> bool:
 
 
 def _by_passkeys(findings: Findings, rows: MethodRows) -> str:
-    """Why methods are advised that do not all beat truncation by tail NLL; empty if they do, or were not compared."""
-    if findings.level is None or not any(map(to_crop, rows)) or all(map(beats, rows)):
+    """Why methods are advised that do not beat truncation by tail NLL; empty where none was compared."""
+    rows = [row for row in rows if to_crop(row) and not beats(row)]
+    if findings.level is None or not rows:
         return ""
     speaks = f"What speaks for {several(rows)} is passkeys"
     return f"{speaks}: truncation sees none that stands before its last {findings.level.length} tokens."

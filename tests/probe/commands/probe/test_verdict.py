@@ -199,15 +199,15 @@ def test_a_method_worse_than_crop_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
     by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
+    seen = "truncation sees none that stands before its last 64 tokens."
     assert texts_of(summary)["What fixes it"].endswith(
         " No method clearly beats truncation (`crop`) by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
-        "than "
-        "truncation."
+        f"than truncation. What speaks for mesa and rerope is passkeys: {seen}"
     )
     by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
     assert texts_of(summary)["What fixes it"].endswith(
         " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation (`crop`). rerope (+0.24 [+0.12, +0.36] "
-        "nats/token) is worse than truncation."
+        f"nats/token) is worse than truncation. What speaks for rerope is passkeys: {seen}"
     )
 
 
