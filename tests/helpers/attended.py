@@ -10,10 +10,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import mesa
 from mesa.engine.rope import RotaryLayout, Rotation
-from mesa.plan import Constant, Region, Stepped
+from mesa.engine.schedule import Schedule
+from mesa.plan import Constant, Plan, Region, Stepped
 
 PROMPT, STEPS, DIM = 58, 2, 8
-
 
 FORTY = (0, 40), (0, 40)
 OF_OTHERS = {
@@ -47,6 +47,25 @@ def states(length, heads=2, key_heads=2, start=0, first_key=0, batch=1):
     generator = torch.Generator().manual_seed(0)
     shapes = (heads, length - start), (key_heads, length - first_key), (key_heads, length - first_key)
     return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def given(method, tensors, start, prompt, slopes=None, **scoring):
+    """What an executor is given: a schedule, queries from `start` on, keys and values, the scale."""
+    query, key, value = tensors
+    length, cached, turn = key.shape[2], method.cached_position, None
+    if slopes is None:
+        turn, index = rotate(), torch.arange(length)
+        query, key = (turn(part, cached(index), Plan(length, ())) for part in (query, key))  # as the model itself does
+    slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
+    schedule = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes, **scoring)
+    return schedule, query[:, :, start:], key, value, DIM**-0.5
+
+
+def heads_by_formula(name, tensors, prompt, slopes=None, **changes):
+    """The oracle's output (head, token, dim) for the first row of `states`."""
+    parameters = cases.oracle_parameters(name) | {"trained": cases.TRAINED, "prompt": prompt, **changes}
+    heads = zip(*(tensor[0].numpy() for tensor in tensors), slopes or (None, None), strict=True)
+    return np.stack([oracle.attention(name, *head, slope=slope, **parameters) for *head, slope in heads])
 
 
 def attended(model, method, executor, mask):

@@ -2,7 +2,6 @@
 
 import math
 
-import newer
 import numpy as np
 
 
@@ -10,42 +9,46 @@ def stair(r, window, width):
     return r if r <= window else window + math.ceil((r - window) / width)
 
 
-def relative(name, t, i, *, trained, prompt, **parameters):
-    """Effective relative position of the pair, or None where it is masked."""
-    if t < i:
-        return None
-    if name in newer.RELATIVE:
-        return newer.RELATIVE[name](t, i, trained, prompt, **parameters)
-    return _relative(name, t, i, trained, prompt, **parameters)
+def plain(t, i, **_):
+    return t - i
 
 
-def _relative(
-    name, t, i, trained, prompt,
-    window=0, width=0, first=0, last=0, split=0, k=0, group=0, boundary=0, gap=0, weave="stair", middle="local",
-):  # fmt: skip
-    r = t - i
-    if name in ("origin", "dynamic-ntk", "ntk-mixed"):
+def streaming_llm(t, i, window, first, **_):
+    if t - i <= window:
+        return t - i
+    return min(t, first + window) - i if i < first else None
+
+
+def self_extend(t, i, window, group, **_):
+    return t - i if t - i < window else t // group - i // group + window - window // group
+
+
+def crop(t, i, trained, prompt):
+    alone = prompt - trained <= t < prompt and i < prompt - trained  # a query of the last M, a key before them
+    return t - i if t - i < trained and not alone else None
+
+
+def dca(t, i, chunk, most, **_):
+    u, v, apart = t % chunk, i % chunk, t // chunk - i // chunk
+    if apart == 0:
+        return t - i
+    return min(u + chunk, most) - v if apart == 1 else min(2 * chunk - 1, most) - v
+
+
+def lampe(t, i, trained, prompt, window, tail):
+    r, last = t - i, prompt - 1
+    if prompt < 2 * window or r < window:
         return r
-    if name == "nope":
-        return 0
-    if name == "gap":
-        return r + gap if i < boundary <= t else r
-    if name == "rerope":
-        return min(r, window)
-    if name == "leaky-rerope":
-        return r if r < window else window + (r - window) / k
-    if name == "lm-infinite":
-        return min(r, window) if r < window or i < first else None
-    if name == "streaming-llm":
-        if r <= window:
-            return r
-        return min(t, first + window) - i if i < first else None
-    if name == "self-extend":
-        return r if r < window else t // group - i // group + window - window // group
-    if name == "stair":
-        return stair(r, window, width)
-    assert name == "mesa"
-    return mesa(t, i, trained, prompt, window, width, first, last, split, weave, middle)
+    as_llama2 = prompt * 4096 / trained
+    public = 1536
+    if as_llama2 >= 8192:
+        public = int(2489.1055552214357 / (1 + math.exp(-(8.673006440952035e-05 * as_llama2 - 0.648012322406978))))
+    mapped = [public * trained // 4096 * x // last for x in range(prompt)]
+    end = max(x for x in range(prompt) if mapped[x] == mapped[tail])
+    near = window - mapped[window] - 1
+    if r >= prompt - end:
+        return r - (last - end - mapped[last - end] - near)
+    return max(0, mapped[min(t, last)] + near - mapped[min(i, last)])
 
 
 def split_prompt(trained, prompt, first, last, split):
@@ -58,14 +61,7 @@ def split_prompt(trained, prompt, first, last, split):
     return first + n * chunk, chunk
 
 
-def query_scale(name, t, trained, prompt, first=0, last=0, split=0, **_):
-    """log-n; under Mesa only where all keys are seen."""
-    if name == "mesa" and prompt > trained and t < split_prompt(trained, prompt, first, last, split)[0]:
-        return 1.0
-    return max(1.0, math.log(t + 1) / math.log(trained))
-
-
-def mesa(t, i, trained, prompt, window, width, first, last, split, weave, middle):
+def mesa(t, i, trained, prompt, window, width, first, last, split, weave="stair", middle="local"):
     r = t - i
     if weave == "rerope":
         woven = min(r, window)
@@ -89,13 +85,67 @@ def mesa(t, i, trained, prompt, window, width, first, last, split, weave, middle
     return max(local, woven) if middle == "woven" else local
 
 
-def frequencies(name, dim, length, trained, base=10000.0, factor=4.0, k=12.0):
-    if name == "dynamic-ntk" and length > trained:
-        base = base * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
-    values = [base ** (-2 * m / dim) for m in range(dim // 2)]
+RELATIVE = {
+    **dict.fromkeys(("origin", "dynamic-ntk", "ntk-mixed", "yarn", "cope"), plain),
+    "nope": lambda t, i, **_: 0,
+    "gap": lambda t, i, boundary, gap, **_: t - i + gap if i < boundary <= t else t - i,
+    "pi": lambda t, i, trained, prompt, factor=4.0: (t - i) / (factor or max(1.0, prompt / trained)),
+    "rerope": lambda t, i, window, **_: min(t - i, window),
+    "leaky-rerope": lambda t, i, window, k, **_: t - i if t - i < window else window + (t - i - window) / k,
+    "lm-infinite": lambda t, i, window, first, **_: min(t - i, window) if t - i < window or i < first else None,
+    "stair": lambda t, i, window, width, **_: stair(t - i, window, width),
+    "string": lambda t, i, window, local, **_: t - i if t - i < window else t - i - window + local,
+    "streaming-llm": streaming_llm,
+    "self-extend": self_extend,
+    "crop": crop,
+    "dca": dca,
+    "lampe": lampe,
+    "mesa": mesa,
+}
+"""By method, for 0 <= i <= t: the effective relative position, or None where the pair is masked."""
+
+
+def relative(name, t, i, **parameters):
+    """Effective relative position of the pair, or None where it is masked."""
+    return None if t < i else RELATIVE[name](t, i, **parameters)
+
+
+def query_scale(name, t, trained, prompt, first=0, last=0, split=0, **_):
+    """log-n; under Mesa only where all keys are seen."""
+    if name == "mesa" and prompt > trained and t < split_prompt(trained, prompt, first, last, split)[0]:
+        return 1.0
+    return max(1.0, math.log(t + 1) / math.log(trained))
+
+
+def factor(name, t, i, trained, prompt, mscale=False, **parameters):
+    """The factor on the score besides log-n."""
+    if name in ("lampe", "string"):
+        return (0.1 * math.log(2) + 1) ** 2
+    if name == "yarn":
+        return (0.1 * math.log(parameters.get("factor", 4.0)) + 1) ** 2
+    steps = [max(prompt if token < prompt else token + 1, trained) for token in (t, i)]
+    return math.prod(0.05 * math.log(n / trained) + 1 for n in steps) if mscale else 1.0
+
+
+def frequencies(name, dim, length, trained, base=10000.0, factor=4.0, clip=None, **_):
+    """The inverse frequencies."""
+    grown = name == "dynamic-ntk" and length > trained
+    by = base * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2)) if grown else base
+    values = [by ** (-2 * m / dim) for m in range(dim // 2)]
     if name == "ntk-mixed":
-        a = math.log(k) / (dim / 2) ** 0.75
+        a = math.log(12) / (dim / 2) ** 0.75
         values = [value * math.exp(-a * (m + 1) ** 0.75) for m, value in enumerate(values)]
+    if name == "yarn":
+        low, high = (dim * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+        for m, own in enumerate(values):
+            share = min(max((m - low) / (high - low if high > low else 0.001), 0), 1)
+            values[m] = own * (1 - share) + own / factor * share
+    if name == "cope":
+        slow = [m for m, value in enumerate(values) if 2 * math.pi / value > trained]
+        slow = slow if clip is None else list(range(dim // 2))[-clip:]
+        for place, m in enumerate(slow):
+            values[m] *= math.cos(math.pi * place / (len(slow) - 1) / 2) ** 2
     return values
 
 
@@ -115,17 +165,14 @@ def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **
     With a `slope`, positions enter as ALiBi's bias in place of rotation.
     """
     length, dim = query.shape
-    if name in newer.FREQUENCIES:
-        values = newer.FREQUENCIES[name](dim, trained, 1e4, **parameters)
-    else:
-        values = frequencies(name, dim, length, trained)
+    values = frequencies(name, dim, length, trained, **parameters)
     output = np.zeros_like(value)
     for t in range(length):
         log_factor = query_scale(name, t, trained, prompt, **parameters) if log_n else 1.0
         scores, seen = [], []
         for i in range(t + 1):
             r = relative(name, t, i, trained=trained, prompt=prompt, **parameters)
-            scale = log_factor * newer.factor(name, t, i, trained, prompt, **parameters)
+            scale = log_factor * factor(name, t, i, trained, prompt, **parameters)
             if r is not None:
                 seen.append(i)
                 if slope is None:

@@ -2,10 +2,9 @@
 
 import cases
 import numpy as np
-import oracle
 import pytest
 import torch
-from attended import DIM, OF_OTHERS, rotate, states
+from attended import DIM, OF_OTHERS, given, heads_by_formula, rotate, states
 
 from mesa.engine import attention
 from mesa.engine.schedule import AttendedBlock, Schedule, calls
@@ -13,29 +12,15 @@ from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Plan, Region, token_index
 
 
-def run(executor, method, tensors, start, prompt, slopes=None):
-    query, key, value = tensors
-    length, cached, turn = key.shape[2], method.cached_position, None
-    if slopes is None:
-        turn, index = rotate(), torch.arange(length)
-        query, key = (turn(part, cached(index), Plan(length, ())) for part in (query, key))  # as the model itself does
-    slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
-    schedule = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes)
-    with torch.no_grad():
-        return attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0]
+@torch.no_grad()
+def run(executor, *parts):
+    return attention.EXECUTORS[executor](*given(*parts))[0]
 
 
-def agree(name, length, prompt, slopes, log_n, **changes):
+def agree(name, length, prompt, slopes, **changes):
     """Both executors, from the first, the first decoded and the last query on, against the formula; its output."""
-    tensors, method = states(length), cases.method(name, log_n=log_n, **changes)
-    parameters = cases.oracle_parameters(name) | changes | {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n}
-    arrays = [tensor[0].numpy() for tensor in tensors]
-    expected = np.stack(
-        [
-            oracle.attention(name, *(array[head] for array in arrays), slope=slope, **parameters)
-            for head, slope in enumerate(slopes or (None, None))
-        ]
-    )
+    tensors, method = states(length), cases.method(name, **changes)
+    expected = heads_by_formula(name, tensors, prompt, slopes, **changes)
     for executor in ("dense", "fused"):
         for start in {0, min(prompt, length - 1), length - 1}:
             got = run(executor, method, tensors, start, prompt, slopes)[0].numpy()
@@ -45,24 +30,25 @@ def agree(name, length, prompt, slopes, log_n, **changes):
     return expected
 
 
-@pytest.mark.parametrize("log_n", [False, True])
-@pytest.mark.parametrize("name", list(cases.CASES))
-@pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 61), (61, 55), (30, 20)])
-def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, log_n):
-    agree(name, length, prompt, None, log_n)
+ALIBI = (0.7, 0.05)
 
 
 @pytest.mark.parametrize("log_n", [False, True])
 @pytest.mark.parametrize("name", list(cases.CASES))
-@pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 55)])
-def test_alibi_equals_the_formula_pair_by_pair(name, length, prompt, log_n):
-    agree(name, length, prompt, (0.7, 0.05), log_n)
+@pytest.mark.parametrize(
+    ("length", "prompt", "slopes"),
+    [(20, 20, None), (61, 61, None), (61, 55, None), (30, 20, None), (20, 20, ALIBI), (61, 55, ALIBI)],
+)
+def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, slopes, log_n):
+    agree(name, length, prompt, slopes, log_n=log_n)
 
 
 @pytest.mark.parametrize("weave", WEAVES)
 @pytest.mark.parametrize("slopes", [None, (0.7, 0.7)])
 def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slopes):
-    woven, local = (agree("mesa", 61, 55, slopes, True, weave=weave, middle=middle) for middle in ("woven", "local"))
+    woven, local = (
+        agree("mesa", 61, 55, slopes, log_n=True, weave=weave, middle=middle) for middle in ("woven", "local")
+    )
     assert np.abs(local - woven).max() > 1e-2
 
 
@@ -110,7 +96,7 @@ def test_executors_agree_on_plans_of_others(name, start):
 
 
 @pytest.mark.parametrize("batch", [1, 9])
-@pytest.mark.parametrize("slopes", [None, (0.7, 0.05)])
+@pytest.mark.parametrize("slopes", [None, ALIBI])
 @pytest.mark.parametrize("name", [*cases.CASES, *OF_OTHERS])
 def test_stacked_calls_equal_dense(name, slopes, batch, monkeypatch):
     """Small blocks, so that a region has many calls; one at another's place moves outputs by more than 1e-3."""

@@ -7,11 +7,10 @@ import math
 
 import cases
 import numpy as np
-import oracle
 import pytest
 import tiny
 import torch
-from attended import DIM, OF_OTHERS, rotate, states
+from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 from transformers import DynamicCache
 
 import mesa
@@ -76,37 +75,18 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def run(method, tensors, start, prompt, slopes=None, **scoring):
-    query, key, value = tensors
-    length, cached, turn = key.shape[2], method.cached_position, None
-    if slopes is None:
-        turn, index = rotate(), torch.arange(length)
-        query, key = (turn(part, cached(index), Plan(length, ())) for part in (query, key))
-    slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
-    bound = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes, **scoring)
-    with torch.no_grad():
-        return [each(bound, query[:, :, start:], key, value, DIM**-0.5) for each in (dense, device_attention.on_device)]
-
-
-def dense(*given):
-    return attention.dense(*given)[0]
+@torch.no_grad()
+def by_both(*parts):
+    return attention.dense(*parts)[0], device_attention.on_device(*parts)
 
 
 @pytest.mark.parametrize("slopes", [None, (0.7, 0.05)])
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
-    length, prompt = 61, 55
-    tensors, method = states(length), cases.method(name, log_n=True)
-    parameters = cases.oracle_parameters(name) | {"trained": cases.TRAINED, "prompt": prompt, "log_n": True}
-    arrays = [tensor[0].numpy() for tensor in tensors]
-    expected = np.stack(
-        [
-            oracle.attention(name, *(array[head] for array in arrays), slope=slope, **parameters)
-            for head, slope in enumerate(slopes or (None, None))
-        ]
-    )
+    tensors, method = states(61), cases.method(name, log_n=True)
+    expected = heads_by_formula(name, tensors, 55, slopes, log_n=True)
     for start in (0, 13, 60):
-        got = run(method, tensors, start, prompt, slopes)[1][0].numpy()
+        got = by_both(*given(method, tensors, start, 55, slopes))[1][0].numpy()
         np.testing.assert_allclose(got, expected[:, start:], atol=5e-5)
 
 
@@ -114,7 +94,7 @@ def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
 def test_grouped_heads_in_a_batch_with_soft_caps_and_sinks_equal_dense(name, kernel):
     tensors = states(83, heads=4, key_heads=2, batch=3)
     for scoring in ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}):
-        expected, got = run(cases.method(name), tensors, 0, 80, **scoring)
+        expected, got = by_both(*given(cases.method(name), tensors, 0, 80, **scoring))
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
 
 
@@ -123,7 +103,7 @@ def test_grouped_heads_in_a_batch_with_soft_caps_and_sinks_equal_dense(name, ker
 def test_plans_of_others_equal_dense(name, start, kernel):
     query, key, value = states(40)
     bound = Schedule(Plan(40, OF_OTHERS[name]), start, token_index, rotate())
-    expected, got = (each(bound, query[:, :, start:], key, value, 0.5) for each in (dense, device_attention.on_device))
+    expected, got = by_both(bound, query[:, :, start:], key, value, 0.5)
     torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
 
 
