@@ -21,11 +21,8 @@ _REMEDIES = {
 
 
 @contextmanager
-def states_checked(model: Any, owner: str = "") -> Iterator[None]:
-    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity.
-
-    owner: whose they are, where several models run.
-    """
+def states_checked(model: Any) -> Iterator[None]:
+    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity."""
     good: dict[int, torch.Tensor] = {}
 
     def look(module: Any, args: Any, output: Any, layer: int) -> None:
@@ -41,13 +38,12 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
     bad = [layer for layer, finite in good.items() if not finite]
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
-        raise not_finite(model, what, owner)
+        raise not_finite(model, what)
 
 
-def not_finite(model: Any, what: str, owner: str = "") -> Failed:
+def not_finite(model: Any, what: str) -> Failed:
     """The error for values of a model's pass that are a NaN or an infinity."""
-    whose = f"{owner}: " if owner else ""
-    return Failed(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
+    return Failed(f"the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
 
 
 def check_finite(name: str, model: torch.nn.Module) -> None:

@@ -42,18 +42,18 @@ def partial_sum(terms: Any, slope: float = 1.0) -> Any:
     return np.expm1(-slope * np.asarray(terms)) / math.expm1(-slope)
 
 
-def bos_denominator(positions: Any, slope: float = 1.0) -> Any:
-    """A_t = sum of e^(slope * j) over j < t: layer 1 of theorem 3.2 gives <bos> the attention x_t = 1 / A_t."""
-    return np.expm1(slope * np.asarray(positions)) / math.expm1(slope)
+def bos_denominator(positions: Any) -> Any:
+    """A_t = sum of e^j over j < t: layer 1 of theorem 3.2 gives <bos> the attention x_t = 1 / A_t."""
+    return np.expm1(np.asarray(positions)) / math.expm1(1)
 
 
-def last_recovered(N: int, slope: float = 1.0) -> int:
+def last_recovered(N: int) -> int:
     """The last t whose remapped position comes out as exactly N + 1: 10, 24, 60 for N = 2, 3, 4.
 
     The MLP's step from N + 1 to N + 2 begins at c = sqrt(x_(N+1) x_(N+2)), so 1 / x_t must not exceed
     sqrt(A_(N+1) A_(N+2)). The paper (theorem 3.3) lets it be N + 1 for ever; later it grows like ln t.
     """
-    nearest, following = float(bos_denominator(N + 1, slope)), float(bos_denominator(N + 2, slope))
+    nearest, following = float(bos_denominator(N + 1)), float(bos_denominator(N + 2))
     return math.floor(N + 1 + math.sqrt(nearest) * math.sqrt(following) - nearest)
 
 

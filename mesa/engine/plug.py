@@ -55,9 +55,7 @@ class Attachment:
     obeyed the method's plan: the others attended as trained. `observer`, if set, sees what executors are given.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None, verify: bool = True
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = decoder_of(model)
@@ -70,7 +68,7 @@ class Attachment:
             place: rotary.fresh_rotary(module) for place, module in originals.items() if method.uses_model_rope
         }
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
-        self._attends = self._attending(verify) if turned else {}
+        self._attends = self._attending() if turned else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self.slopes = None if turned else alibi.slopes(self.decoder)
         self.attached = self._warned = self._hinted = False
@@ -88,9 +86,9 @@ class Attachment:
             f"{self.method.name} is attached to this model: copy or pickle it before or after the `with` block"
         )
 
-    def _attending(self, verify: bool) -> dict[int, structure.Attends]:
+    def _attending(self) -> dict[int, structure.Attends]:
         """How each attention module, by its id, attends."""
-        layers, modules = structure.structure_of(self.model, verify), self._modules
+        layers, modules = structure.structure_of(self.model), self._modules
         return {id(modules[path]): attends for path, attends in layers.items()}
 
     def attends(self, module: Any) -> structure.Attends:
@@ -476,7 +474,6 @@ def applied(
     *,
     executor: str = "fused",
     prompt_length: int | None = None,
-    verify: bool = True,
 ) -> Iterator[Attachment]:
     """Attaches a method to a model for the length of a `with` block.
 
@@ -493,8 +490,6 @@ def applied(
         prompt_length: Tokens of the whole prompt, padding included, where several calls give it; chunks follow from it.
             Default: what `generate` is given, or the first call with an empty cache. Your own loop without a cache must
             state it.
-        verify: Whether each layer's own attention is compared with the executor's on 32 tokens, once for each class and
-            config; default True.
 
     Yields:
         An `Attachment`: `calls` counts passes by layer; `heads` has the query heads, by layer, that the method was
@@ -524,7 +519,7 @@ def applied(
         check_length("applied", "prompt_length", prompt_length, 1)
     check_free(model)
     check_eager(model)
-    attachment = Attachment(model, method, executor, prompt_length, verify)
+    attachment = Attachment(model, method, executor, prompt_length)
     with attachment.on(), _no_length_warning(method):
         yield attachment
 

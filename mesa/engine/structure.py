@@ -25,7 +25,7 @@ from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
 from mesa.engine.rope import OfKind, RotaryLayout, Rotation
-from mesa.engine.schedule import Schedule, Span
+from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.finite import not_finite
 from mesa.outside import CACHES, attention_called, attention_function, mask_function
@@ -71,14 +71,14 @@ _of_model: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
 _known: dict[tuple[Any, ...], Structure] = {}
 
 
-def structure_of(model: Any, verify: bool = True) -> Structure:
+def structure_of(model: Any) -> Structure:
     """How the model attends, found once for each class and config; Refused where a method could not follow it."""
     if model not in _of_model:
         known = paths(decoder_of(model))
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
         key = (type(model), repr(config), *((path, type(module)) for path, module in known.items()))
         if key not in _known or not all(path in known for path in _known[key]):
-            _known[key] = _Probe(model, verify).structure()
+            _known[key] = _Probe(model).structure()
         _of_model[model] = _known[key]
     return _of_model[model]
 
@@ -154,8 +154,6 @@ class _Probe:
     """One pass over a model."""
 
     model: Any
-    verify: bool
-    why_not: str = ""
     layers: dict[str, Attends] = field(default_factory=dict)
     normed: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
 
@@ -305,8 +303,7 @@ class _Probe:
         names = tuple(self.path_of[id(norm)] for norm in norms) if norms else None
         self.layers[path] = Attends(layer, kind, names)  # pyright: ignore[reportArgumentType]
         own = self._own(module, query, key, value, mask, scale, kwargs)
-        if self.verify:
-            self._compare(layer, own, query, key, value, mask, scale, arguments)
+        self._compare(layer, own, query, key, value, mask, scale, arguments)
         return own.expand(2, -1, -1, -1), None
 
     def _kind(
@@ -442,16 +439,3 @@ def _unhooked(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, hooks in before:
             module.__dict__[name] = hooks
-
-
-__all__ = [
-    "Attends",
-    "LayerRotation",
-    "Span",
-    "Structure",
-    "known_arguments",
-    "paths",
-    "rotaries",
-    "structure_of",
-    "with_positions",
-]

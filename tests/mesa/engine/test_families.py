@@ -1,12 +1,11 @@
 """Every supported family, as a tiny random model: Origin is the stock model, and both executors agree beyond it."""
 
 import cases
-import numpy as np
-import oracle
 import pytest
 import tiny
 import torch
-from families import FAMILIES, build, dynamic_llama, shared
+from families import FAMILIES, build, shared
+from structures import held_to_pairs
 from tiny import tokens
 from transformers import (
     AttentionInterface,
@@ -51,15 +50,26 @@ def test_origin_equals_the_stock_model(family, executor):
     torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
 
 
+NO_PAIRS = ("mpt", "bloom", "phi3 longrope")
+"""Families without rotary embeddings, and one whose frequencies follow the text's length."""
+
+
+@pytest.mark.parametrize("name", ["rerope", "mesa"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_PAIRS])
+def test_a_method_is_what_its_pairs_give(family, name):
+    held_to_pairs(shared(family), name)
+
+
 PAIRS = [("llama", name) for name in cases.CASES]
-PAIRS += [(family, name) for family in FAMILIES if family != "llama" for name in ("rerope", "mesa")]
-"""Every method on one family, two methods on every family; Origin is held to the stock model above."""
+PAIRS += [(family, name) for family in NO_PAIRS for name in ("rerope", "mesa")]
+"""Every method on one family, two methods where no pairs are computed above."""
 SCALED_FAMILIES = ("phi3 longrope", "gemma3_text", "gemma4_text", "gemma4_text shared")
 SLOW_PAIRS = [
     pytest.param(family, name, marks=pytest.mark.slow)
     for family in FAMILIES
     for name in cases.CASES
-    if (family, name) not in PAIRS
+    if family != "llama"
+    and name not in ("rerope", "mesa")
     and not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
     and not (family in SCALED_FAMILIES and mesa.METHODS[name].needs_base)
 ]
@@ -158,18 +168,6 @@ def test_gemma_with_images_is_refused_and_its_text_model_is_the_way_round(kind, 
         torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits, atol=5e-6, rtol=0)
 
 
-def config_frequencies(config, layer):
-    """Radians a token of each rotary pair, by the config."""
-    rope = config.rope_parameters
-    rope = rope[config.layer_types[layer]] if config.model_type in ("gemma3_text", "gemma4_text") else rope
-    scale = rope.get("factor", 1.0) if rope["rope_type"] == "linear" else 1.0
-    share = rope.get("partial_rotary_factor", 1.0)
-    if rope["rope_type"] == "proportional":  # exponents by all 16 dims, and turned are the first of either half
-        return [rope["rope_theta"] ** (-2 * pair / 16) if pair < 8 * share else 0.0 for pair in range(8)]
-    dims = int(8 * share)
-    return [rope["rope_theta"] ** (-2 * pair / dims) / scale for pair in range(dims // 2)]
-
-
 @torch.no_grad()
 def test_gemma4s_shared_layers_generate_as_stock():
     """Stock leaves the prompt out in layers that share keys, and slices the mask for it."""
@@ -179,48 +177,6 @@ def test_gemma4s_shared_layers_generate_as_stock():
         with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
             assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
     assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
-
-
-def config_window(config, layer):
-    """How many tokens a layer sees."""
-    kinds = getattr(config, "layer_types", None)
-    full = getattr(config, "sliding_window", None) is None or (kinds and kinds[layer] != "sliding_attention")
-    return 40 if full else config.sliding_window
-
-
-def by_formula(query, key, scale, config, layer, window):
-    """ReRoPE's weights (query, key) of one head, pair by pair; dims beyond the rotary ones have no position."""
-    values, weights = config_frequencies(config, layer), np.zeros((40, 40))
-    rest = 2 * len(values)
-    for t in range(40):
-        keys = range(max(0, t - config_window(config, layer) + 1), t + 1)
-        dots = [
-            oracle.rotated_dot(query[t], key[i], min(t - i, window), values) + query[t, rest:] @ key[i, rest:]
-            for i in keys
-        ]
-        scores = np.exp(scale * (np.array(dots) - max(dots)))
-        weights[t, keys] = scores / scores.sum()
-    return weights
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("mpt", "bloom", "phi3 longrope")])
-def test_positions_are_each_familys_own(family, layer):
-    """Without positions, queries and keys are as they were before rotation; that is what the formula is given."""
-    model, ids, raw = shared(family), tokens(1, 40), {}
-
-    def look(number, heads, schedule, query, key, scale):
-        if number == layer:
-            raw.update(query=query[0, 1].double().numpy(), key=key[0, key.shape[1] // 4].double().numpy(), scale=scale)
-
-    with mesa.applied(model, cases.method("nope", layers=(layer,)), executor="dense") as attachment:
-        attachment.observer = look
-        model(ids)
-    with mesa.applied(model, cases.method("rerope", layers=(layer,), log_n=False), executor="dense"):
-        weights = model(ids, output_attentions=True).attentions[layer][0, 1].numpy()
-    np.testing.assert_allclose(weights, by_formula(**raw, config=model.config, layer=layer, window=5), atol=2e-5)
-    assert np.abs(weights - by_formula(**raw, config=model.config, layer=layer, window=6)).max() > 1e-3
 
 
 ORIGINAL = {"original_max_position_embeddings": cases.TRAINED}
@@ -247,16 +203,3 @@ def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
     message = rf"yarn cannot be attached to model type 'llama': its config scales .* already \(rope_type '{kind}'\)"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("yarn")):
         pass
-
-
-@pytest.mark.parametrize("family", ["phi3 longrope", "llama dynamic"])
-def test_a_long_input_before_leaves_no_trace(family):
-    model = build(family) if family in FAMILIES else dynamic_llama()
-    ids = tokens(1, 3 * cases.TRAINED)
-    results = []
-    for _ in range(2):
-        with torch.no_grad():
-            with mesa.applied(model, cases.method("rerope")):
-                results.append(model(ids).logits)
-            model(tokens(1, 6 * cases.TRAINED))  # stock: transformers changes the frequencies in place
-    torch.testing.assert_close(results[1], results[0], atol=0, rtol=0)

@@ -42,15 +42,6 @@ def test_a_stated_prompt_length_stands_before_that_of_what_generate_is_given():
         torch.testing.assert_close(scores(model, ids)[:, 0], model(ids).logits[:, -1], atol=2e-5, rtol=0)
 
 
-def test_the_prompts_length_is_forgotten_after_generate():
-    model, method = tiny.model(), cases.method("mesa")
-    with mesa.applied(model, method), torch.no_grad():
-        before = model(tokens(1, PROMPT)).logits
-        scores(model, tokens(length=40))
-        assert torch.equal(model(tokens(1, PROMPT)).logits, before)
-    assert "generate" not in model.__dict__
-
-
 @pytest.mark.parametrize(("name", "stated"), [("mesa", PROMPT), *((name, None) for name in cases.CASES)])
 def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, stated):
     model, ids = tiny.model(), tokens(3, PROMPT)
@@ -130,15 +121,18 @@ def test_a_cache_and_its_copies_serve_only_in_the_block():
     model, cache = tiny.model(), DynamicCache()
     with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
         model(tokens(1, PROMPT), past_key_values=cache)
-        copied = copy.deepcopy(cache)
-    again = copy.deepcopy(cache)
-    for other in (cache, copied, again, pickle.loads(pickle.dumps(cache))):
+        copied, pickled = copy.deepcopy(cache), pickle.dumps(cache)
+        with pytest.raises(mesa.Refused, match="was not filled under rerope"):  # nor does what was pickled
+            model(tokens(length=1), past_key_values=pickle.loads(pickled))
+    for other in (cache, copied, copy.deepcopy(cache), pickle.loads(pickled), pickle.loads(pickle.dumps(cache))):
         with (
             torch.no_grad(),
             pytest.raises(RuntimeError, match="in which this cache of 61 tokens was filled has ended"),
         ):
             model(tokens(length=1), past_key_values=other)
-        refused = pytest.raises(ValueError, match="was not filled under rerope")
+        refused = pytest.raises(
+            ValueError, match="the cache of 61 tokens was not filled under rerope; start with a new one"
+        )
         with mesa.applied(model, cases.method("rerope")), refused:
             model(tokens(length=1), past_key_values=other)
 

@@ -159,7 +159,7 @@ def test_beams_without_a_cache_give_what_they_give_with_one():
 
 
 @torch.no_grad()
-def test_after_an_error_in_generate_passes_are_texts_of_their_own():
+def test_after_generate_and_an_error_in_it_passes_are_texts_of_their_own():
     model, ids = tiny.model(), tokens(1, PROMPT)
 
     def stop(input_ids, scores):
@@ -168,10 +168,12 @@ def test_after_an_error_in_generate_passes_are_texts_of_their_own():
     with mesa.applied(model, cases.method("mesa")):
         text = torch.cat([ids, tokens(1, 9)], 1)
         alone = model(text, use_cache=False).logits
+        generated(model, ids[:, :40])
+        assert torch.equal(model(text, use_cache=False).logits, alone)
         with pytest.raises(KeyError):
             generated(model, ids, logits_processor=LogitsProcessorList([stop]), use_cache=False)
         assert torch.equal(model(text, use_cache=False).logits, alone)
-    assert not {"prepare_inputs_for_generation", "_get_logits_processor"} & set(model.__dict__)
+    assert not {"generate", "prepare_inputs_for_generation", "_get_logits_processor"} & set(model.__dict__)
 
 
 @torch.no_grad()
@@ -236,17 +238,6 @@ def test_a_compiled_model_is_refused(kind):
                 generated(compile_it(model), tokens(1, 30), 1)
 
 
-def test_a_pickled_cache_serves_nowhere():
-    model, cache = tiny.model(), DynamicCache()
-    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
-        model(tokens(1, PROMPT), past_key_values=cache)
-        pickled = pickle.dumps(cache)
-        with pytest.raises(mesa.Refused, match="was not filled under rerope"):
-            model(tokens(1, 1), past_key_values=pickle.loads(pickled))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="in which this cache of 61 tokens was filled has ended"):
-        model(tokens(1, 1), past_key_values=pickle.loads(pickled))
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_rotary_module_replaced_in_the_block_is_an_error(family):
@@ -303,6 +294,7 @@ def test_arguments_of_applied_are_checked():
         ((method, model), {}, "the model comes first"),
         ((nn.Linear(2, 2), method), {}, "a Linear is not a Hugging Face model"),
         (("gpt", method), {}, "a str is not a Hugging Face model"),
+        ((model, method), {"executor": "flash"}, "unknown executor 'flash'; known: dense, fused"),
         ((model, method), {"executor": 3}, "unknown executor 3"),
         ((model, method), {"executor": ["fused"]}, "unknown executor"),
     ]:
