@@ -25,6 +25,16 @@ _LEAST_RUNS = 8
 _DRAWS = 200
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _POSITIONS = ("first", "low", "high", "before")
+FALSE_DETECTIONS = "false detections"
+DOUBTS = (
+    "",
+    FALSE_DETECTIONS,
+    "its range inside M is too wide to leave",
+    "no clearer than chance",
+    "no further than a random walk",
+    "warm-up throughout",
+)
+"""Why the drift of a layer is not judged, by the values of `doubt`."""
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -130,6 +140,7 @@ def find_drift(
           detects drift between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and
           either no run from M on does, or more than chance explains, one of them by more than factor * what a random
           walk with the steps inside the window would reach
+        - `doubt` (method, layer): why a layer is not trusted, an index into the attribute `meanings`; 0: it is
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
         - `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not
@@ -181,6 +192,7 @@ def find_drift(
         },
     )
     drift["run"].attrs["units"] = "position"
+    drift["doubt"].attrs["meanings"] = list(DOUBTS)
     drift["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
     return drift
 
@@ -263,14 +275,20 @@ def _judge(
         alarms.append(np.nan if np.isnan(most) else float(most > limit))
     rate = np.array(alarms[1::2])
     limit = rule.factor * max(1.0, float(level[usable].max()))
-    reliable = _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
     judged = (runs.begin >= trained) & ~warm_up
     out = bool((level[judged] > limit).any())
     passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
-    trusted = reliable and limit < rule.most(x.shape[1]) ** 2 and (not out or chance <= rule.chance)
-    if trusted and out:
-        trusted = bool((level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any())
+    doubt = 0
+    if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be judged
+        doubt = DOUBTS.index(FALSE_DETECTIONS)
+    elif limit >= rule.most(x.shape[1]) ** 2:
+        doubt = DOUBTS.index("its range inside M is too wide to leave")
+    elif out and chance > rule.chance:
+        doubt = DOUBTS.index("no clearer than chance")
+    elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any():
+        doubt = DOUBTS.index("no further than a random walk")
+    trusted = doubt == 0
     judged &= trusted
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
@@ -286,6 +304,7 @@ def _judge(
         "centre": centre,
         "range": width,
         "trusted": trusted,
+        "doubt": doubt,
         "chance": chance if trusted and out else np.nan,
         "alarms": rate,
         "false_alarms": _rate(rate),
@@ -323,6 +342,7 @@ def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
         **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
         "trusted": False,
+        "doubt": DOUBTS.index("warm-up throughout"),
         "level": none,
         "warm_up": np.ones(len(runs.begin), bool),
         "alarms": np.array([]),

@@ -10,6 +10,8 @@ import xarray as xr
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
+from probe.thresholds.drift import DOUBTS, FALSE_DETECTIONS
+
 
 @dataclass(frozen=True)
 class DriftOnset:
@@ -19,10 +21,10 @@ class DriftOnset:
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws detect none.
     layers: the first run by layer, of those in which drift is detected. before: the first run among the held-out
         positions before M in which one of these layers is beyond its limit: the drift began there; None: it did not.
-    untrusted: layers with too many false detections, or with single runs beyond the limit, no more than heavy tails
-        give: in them drift is not detected. false_alarms: share of (layer, pretended window) pairs of the others in
-        which the same rule detects drift where the model works, `alarms` of `tried`; any_false_alarm: share of the
-        windows with one in any of them; None where none could be judged.
+    untrusted: why drift is not judged, by layer: false detections, a range that no state can leave, or runs beyond the
+        limit that chance (heavy tails) or a random walk explains. false_alarms: share of (layer, pretended window)
+        pairs of the others in which the same rule detects drift where the model works, `alarms` of `tried`;
+        any_false_alarm: share of the windows with one in any of them; None where none could be judged.
     chance: the most chance, over all layers, of so clear a drift where nothing breaks; None: none detected.
     judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
@@ -37,7 +39,7 @@ class DriftOnset:
     layer: int | None
     layers: dict[int, int]
     before: int | None
-    untrusted: tuple[int, ...]
+    untrusted: dict[int, str]
     false_alarms: float | None
     alarms: int
     tried: int
@@ -127,7 +129,8 @@ def _call(at: xr.Dataset) -> DriftOnset:
     began = values["before"][called]
     began = began[np.isfinite(began)]
     untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
-    reason = "" if trusted.any() else f"false detections{untried}"
+    doubts = sorted(doubt + untried * (doubt == FALSE_DETECTIONS) for doubt in set(_doubts(at).values()))
+    reason = "" if trusted.any() else " or ".join(doubts)
     return DriftOnset(
         method=method,
         length=at_first.get("first"),
@@ -136,7 +139,7 @@ def _call(at: xr.Dataset) -> DriftOnset:
         layer=None if row is None else int(layers[row]),
         layers={int(layers[number]): int(first[number]) for number in called},
         before=int(began.min()) if began.size else None,
-        untrusted=tuple(layers[~trusted].tolist()) if judged else (),
+        untrusted=_doubts(at) if judged else {},
         false_alarms=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
         alarms=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
@@ -149,6 +152,11 @@ def _call(at: xr.Dataset) -> DriftOnset:
         reason=reason if judged else "warm-up throughout",
         descriptive=method == at.attrs["reference"],
     )
+
+
+def _doubts(at: xr.Dataset) -> dict[int, str]:
+    doubts = zip(at["layer"].values.tolist(), at["doubt"].values.tolist(), strict=True)
+    return {layer: DOUBTS[doubt] for layer, doubt in doubts if doubt}
 
 
 def _whole(value: float) -> int | None:

@@ -132,7 +132,7 @@ class Summary(Findings):
     verdict: Verdict
     store: Any
     """The mark of the store that it is of."""
-    version: Literal[2] = 2
+    version: Literal[3] = 3
 
 
 SUMMARY = ResultFile(Path("summary.json"), Summary, 2)

@@ -19,8 +19,6 @@ from probe.thresholds.stated_window import NATS_ABOVE, times_of_m
 MAX_NAMED = 4
 """More methods than these are counted."""
 _PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
-_UNCLEAR = "no clearer than false detections, chance or a random walk"
-"""Why the drift of a layer is not judged."""
 
 
 def what_fails(findings: Findings, rows: MethodRows) -> str:
@@ -322,11 +320,14 @@ def _unjudged(findings: Findings, rows: MethodRows) -> list[str]:
             reasons.setdefault(row.drift.reason, []).append(row)
     left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
     layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
-    layers = {method: numbers for method, numbers in layers.items() if numbers}
+    layers = {method: doubts for method, doubts in layers.items() if doubts}
     if len(layers) > MAX_NAMED:
-        return [*left, f"drift of {len(layers)} methods in single layers ({_UNCLEAR})"]
-    for method, numbers in layers.items():
-        left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({_UNCLEAR})")
+        named = sorted({doubt for doubts in layers.values() for doubt in doubts.values()})
+        return [*left, f"drift of {len(layers)} methods in single layers ({listed(named, 'or')})"]
+    for method, doubts in layers.items():
+        for doubt in dict.fromkeys(doubts.values()):
+            numbers = [layer for layer, reason in doubts.items() if reason == doubt]
+            left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({doubt})")
     return left
 
 

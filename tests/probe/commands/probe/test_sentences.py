@@ -41,7 +41,7 @@ def random_scores(rng):
 
 def call_without_drift(method):
     return DriftOnset(
-        method, None, None, None, None, {}, before=None, untrusted=(), false_alarms=None, alarms=0,
+        method, None, None, None, None, {}, before=None, untrusted={}, false_alarms=None, alarms=0,
         tried=0, any_false_alarm=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
     )  # fmt: skip
 
