@@ -4,7 +4,8 @@
 
 fetches three wheels from PyPI into runs/after-release (pip; sha256 checked), takes the first 16384 tokens of the
 largest module of each, and measures the NLL of their last 2048 tokens by method and prompt length, as `--sections nll`
-of research/paper does: results/after-release.jsonl (resumable), after-release.csv. `crop` beyond M is origin at M tokens.
+of research/paper does: results/after-release.jsonl (resumable), after-release.csv. Beyond M `crop` is
+origin at M tokens.
 
 SmolLM2 was released in November 2024. The first file of each package was uploaded in 2025, as the index says
 (`first_upload`), so no version of these modules was published under its name before.
