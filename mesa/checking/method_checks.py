@@ -81,14 +81,11 @@ def method_rows(subject: Subject, method: Method) -> Iterator[CheckRow]:
             if check == "decoding against one pass" and not turn_alike(*plans):  # earlier tokens had other frequencies
                 reference = _decoded(subject, method, setting, "dense")
                 where += ", against dense decoding since frequencies follow the length"
-            comparisons[check].append(
-                Comparison(difference := max_difference(logits, reference), stock.allowed, mistake, where)
-            )
-            if difference > stock.allowed:  # a method may amplify what rounding does
+            difference, allowed = max_difference(logits, reference), stock.allowed
+            if widened := difference > allowed:  # a method may amplify what rounding does
                 with rounding_perturbed(subject.model):
-                    under = ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused)
-                allowed = max(stock.allowed, under)
-                comparisons[check][-1] = replace(comparisons[check][-1], allowed=allowed, widened=True)
+                    allowed = max(allowed, ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused))
+            comparisons[check].append(Comparison(difference, allowed, mistake, where, widened))
     for check, (detail, remedy) in CHECKS.items():
         yield worst_row(check, method.name, comparisons[check], detail, remedy)
 

@@ -38,11 +38,11 @@ class Stock:
 
     logits: Tensor
     states: tuple[Tensor, ...]
+    allowed: float
+    allowed_states: list[float]
     calls: Calls = field(default_factory=Calls)
     unrotated: Sequence[AttentionCall] = ()
     positions: list[Positions] = field(default_factory=list)
-    allowed: float = 0.0
-    allowed_states: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -74,15 +74,12 @@ class Subject:
         except (RuntimeError, IndexError) as error:
             why = f"the stock model itself cannot read {setting.length} tokens ({error}); use a smaller --pretended"
             raise Failed(why) from error
-        stock = Stock(plain.logits, plain.hidden_states)
         with rounding_perturbed(self.model):
             off = run(self.model, ids, output_hidden_states=True)
-        stock.allowed = ALLOWED * max_difference(off.logits, plain.logits)
-        stock.allowed_states = [
-            ALLOWED * max_difference(*pair) for pair in zip(off.hidden_states, plain.hidden_states, strict=True)
-        ]
-        self.stock[setting] = stock
-        return stock
+        pairs = zip((off.logits, *off.hidden_states), (plain.logits, *plain.hidden_states), strict=True)
+        allowed, *allowed_states = (ALLOWED * max_difference(*pair) for pair in pairs)
+        self.stock[setting] = Stock(plain.logits, plain.hidden_states, allowed, allowed_states)
+        return self.stock[setting]
 
     def record_stock(self, setting: PromptSizes) -> None:
         """Notes a rotary stock model's attention calls; Refused where no method can be attached."""

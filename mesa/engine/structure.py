@@ -132,14 +132,17 @@ def position_argument(module: Any) -> str | None:
 
 def requested_kind(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The kind of layer whose frequencies a call of a rotary module asks for; None where it has one only."""
-    names = _parameters(type(module).forward)[1:]
-    return {**dict(zip(names, args, strict=False)), **kwargs}.get("layer_type")
+    return _given(module, args, kwargs).get("layer_type")
+
+
+def _given(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments, by name."""
+    return {**dict(zip(_parameters(type(module).forward)[1:], args, strict=False)), **kwargs}
 
 
 def with_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> dict[str, Any]:
     """The arguments of a call of a rotary module, with `positions` (batch, token) in the place of its own."""
-    names = _parameters(type(module).forward)[1:]
-    given, name = {**dict(zip(names, args, strict=False)), **kwargs}, position_argument(module)
+    given, name = _given(module, args, kwargs), position_argument(module)
     assert name is not None
     own = given[name]
     if own.shape[-1] != positions.shape[-1]:

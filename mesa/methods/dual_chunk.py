@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Constant, Plan, Position, Region, Scale
+from mesa.plan import Constant, Plan, Position, Region, Scale, capped
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Wrapped:
     def __call__(self, index: Any) -> Any:
         """The positions, in the shape of `index`."""
         place = self.shift + index % self.period
-        if self.most is None:
-            return place
-        return (place < self.most) * place + (place >= self.most) * self.most
+        return place if self.most is None else capped(place, self.most)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Constant, Plan, Stepped
+from mesa.plan import Constant, Plan, Stepped, capped
 
 SHARPER = Constant((0.1 * math.log(2) + 1) ** 2)
 """The factor on scores, at every length."""
@@ -62,10 +62,8 @@ class Mapped:
     def __call__(self, index: Any) -> Any:
         """The positions, in the shape of `index`."""
         last = self.prompt - 1
-        place = self.shift + self.to * ((index < last) * index + (index >= last) * last) // last
-        if self.most is None:
-            return place
-        return (place < self.most) * place + (place >= self.most) * self.most
+        place = self.shift + self.to * capped(index, last) // last
+        return place if self.most is None else capped(place, self.most)
 
 
 @dataclass(frozen=True, kw_only=True)

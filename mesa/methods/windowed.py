@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Constant, Plan, Region
+from mesa.plan import Constant, Plan, Region, capped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class StreamingLLM(Method):
         sinks = Region(
             (0, length),
             (0, min(self.first, length)),
-            query_position=lambda t: (t < cache) * t + (t >= cache) * cache,
+            query_position=lambda t: capped(t, cache),
             nearest=self.window + 1,
             query_scale=self._scale(),
         )

@@ -20,82 +20,60 @@ def refused(capsys, *words, code=2):
     return lines[0]
 
 
-EVAL = ("eval", "--task", "passkey,nll", "--methods", "origin,mesa", "--lengths", "96,200", "--samples", "2")
+EVAL = "eval --task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2"
+MISUSE = [
+    ("methods explain rope", "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
+    ("methods explain rerope --set rerope.plan=5", "'plan'; known: heads, layers, log_n, window"),
+    ("methods explain rerope --length 99", "--length 99 is too wide to draw; use at most 48"),
+    ("methods --table --json", "--json with --table"),
+    ("methods --table --trained-length 99", "--trained-length 99 with --table"),
+    ("methods --json explain rerope", "--json before 'explain' has no effect: write it behind that"),
+    ("export heatmap run --layers 1 --out /", "--out / is the root of a disk"),
+    ("verify --quick --full", "--quick and --full ask for the shortest and the longest inputs"),
+    ("verify --html /proc/report", "--html /proc/report.html: /proc cannot be written to"),
+    ("estimate-window --longest 512 --trained-length 99", "--trained-length 99 with --longest"),
+    ("fetch --overwrite", "--wheel and --overwrite are for one checkpoint"),
+    (f"{EVAL} --lengths 50 {{run}}", "length=50 is below the task's fixed text of 66 tokens"),
+    (f"{EVAL} --task summary --data nowhere.jsonl {{run}}", "nowhere.jsonl is not a file or folder"),
+    (f"{EVAL} --set rerope.window=3 {{run}}", "--set names 'rerope'"),
+    ("eval --harness task --minutes 5 {run}", "--minutes is for --task; lm-eval's tasks"),
+    ("eval --task nll --depth .5 {run}", "--depth 0.5 is read by passkey, passkey-question,"),
+    ("eval --task nll --new-tokens 5 {run}", "--new-tokens 5 is read by summary alone, which --task does not name"),
+    ("eval --harness a --new-tokens 5 {run}", "--new-tokens is for --task; lm-eval's tasks have their own prompts"),
+    ("eval --harness a --samples 5 {run}", "--samples is for --task; lm-eval's tasks have their own prompts"),
+    ("eval --device cuda:0 --device-map auto {run}", "--device cuda:0 with --device-map auto, which places the model"),
+    ("probe --samples 0 --lengths 96 {run}", "--lengths (96,) has no effect here; it works with --samples above 0"),
+    ("probe --samples 0 --texts 0 --text {text} {run}", "it works with --texts or --samples above 0"),
+    ("locate --try patch --dims 3 {run}", "--dims 3 has no effect here; it works with --try clamp"),
+    ("locate --try patch --prompt world {run}", "--prompt 'world' has no effect here; it works with --try clamp"),
+    ("locate --try clamp --ways only {run}", "--ways ('only',) has no effect here; it works with --try patch"),
+    ("locate --candidates 3 {run}", "--candidates 3 has no effect here; it works with --try smallest"),
+    ("locate --try clamp --heads all {run}", "--heads 'all' has no effect here; it works with --try patch or smallest"),
+    ("locate --measure passkey --text {text} {run}", "has no effect here; it works with --measure nll"),
+    ("anatomy --parts retrieval --text {text} {run}", "it works with --parts heads or tokens"),
+    ("probe --seed 4294967296", "--seed 4294967296 is above 4294967295"),
+    ("probe --out {loop}/out", "cannot be read (Too many levels"),
+    ("report {loop}", "cannot be read (Too many levels"),
+    ("status {loop}", "cannot be read (Too many levels"),
+    ("probe --out ~nobody-of-this-name/out", "~nobody-of-this-name/out' cannot be read"),
+    (f"eval --out {'x' * 999}", "cannot be read (File name too long); see"),
+    (f"probe --out {'d/' * 2000}", "is longer than 3500 characters"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("methods", "explain", "rope"), "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
-        (("methods", "explain", "rerope", "--set", "rerope.plan=5"), "'plan'; known: heads, layers, log_n, window"),
-        (("methods", "explain", "rerope", "--length", "99"), "--length 99 is too wide to draw; use at most 48"),
-        (("export", "heatmap", "run", "--layers", "1", "--out", "/"), "--out / is the root of a disk"),
-        ((*EVAL, "--lengths", "50"), "length=50 is below the task's fixed text of 66 tokens"),
-        (("eval", "--harness", "task", "--minutes", "5"), "--minutes is for --task; lm-eval's tasks"),
-        ((*EVAL, "--task", "summary", "--data", "nowhere.jsonl"), "nowhere.jsonl is not a file or folder"),
-        ((*EVAL, "--set", "rerope.window=3"), "--set names 'rerope'"),
-        (("eval", "--task", "nll", "--depth", ".5"), "--depth 0.5 is read by passkey, passkey-question,"),
-        (("eval", "--out", "x" * 999), "cannot be read (File name too long); see"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), MISUSE, ids=range(len(MISUSE)))
 def test_misuse_is_one_line_that_names_the_value_and_leaves_nothing(capsys, model, tmp_path, words, message):
-    words = (words[0], "--model", model, *words[1:]) if words[0] in ("eval", "estimate-window") else words
-    words = (*words, "--out", tmp_path / "out") if words[:2] == EVAL[:2] else words
-    assert message in refused(capsys, *words)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("probe --samples 0 --lengths 96", "--lengths (96,) has no effect here; it works with --samples above 0"),
-        ("probe --samples 0 --texts 0 --text {text}", "it works with --texts or --samples above 0"),
-        ("locate --try patch --dims 3", "--dims 3 has no effect here; it works with --try clamp"),
-        ("locate --try patch --prompt world", "--prompt 'world' has no effect here; it works with --try clamp"),
-        ("locate --try clamp --ways only", "--ways ('only',) has no effect here; it works with --try patch"),
-        ("locate --candidates 3", "--candidates 3 has no effect here; it works with --try smallest"),
-        ("locate --try clamp --heads all", "--heads 'all' has no effect here; it works with --try patch or smallest"),
-        ("locate --measure passkey --text {text}", "has no effect here; it works with --measure nll"),
-        ("eval --task nll --new-tokens 5", "--new-tokens 5 is read by summary alone, which --task does not name"),
-        ("eval --harness some --new-tokens 5", "--new-tokens is for --task; lm-eval's tasks have their own prompts"),
-        ("eval --harness some --samples 5", "--samples is for --task; lm-eval's tasks have their own prompts"),
-        ("eval --device cuda:0 --device-map auto", "--device cuda:0 with --device-map auto, which places the model"),
-        ("anatomy --parts retrieval --text {text}", "it works with --parts heads or tokens"),
-    ],
-)
-def test_an_option_without_effect_is_refused(capsys, model, tmp_path, words, message):
-    text = tmp_path / "text.txt"
+    loop, out, text = (tmp_path / name for name in ("loop", "out", "text.txt"))
+    loop.symlink_to(loop)
     text.write_text("some text")
-    assert message in refused(capsys, *words.format(text=text).split(), "--model", model, "--out", tmp_path / "out")
+    words = words.format(run=f"--model {model} --out {out}", loop=loop, text=text).split()
+    assert message in refused(capsys, *words)
+    assert not out.exists()
 
 
 def test_a_text_that_no_task_reads_is_reported(capsys):
     check_read(EvalRequest(tasks=("latency",), text="t.txt"))
     assert "--text t.txt is read by niah-essay, nll, nll-position alone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("verify --quick --full", "--quick and --full ask for the shortest and the longest inputs"),
-        ("verify --html /proc/report", "--html /proc/report.html: /proc cannot be written to"),
-        ("methods --table --json", "--json with --table"),
-        ("methods --table --trained-length 99", "--trained-length 99 with --table"),
-        ("methods --json explain rerope", "--json before 'explain' has no effect: write it behind that"),
-        ("estimate-window --longest 512 --trained-length 99", "--trained-length 99 with --longest"),
-        ("fetch --overwrite", "--wheel and --overwrite are for one checkpoint"),
-        ("probe --seed 4294967296", "--seed 4294967296 is above 4294967295"),
-        ("probe --out {loop}/out", "cannot be read (Too many levels"),
-        ("report {loop}", "cannot be read (Too many levels"),
-        ("status {loop}", "cannot be read (Too many levels"),
-        ("probe --out ~nobody-of-this-name/out", "~nobody-of-this-name/out' cannot be read"),
-        ("probe --out {deep}", "is longer than 3500 characters"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_work(capsys, tmp_path, words, message):
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    assert message in refused(capsys, *words.format(loop=loop, deep="d/" * 2000).split())
 
 
 def test_a_value_of_a_config_may_hold_commas():
