@@ -19,8 +19,8 @@ from markupsafe import Markup
 
 from mesa_lens.dashboard.runs import Context, find_status
 from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Chart, Drawable, Panel
-from probe.figures.render import least_width, untitled
+from probe.figures.figure_data import Chart, Drawable
+from probe.figures.render import PANEL_WIDTH, least_width, plots
 from probe.figures.section import Section
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of
@@ -37,8 +37,6 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
 }
 _EMPTY = "–"
 _POINTS = 30  # along each side of a heatmap, by which a box is chosen
-_PANEL = 330  # pixels that a panel of a figure needs
-_LEGEND, _LINES = 24, 5  # pixels of a legend's line, and how many a figure has room for
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
@@ -121,29 +119,19 @@ def show(figure: Drawable | go.Figure, key: str, alt: str = "", on_box: Callable
         width = least_width(figure)
         with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
             st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-            _plot(untitled(figure), alt, key, on_box)
+            _plot(plots(figure)[0], alt, key, on_box)
     if figure.seen:
         st.caption(plain(figure.seen))
 
 
 def _panels(chart: Chart, name: str, key: str, alt: str) -> None:
-    """A figure a panel, its title above it as text: side by side, below each other where the page is narrow."""
-    style = f".st-key-{name} > div {{flex: 1 1 {_PANEL}px; min-width: min({_PANEL}px, 100%)}}"
+    """A figure a panel: side by side, below each other where the page is narrow."""
+    style = f".st-key-{name} > div {{flex: 1 1 {PANEL_WIDTH}px; min-width: min({PANEL_WIDTH}px, 100%)}}"
     with st.container(key=name, horizontal=True):
         st.html(f"<style>{style}</style>")
-        for number, panel in enumerate(chart.panels):
+        for number, (panel, drawn) in enumerate(zip(chart.panels, plots(chart), strict=True)):
             with st.container(key=f"panel-{number}-{name}"):
-                st.markdown(plain(panel.title))
-                _plot(_alone(panel), f"{panel.title}. {alt}", f"{key}-{number}")
-
-
-def _alone(panel: Panel) -> go.Figure:
-    """A panel as a figure, with room for its legend where that is one text a line."""
-    drawn = untitled(Chart("", (replace(panel, title=""),)))
-    layout: Any = drawn.layout
-    more = _LEGEND * max(0, len({line.label for line in panel.lines}) - _LINES)
-    layout.height, layout.margin.b = layout.height + more, layout.margin.b + more
-    return drawn
+                _plot(drawn, f"{panel.title}. {alt}", f"{key}-{number}")
 
 
 def _plot(figure: go.Figure, alt: str, key: str, on_box: Callable[[], None] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
 
@@ -38,7 +39,8 @@ _TEMPLATE = {  # the part of `plotly_white` that is used: the whole one would pu
 }
 _ENTRY, _TITLE = 42, 36  # characters in a line of the legend or of a note, which has room on a phone, and of a title
 _SYMBOLS = {"diamond": ("diamond-open", 15), "tick": ("line-ns-open", 20)}  # of points, and their size
-_TITLE_LINE = 19  # pixels
+_TITLE_LINE, _LEGEND_LINE, _PLOT = 19, 21, 340  # pixels of height
+_KEY, _LETTER, _LEGEND_WIDTH = 50, 6.5, 280  # pixels of width: a legend's symbols, a letter, room below a panel
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
@@ -175,7 +177,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
         horizontal_spacing=0.12,
         subplot_titles=["<br>".join(map(escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )
-    listed = set[Any]()
+    listed: dict[Any, None] = {}
     lines = max(len(wrap(panel.title, _TITLE)) for panel in chart.panels)
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for column, panel in enumerate(chart.panels, 1):
@@ -184,17 +186,30 @@ def _draw_chart(chart: Chart) -> go.Figure:
             figure.add_trace(band, 1, column)
         for trace in [*(_line(line, panel) for line in panel.in_order), *(_point(point) for point in panel.points)]:
             figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
-            listed.add(trace.name)
+            listed[trace.name] = None
         for rule in panel.rules:
             _add_rule(figure, rule, panel, column)
         _axes(figure, panel, column)
+    below = 90 + _LEGEND_LINE * _legend_lines(listed, len(chart.panels))
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
-        height=430 + head,
-        margin={"t": head, "b": 90, "l": 80, "r": 30},
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        height=_PLOT + head + below,
+        margin={"t": head, "b": below, "l": 80, "r": 30},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "tracegroupgap": 0},
     )
     return figure
+
+
+def _legend_lines(entries: Iterable[str], panels: int) -> int:
+    """How many lines a legend takes below so many panels."""
+    lines, left = 0, 0.0
+    for entry in entries:
+        parts = entry.split("<br>")
+        width = _KEY + _LETTER * max(map(len, parts))
+        if width > left:
+            lines, left = lines + len(parts), float(_LEGEND_WIDTH * panels)
+        left -= width
+    return lines
 
 
 def _entry(text: str) -> str:

@@ -18,6 +18,8 @@ from probe.figures.static import picture
 from probe.files import GENERATOR
 
 PICTURES = ("html", "png", "svg", "pdf")
+PANEL_WIDTH = 330
+"""Pixels that a panel of a chart needs."""
 _HEAD = 40  # pixels of the title
 
 _PAGE = """<!doctype html>
@@ -62,17 +64,14 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
     """The figure's HTML with its title as a caption; plotly_js: as in `to_html`, False for a page that has it."""
     config = {"responsive": True, "displaylogo": False}
     options = {"full_html": False, "include_plotlyjs": plotly_js, "config": config, "div_id": div_id}
-    parts: list[Drawable] = [figure]
-    if isinstance(figure, Chart):  # a panel a plot: a phone has them one below the other
-        parts = [replace(figure, panels=(panel,)) for panel in figure.panels]
-    inner = ""
-    for number, part in enumerate(parts):
-        plot = untitled(part).to_html(validate=False, **options)
-        inner += f'<div style="flex: 1 1 330px; min-width: {least_width(part)}px">{plot}</div>'
+    inner, width = "", PANEL_WIDTH if isinstance(figure, Chart) else least_width(figure)
+    for number, drawn in enumerate(plots(figure)):
+        plot = drawn.to_html(validate=False, **options)
+        inner += f'<div style="flex: 1 1 {PANEL_WIDTH}px; min-width: {width}px">{plot}</div>'
         options |= {"include_plotlyjs": False, "div_id": div_id and f"{div_id}-{number + 2}"}
     title = html.escape(figure.title, quote=False)
     caption = f'<figcaption style="position: sticky; left: 0">{title}</figcaption>'
-    inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px; align-items: flex-end">{inner}</div>'
+    inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px">{inner}</div>'
     seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
     figure_style, kind = "margin: 1em 0 0; overflow-x: auto", "chart" if isinstance(figure, Chart) else "maps"
     basis = f"{least_width(figure)}px" if isinstance(figure, Chart) else "100%"  # charts stand beside each other
@@ -83,15 +82,21 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
 def least_width(figure: Drawable) -> int:
     """Pixels below which parts of the figure would overlap: a narrower page scrolls it sideways."""
     if isinstance(figure, Chart):
-        return 330 * len(figure.panels)
+        return PANEL_WIDTH * len(figure.panels)
     is_plain = len(figure.columns) == 1 and all(cell.numbers is None for row in figure.cells for cell in row)
-    return 330 if is_plain else 110 + int(70 * figure.width)
+    return PANEL_WIDTH if is_plain else 110 + int(70 * figure.width)
 
 
-def untitled(figure: Drawable) -> go.Figure:
-    """The plotly figure without its title, and without the room for it: on pages the title is text that wraps."""
-    drawn = draw(figure)
-    layout: Any = drawn.layout
-    layout.title.text, layout.height = None, layout.height - _HEAD
-    layout.margin.update(t=layout.margin.t - _HEAD, pad=0)
+def plots(figure: Drawable) -> list[go.Figure]:
+    """A plotly figure a panel, so that a phone has them one below the other, with axes at the same height; or one.
+
+    Without the title, and the room for it: on pages that is text that wraps.
+    """
+    parts = [replace(figure, panels=(panel,)) for panel in figure.panels] if isinstance(figure, Chart) else [figure]
+    drawn: list[Any] = [draw(part) for part in parts]
+    top, below = (max(one.layout.margin[side] for one in drawn) for side in ("t", "b"))
+    for one in drawn:
+        margin = one.layout.margin
+        height = one.layout.height + top - margin.t + below - margin.b - _HEAD
+        one.update_layout(height=height, margin={"t": top - _HEAD, "b": below, "pad": 0}, title_text=None)
     return drawn

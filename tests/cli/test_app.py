@@ -183,8 +183,8 @@ def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
 def test_panels_are_figures_of_their_own_under_their_titles(opened):
     app = opened("thresholds", run="first", pairs="1:3")
     assert [len(figures(app)), len(titles(app))] == [2, 1]
-    texts = [element.value for element in app.markdown]
-    assert texts.index("layer 0, dim 3") < texts.index("layer 1, dim 3")
+    notes = [figure["layout"]["annotations"][0]["text"] for figure in figures(app)]
+    assert notes == ["layer 0, dim 3", "layer 1, dim 3"]
 
 
 def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
