@@ -4,7 +4,8 @@
 
 Prompts and moved keys are those of research/law/sparse.py: 640 tokens, 16 keys of the first half moved by the largest
 G. Heads are chosen by stretches of the first text; passes are judged by those of the second. Writes far_keys.csv (a row
-a set of heads) and far_keys_estimates.csv (a row a head).
+a set of heads), far_keys_estimates.csv (a row a head), and far_keys_half.csv: the pairs on the second text, all keys of
+the first half moved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +140,39 @@ def main(args: argparse.Namespace) -> None:
     sets = sets_of(choose(alone, undone, PATCHED), alone.shape)
     cells: list[tuple[str, str]] = [("none", ""), ("all", "")]
     cells += [(place, named(heads)) for heads in sets.values() for place in ("in", "not in")]
+    pairs = {label: named(heads) for label, heads in sets.items() if label.startswith("pair ")}
+    half = [("half all", ""), *((f"half {place}", heads) for heads in pairs.values() for place in ("in", "not in"))]
     for text in [*range(EACH, 2 * EACH), *range(EACH)]:  # the judged ones first
-        for place, label in cells:
+        for place, label in [*cells, *half] if text >= EACH else cells:
             if (place, label, text) in journal.rows or over():
                 continue
             method = plain if place == "none" else moved
+            if place.startswith("half "):
+                method = replace(moved, count=tokens // 2)
             if label:
                 heads = dict(Origin(trained_length=2, heads=label).heads)
-                heads = heads if place == "in" else others(loaded, heads)
-                method = Moved(trained_length=trained, half=tokens // 2, count=KEYS, gap=gap, heads=heads)
+                method = replace(method, heads=others(loaded, heads) if place.endswith("not in") else heads)
             with torch.no_grad(), mesa.applied(model, method, executor="dense"):
                 journal.add((place, label, text), {"nll": round(float(nll(model, texts[text], scored).mean()), 4)})
         print(f"text {text}", flush=True)
     write_tables(journal, sets, alone, undone)
+    write_half(journal, pairs, tokens // 2)
+
+
+def write_half(journal: Journal, pairs: Mapping[str, str], keys: int) -> None:
+    """The pairs' shares of what all heads cost with the first half moved, on the stretches that have every pass."""
+    rows = []
+    for label, heads in pairs.items():
+        for place in ("in", "not in"):
+            cells = (("none", ""), ("half all", ""), (f"half {place}", heads))
+            texts = [text for text in range(EACH, 2 * EACH) if all((*cell, text) in journal.rows for cell in cells)]
+            if texts:
+                plain, full, own = np.array([[journal.rows[(*cell, text)]["nll"] for text in texts] for cell in cells])
+                low, high = fieller((own - plain).tolist(), (full - plain).tolist())
+                cost, whole = (own - plain).mean(), (full - plain).mean()
+                values = {"cost": cost, "all": whole, "share": cost / whole, "low": low, "high": high}
+                rows.append({"set": label, "place": place, "keys": keys, "count": len(texts)} | values)
+    pd.DataFrame(rows).round(4).to_csv(RESULTS / "far_keys_half.csv", index=False)
 
 
 def write_tables(journal: Journal, sets: Mapping[str, Chosen], alone: np.ndarray, undone: np.ndarray) -> None:
