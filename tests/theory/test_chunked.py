@@ -12,7 +12,6 @@ from mesa.methods.chunked import MIDDLES
 from theory import chunked
 from theory.bounds import denominator, stair_is_recovered
 from theory.claims.mesa import SIZES, woven_first_failure
-from theory.constructions import mesa_model
 
 
 def distance(size, middle, prompt, t, i):
@@ -51,17 +50,6 @@ def test_closed_form_is_the_sum_over_pairs(size, prompt, middle):
     assert value == pytest.approx(pairs_denominator(size, middle, prompt), rel=1e-10)
     other = MIDDLES[MIDDLES[0] == middle]
     assert abs(value / chunked.mesa_denominator(chunked.mesa_method(*size, other), prompt) - 1) > 0.1
-
-
-@pytest.mark.parametrize("middle", MIDDLES)
-@pytest.mark.parametrize("size", [*SIZES, (24, 4, 2, 9, 6, 2)])  # whose first chunk is much wider than N
-def test_models_do_what_the_closed_form_says(size, middle):
-    M, N, E, first, last, split = size
-    prompt, parts = 2 * M + 3, {"first": first, "last": last, "split_threshold": split, "middle": middle}
-    model = mesa_model(M, N, E, 0.5, **parts, recovers=max(64, 2 * M), seed=3)
-    method = chunked.mesa_method(*size, middle)
-    np.testing.assert_allclose(model.recovered_position(prompt), chunked.mesa_position(method, prompt), atol=1e-9)
-    assert model.head_output(prompt)[-1] == pytest.approx(M / chunked.mesa_denominator(method, prompt) - 0.5, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,6 @@ def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slopes):
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
-def test_grouped_key_heads_equal_repeated_ones(name):
-    query, key, value = states(61, heads=4, key_heads=2)
-    repeated = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
-    for executor in ("dense", "fused"):
-        got = run(executor, cases.method(name), (query, key, value), 0, 61)
-        torch.testing.assert_close(got, run(executor, cases.method(name), (query, *repeated), 0, 61))
-
-
-@pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize("start", [0, 13, 40])
 def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
     monkeypatch.setattr("mesa.engine.schedule.BLOCK", 7)
