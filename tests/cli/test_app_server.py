@@ -194,7 +194,8 @@ def test_links_inside_the_store_are_followed(opened, tmp_path):
     assert not app.warning
 
 
-def test_what_a_files_numbers_say_stays_text(opened, tmp_path, undrawn):
+@pytest.mark.usefixtures("undrawn", "unpainted")
+def test_what_a_files_numbers_say_stays_text(opened, tmp_path):
     run = a_run(tmp_path / "runs" / "mine")
     write_report(run)
     path, hostile = run / "summary.json", "<img src=x onerror=alert(1)>"

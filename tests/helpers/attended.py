@@ -1,5 +1,7 @@
 """Attention in layer 0 of a tiny Llama, as a method computes it and as the oracle's formula says; random states."""
 
+from functools import cache
+
 import cases
 import numpy as np
 import oracle
@@ -61,10 +63,11 @@ def given(method, tensors, start, prompt, slopes=None, **scoring):
     return schedule, query[:, :, start:], key, value, DIM**-0.5
 
 
-def heads_by_formula(name, tensors, prompt, slopes=None, **changes):
-    """The oracle's output (head, token, dim) for the first row of `states`."""
+@cache
+def heads_by_formula(name, length, prompt, slopes=None, **changes):
+    """The oracle's output (head, token, dim) for `states` of so many tokens."""
     parameters = cases.oracle_parameters(name) | {"trained": cases.TRAINED, "prompt": prompt, **changes}
-    heads = zip(*(tensor[0].numpy() for tensor in tensors), slopes or (None, None), strict=True)
+    heads = zip(*(tensor[0].numpy() for tensor in states(length)), slopes or (None, None), strict=True)
     return np.stack([oracle.attention(name, *head, slope=slope, **parameters) for *head, slope in heads])
 
 
@@ -95,6 +98,6 @@ def by_formula(name, states, prompt):
     """The oracle's output for a head, a decoded token at a time: some methods follow the length so far."""
     log_n = cases.method(name).log_n
     options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.oracle_parameters(name)}
-    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
-    parts = [oracle.attention(name, *(part[:end] for part in states), **options) for end in ends]
-    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
+    pieces = [(0, prompt), *((end - 1, end) for end in range(prompt + 1, prompt + STEPS + 1))]
+    parts = [oracle.attention(name, *(part[:end] for part in states), begin=begin, **options) for begin, end in pieces]
+    return np.concatenate(parts)

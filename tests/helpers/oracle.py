@@ -159,15 +159,15 @@ def rotated_dot(query, key, relative_position, values):
     return total
 
 
-def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **parameters):
-    """Output (token, dim) of one head for all tokens; query, key, value are (token, dim) float64.
+def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, begin=0, **parameters):
+    """Output (token, dim) of one head for the tokens from `begin` on; query, key, value are (token, dim) float64.
 
     With a `slope`, positions enter as ALiBi's bias in place of rotation.
     """
     length, dim = query.shape
     values = frequencies(name, dim, length, trained, **parameters)
-    output = np.zeros_like(value)
-    for t in range(length):
+    output = np.zeros_like(value[begin:])
+    for t in range(begin, length):
         log_factor = query_scale(name, t, trained, prompt, **parameters) if log_n else 1.0
         scores, seen = [], []
         for i in range(t + 1):
@@ -180,5 +180,5 @@ def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **
                 else:
                     scores.append(scale * float(query[t] @ key[i]) / math.sqrt(dim) - slope * r)
         weights = np.exp(np.array(scores) - max(scores))
-        output[t] = (weights / weights.sum()) @ value[seen]
+        output[t - begin] = (weights / weights.sum()) @ value[seen]
     return output

@@ -57,7 +57,7 @@ def test_config_and_tokenizer_come_without_weights(paths):
     assert (ours.bos_token_id, ours.eos_token_id, ours.chat_template) == (0, 1, tiny_gguf.TEMPLATE)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "unpainted")
 def test_the_command_takes_a_file_and_records_its_quantization(paths, tmp_path):
     small = f"--length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --methods origin,rerope --out {tmp_path / 'out'}"
     assert main(["probe", "--model", str(paths[0]), *small.split()]) == 0

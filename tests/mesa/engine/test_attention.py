@@ -20,7 +20,7 @@ def run(executor, *parts):
 def agree(name, length, prompt, slopes, **changes):
     """Both executors, from the first, the first decoded and the last query on, against the formula; its output."""
     tensors, method = states(length), cases.method(name, **changes)
-    expected = heads_by_formula(name, tensors, prompt, slopes, **changes)
+    expected = heads_by_formula(name, length, prompt, slopes, **changes)
     for executor in ("dense", "fused"):
         for start in {0, min(prompt, length - 1), length - 1}:
             got = run(executor, method, tensors, start, prompt, slopes)[0].numpy()
