@@ -44,9 +44,7 @@ def make_store(
         methods=methods,
         prompts=[PROMPT],
         layers=range(layers),
-        positions=range(positions),
-        dims=range(dims),
-        hooks=[HOOK],
+        axes={HOOK: {"position": range(positions), "dim": range(dims)}},
         dtype=dtype,
         attrs={"trained_length": trained_length, "model": "synthetic"},
     )

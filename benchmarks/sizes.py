@@ -67,7 +67,7 @@ def main() -> None:
             parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(planned_run.config).parameters())
         kept, hidden = planned_run.kept, planned_run.config.hidden_size
         region = len(kept.positions) * hidden * 2
-        chunk, _ = layout(len(kept.positions), hidden, 2)
+        chunk, _ = layout((len(kept.positions), hidden), 2)
         regions = planned_run.kept_bytes // region
         hours = operations(planned_run, parameters) / RATE / 3600
         tokens = sum(count * length for (_, length), count in passes_of(work(planned_run)).items())

@@ -57,7 +57,7 @@ def summary_of(entry: Entry) -> Summary:
 
 def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
     """The hidden states (method, layer, position, dim) of a prompt, read when used."""
-    return run.hidden[hook].sel({"prompt": prompt})
+    return hook_values(run, hook).sel({"prompt": prompt})
 
 
 def reference_of(run: Run) -> str:

@@ -37,8 +37,8 @@ def capture_states(
         executor: 'fused' or 'dense', as in `mesa.applied`; default 'fused'.
 
     Returns:
-        A Dataset, a variable a hook, (layer, position, dim); the method is a coordinate, so that `xr.concat(passes,
-        "method")` is what `search` and `find_drift` take.
+        A Dataset, a variable a hook, (layer, position, dim), of other widths (layer, position, dim_HOOK); the method is
+        a coordinate, so that `xr.concat(passes, "method")` is what `search` and `find_drift` take.
 
     Raises:
         Refused: The model or the prompt does not have what `spec` names.
@@ -53,13 +53,14 @@ def capture_states(
     """
     spec, model = spec or CaptureSpec(), bridge.original_model
     selection = spec.resolve(model.config, len(token_ids))
-    values = capture(bridge, token_ids, method, spec.hooks, selection, executor=executor)
+    values = capture(bridge, token_ids, method, selection, executor=executor)
+    labels = {name: each for axes in selection.axes.values() for name, each in axes.items()}
     return xr.Dataset(
         {
-            hook: (("layer", "position", "dim"), array, {"long_name": hook, "units": "activation"})
-            for hook, array in values.items()
+            hook: (("layer", *axes), values[hook], {"long_name": hook, "units": "activation"})
+            for hook, axes in selection.axes.items()
         },
-        {"layer": selection.layers, "position": selection.positions, "dim": selection.dims, "method": method.name},
+        {"layer": selection.layers, **labels, "method": method.name},
         {"trained_length": method.trained_length},
     )
 
@@ -69,24 +70,22 @@ def capture(
     bridge: TransformerBridge,
     token_ids: Sequence[int],
     method: Method,
-    hooks: Sequence[str],
     selection: Selection,
     *,
     executor: str = "fused",
 ) -> dict[str, np.ndarray]:
-    """Hidden states by hook, each float32 (layer, position, dim), of one pass over `token_ids` under `method`.
+    """What is selected by hook, float32 (layer, its axes), of one pass over `token_ids` under `method`.
 
     Slices are copied inside the hook, once, so that memory is what is selected, not what is computed. The pass ends
     with the last selected layer: no layers above, no logits, and no key-value cache. Raises Refused for a prompt of
     identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
-    shape = len(selection.layers), len(selection.positions), len(selection.dims)
-    values = {hook: np.empty(shape, np.float32) for hook in hooks}
-    index = _index(selection.positions, selection.dims)
+    axes = {hook: [*axes.values()] for hook, axes in selection.axes.items()}
+    values = {hook: np.empty((len(selection.layers), *map(len, each)), np.float32) for hook, each in axes.items()}
+    index = {hook: _index(each) for hook, each in axes.items()}
 
     def keep(tensor: Tensor, hook: Any, *, name: str, row: int) -> None:
-        flat = tensor[0].flatten(1)  # heads, where there are any, side by side
-        torch.from_numpy(values[name][row]).copy_(flat[index])
+        torch.from_numpy(values[name][row]).copy_(HOOKS[name].kept(tensor[0])[index[name]])
 
     def stop(tensor: Tensor, hook: Any) -> None:
         raise StopAtLayerException(tensor)
@@ -94,11 +93,11 @@ def capture(
     check_distinct(token_ids, "the prompt")
     depth = max(selection.layers) + 1
     forward_hooks: list[Any] = [
-        (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
-        for hook in hooks
+        (HOOKS[hook].path.format(layer=layer), partial(keep, name=hook, row=row))
+        for hook in axes
         for row, layer in enumerate(selection.layers)
     ]
-    forward_hooks.append((HOOKS["resid_post"].format(layer=depth - 1), stop))  # those that keep come first
+    forward_hooks.append((HOOKS["resid_post"].path.format(layer=depth - 1), stop))  # those that keep come first
     model: Any = bridge.original_model
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
@@ -117,10 +116,11 @@ def check_distinct(ids: Sequence[int], what: str) -> None:
         )
 
 
-def _index(*axes: Sequence[int]) -> tuple[slice | Tensor, ...]:
-    """An index of positions and dims; axes without a gap as slices, which need no copy."""
-    parts: list[slice | Tensor] = [
-        slice(axis[0], axis[-1] + 1) if axis[-1] - axis[0] + 1 == len(axis) else torch.tensor(axis) for axis in axes
-    ]
-    rows, columns = parts
-    return (rows[:, None], columns) if isinstance(rows, Tensor) and isinstance(columns, Tensor) else (rows, columns)
+def _index(axes: Sequence[Sequence[int]]) -> tuple[slice | Tensor, ...]:
+    """An index of all axes; those without a gap are slices, which need no copy, where at most one has gaps."""
+    gaps = [axis[-1] - axis[0] + 1 != len(axis) for axis in axes]
+    if sum(gaps) > 1:
+        return tuple(torch.meshgrid(*(torch.tensor(list(axis)) for axis in axes), indexing="ij"))
+    return tuple(
+        torch.tensor(axis) if gap else slice(axis[0], axis[-1] + 1) for axis, gap in zip(axes, gaps, strict=True)
+    )

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from numbers import Integral
 from typing import Any, Literal, get_args
 
 from mesa.errors import Refused
 from probe.options import Names, RangeList, Ranges, option
 
+Size = Callable[[Any], int]
+"""How many labels an axis has, from a model's config."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A TransformerLens hook, and what is kept of its tensor in each layer.
+
+    path: its name there. axes: of what is kept, in order; None: the positions. kept: what is kept of the tensor
+    (position, ...); default: all of it, heads laid side by side.
+    """
+
+    path: str
+    axes: Mapping[str, Size | None]
+    kept: Callable[[Any], Any] = lambda tensor: tensor.flatten(1)
+
+
+def _hidden(config: Any) -> int:
+    return config.hidden_size
+
+
+def _queries(config: Any) -> int:
+    return config.num_attention_heads * _head_dim(config)
+
+
+def _keys(config: Any) -> int:
+    return getattr(config, "num_key_value_heads", config.num_attention_heads) * _head_dim(config)
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _states(path: str, width: Size = _hidden) -> Hook:
+    return Hook(f"blocks.{{layer}}.{path}", {"position": None, "dim": width})
+
+
 HOOKS = {
-    "resid_pre": "blocks.{layer}.hook_resid_pre",
-    "resid_mid": "blocks.{layer}.hook_resid_mid",
-    "resid_post": "blocks.{layer}.hook_resid_post",
-    "attn_out": "blocks.{layer}.hook_attn_out",
-    "mlp_out": "blocks.{layer}.hook_mlp_out",
-    "q": "blocks.{layer}.attn.hook_q",
-    "k": "blocks.{layer}.attn.hook_k",
-    "v": "blocks.{layer}.attn.hook_v",
-    "z": "blocks.{layer}.attn.hook_z",
+    "resid_pre": _states("hook_resid_pre"),
+    "resid_mid": _states("hook_resid_mid"),
+    "resid_post": _states("hook_resid_post"),
+    "attn_out": _states("hook_attn_out"),
+    "mlp_out": _states("hook_mlp_out"),
+    "q": _states("attn.hook_q", _queries),
+    "k": _states("attn.hook_k", _keys),
+    "v": _states("attn.hook_v", _keys),
+    "z": _states("attn.hook_z", _queries),
 }
-"""Our names of TransformerLens hooks. q and k are raw (before rotary); heads are laid side by side in `dim`."""
+"""By our names. q and k are raw (before rotary). The first that is captured has axes `position` and `dim`."""
 _KEEP = "what to keep"
 
 StoreDtype = Literal["float32", "float16"]
@@ -50,8 +88,8 @@ class CaptureSpec:
     Examples:
         >>> spec = probe.CaptureSpec(layers=((2, 4),), positions=((0, 100),))
         >>> selection = spec.resolve(mesa.load().model.config, length=512)
-        >>> list(selection.layers), len(selection.positions), len(selection.dims)
-        ([2, 3], 100, 256)
+        >>> list(selection.layers), {name: len(labels) for name, labels in selection.axes["resid_post"].items()}
+        ([2, 3], {'position': 100, 'dim': 256})
     """
 
     hooks: Names = option(("resid_post",), "TransformerLens hooks, e.g. resid_post,attn_out", group=_KEEP)
@@ -82,7 +120,8 @@ class CaptureSpec:
             length: Tokens that it reads.
 
         Returns:
-            A `Selection`: `layers`, `positions` and `dims`, in rising order.
+            A `Selection`: `layers`, `positions`, and `axes` of each hook, in rising order. An axis whose labels differ
+            from those of an earlier hook is named after its own, such as `dim_k`.
 
         Raises:
             Refused: A range or hook is beyond what the model or the prompt has.
@@ -90,28 +129,31 @@ class CaptureSpec:
         for hook in self.hooks:
             if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
                 raise Refused("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
-        sizes = {_width(hook, config) for hook in self.hooks}
-        if len(sizes) > 1:
-            raise Refused(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
-        return Selection(
-            layers=_indices(self.layers, config.num_hidden_layers, "layer"),
-            positions=_indices(self.positions, length, "position"),
-            dims=_indices(self.dims, sizes.pop(), "dim"),
-        )
+        if not {"position", "dim"} <= HOOKS[self.hooks[0]].axes.keys():
+            raise Refused(f"hook {self.hooks[0]!r} has no dims, which thresholds and drift are of; name another first")
+        positions, first = _indices(self.positions, length, "position"), dict[str, Sequence[int]]()
+        axes = dict[str, dict[str, Sequence[int]]]()
+        for hook in self.hooks:
+            axes[hook] = {}
+            for name, size in HOOKS[hook].axes.items():
+                chosen = self.dims if name == "dim" else None
+                labels = positions if size is None else _indices(chosen, size(config), name)
+                axes[hook][name if first.setdefault(name, labels) == labels else f"{name}_{hook}"] = labels
+        return Selection(_indices(self.layers, config.num_hidden_layers, "layer"), positions, axes)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Layers, token positions and dims of a capture, in rising order."""
+    """Layers and token positions of a capture, in rising order, and by hook the labels of its axes, by their names."""
 
     layers: Sequence[int]
     positions: Sequence[int]
-    dims: Sequence[int]
+    axes: Mapping[str, Mapping[str, Sequence[int]]]
 
     @property
     def values(self) -> int:
-        """Numbers that one hook stores of one pass."""
-        return len(self.layers) * len(self.positions) * len(self.dims)
+        """Numbers that are stored of one layer of one pass."""
+        return sum(prod(map(len, axes.values())) for axes in self.axes.values())
 
 
 def _check_ranges(name: str, ranges: Any) -> None:
@@ -123,11 +165,3 @@ def _check_ranges(name: str, ranges: Any) -> None:
             raise Refused(f"{name}={ranges!r} is not a sequence of half-open ranges; write e.g. ((200, 400),)")
         if not 0 <= numbers[0] < numbers[1]:
             raise Refused(f"{name}={ranges!r}: {pair!r} is empty or begins below 0")
-
-
-def _width(hook: str, config: Any) -> int:
-    """Dims of a hook's tensor."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if hook in ("k", "v"):
-        return getattr(config, "num_key_value_heads", config.num_attention_heads) * head_dim
-    return config.num_attention_heads * head_dim if hook in ("q", "z") else config.hidden_size

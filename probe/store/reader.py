@@ -16,7 +16,7 @@ import xarray as xr
 from mesa.errors import NotFound, Refused
 from probe.files import SEAL
 from probe.store.integrity import AGAIN, check_whole, with_checks
-from probe.store.regions import DIMS, list_missing, missing_regions
+from probe.store.regions import FILED, list_missing, missing_regions
 
 STORE = "store.zarr"
 """The store's name in the folder of a run."""
@@ -76,7 +76,7 @@ def open_run(path: str | os.PathLike[str]) -> StoredRun:
             _variables(path, name).load() if name in groups else None for name in (EVALUATION, TOKENS)
         )
     lacking = [name for name in (SEAL, "trained_length") if name not in hidden.attrs]
-    if lacking := [*lacking, *(dim for dim in DIMS if dim not in hidden)]:
+    if lacking := [*lacking, *(dim for dim in FILED if dim not in hidden)]:
         raise Refused(f"{path} is not a store of hidden states: it has no {lacking[0]}")
     with _one_line_errors(path):
         missing = missing_regions(path)

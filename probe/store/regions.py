@@ -12,24 +12,39 @@ import zarr
 
 from mesa.errors import Refused
 
-DIMS = ("method", "prompt", "layer", "position", "dim")
+FILED = ("method", "prompt", "layer")
+"""The first dimensions of every variable; a region holds what has one label of each."""
 WHOLE = 64 * 2**20
 """Bytes up to which a region is one chunk: it is read about as fast as a slice of it."""
 _CHUNK = (1024, 256)
-"""Positions and dims of a chunk of larger regions, about: half a MiB in float16.
+"""Positions and dims of a chunk of larger regions, about: half a MiB in float16; of further axes before them one.
 
 Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
 """
 _SUM, _ENTRY = 4, 16  # bytes of a check sum, and of a chunk's entry in the index of its file
 
 
-def layout(positions: int, dims: int, itemsize: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """Shape (positions, dims) of a region's chunks, and of the shard that holds them; None: the region is one chunk."""
-    if positions * dims * itemsize <= WHOLE:
-        return (positions, dims), None
-    counts = [math.ceil(size / about) for size, about in zip((positions, dims), _CHUNK, strict=True)]
-    chunk = tuple(math.ceil(size / count) for size, count in zip((positions, dims), counts, strict=True))
-    return (chunk[0], chunk[1]), (chunk[0] * counts[0], chunk[1] * counts[1])
+Shape = tuple[int, ...]
+
+
+def layout(region: Shape, itemsize: int) -> tuple[Shape, Shape | None]:
+    """Shape of a region's chunks, and of the shard that holds them; None: the region is one chunk."""
+    if math.prod(region) * itemsize <= WHOLE:
+        return region, None
+    about = (*(1,) * (len(region) - len(_CHUNK)), *_CHUNK)[-len(region) :]
+    counts = [math.ceil(size / each) for size, each in zip(region, about, strict=True)]
+    chunk = tuple(math.ceil(size / count) for size, count in zip(region, counts, strict=True))
+    return chunk, tuple(size * count for size, count in zip(chunk, counts, strict=True))
+
+
+def is_label(name: str, array: zarr.Array) -> bool:
+    """Whether the array holds the labels of the dimension of its name."""
+    return getattr(array.metadata, "dimension_names", None) == (name,)
+
+
+def variables(group: zarr.Group) -> dict[str, zarr.Array]:
+    """The arrays of a store that are not labels, by name."""
+    return {name: array for name, array in sorted(group.arrays()) if not is_label(name, array)}
 
 
 def region_bytes(array: zarr.Array) -> int:
@@ -93,12 +108,11 @@ def region_sums(store: Path) -> Iterator[bytes]:
 def _regions(store: Path) -> Iterator[tuple[str, str, str, int, str, bool]]:
     """Hook, method, prompt, layer, file name of every region, and whether the file has the right size."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
-    for hook, array in sorted(group.arrays()):
-        if hook in DIMS:
-            continue
-        labels, size = [stored_labels(group, name) for name in DIMS[:3]], region_bytes(array)
-        for index in np.ndindex(*array.shape[:3]):
-            name = "/".join([hook, "c", *map(str, index), "0", "0"])
+    labels = [stored_labels(group, name) for name in FILED]
+    for hook, array in variables(group).items():
+        size = region_bytes(array)
+        for index in np.ndindex(*map(len, labels)):
+            name = "/".join([hook, "c", *map(str, index), *"0" * (array.ndim - len(index))])
             path = store / name
             stored = path.stat().st_size if path.exists() else None
             method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))

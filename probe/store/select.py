@@ -23,7 +23,8 @@ def hook_values(run: StoredRun, hook: str | None = None) -> xr.DataArray:
         hook: E.g. 'resid_post'. Default: the run's first.
 
     Returns:
-        (method, prompt, layer, position, dim), with the model's name and revision as attributes.
+        (method, prompt, layer, position, dim), or with other axes after the layer, where the hook has these, and the
+        model's name and revision as attributes.
 
     Raises:
         Refused: The hook was not captured.
@@ -37,7 +38,9 @@ def hook_values(run: StoredRun, hook: str | None = None) -> xr.DataArray:
     hook = hooks[0] if hook is None else hook
     if hook not in hooks:
         raise Refused(f"hook {hook!r} was not captured; captured: {', '.join(hooks)}")
-    return run.hidden[hook].assign_attrs({k: run.hidden.attrs[k] for k in _PROVENANCE if k in run.hidden.attrs})
+    values, attrs = run.hidden[hook], run.hidden.attrs
+    own = {name: str(name).removesuffix(f"_{hook}") for name in values.dims if str(name).endswith(f"_{hook}")}
+    return values.rename(own).assign_attrs({key: attrs[key] for key in _PROVENANCE if key in attrs})
 
 
 def hooks_of(run: StoredRun) -> list[str]:
@@ -78,6 +81,8 @@ def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataA
     """The values whose `dim` lies in the half-open `ranges`; Refused if one of a range was not captured."""
     if ranges is None:
         return values
+    if dim not in values.dims:
+        raise Refused(f"{values.name} has no {dim}s; it is by {', '.join(map(str, values.dims))}")
     labels = values[dim].values
     inside = np.zeros(len(labels), dtype=bool)
     for start, stop in ranges:

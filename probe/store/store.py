@@ -1,10 +1,10 @@
 """The store of a run: labelled hidden states on disk, written region by region, and whole or not there.
 
-A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
-dim). Methods are selected by `sel({"method": name})`, since `sel` has a parameter of that name. One file holds all
-positions and dims of one (method, prompt, layer), which is what a write fills: one chunk or, of large ones, a shard of
-many, so that a slice need not read it all (regions.py). Activations compress by 8% only: compression is off. Every
-chunk ends with a check sum (zarr's crc32c), checked as it is read; the attributes have theirs in the seal
+A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer) and axes of
+its own, most often (position, dim). Methods are selected by `sel({"method": name})`, since `sel` has a parameter of
+that name. One file holds all of one (method, prompt, layer), which is what a write fills: one chunk or, of large ones,
+a shard of many, so that a slice need not read it all (regions.py). Activations compress by 8% only: compression is off.
+Every chunk ends with a check sum (zarr's crc32c), checked as it is read; the attributes have theirs in the seal
 (integrity.py).
 
 Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from probe.experiment.resume import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
 from probe.identity import same_model
 from probe.store.reader import FINGERPRINTS, open_run, partial_path
-from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
+from probe.store.regions import FILED, layout, list_missing, missing_regions, stored_array, stored_labels, variables
 
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
@@ -45,23 +45,22 @@ _NOT_COMPARED = ("created", "versions", SEAL, "left_out", REQUEST)  # may differ
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """Labels, hooks and attributes of a store. attrs: provenance and config, with `trained_length` in tokens.
+    """Labels and attributes of a store. axes: by hook its further dimensions, with their labels.
 
+    attrs: provenance and config, with `trained_length` in tokens.
     Raises Refused for a dimension without labels or with repeated ones, another dtype, and without trained length.
     """
 
     methods: Sequence[str]
     prompts: Sequence[str]
     layers: Sequence[int]
-    positions: Sequence[int]
-    dims: Sequence[int]
-    hooks: Sequence[str]
+    axes: Mapping[str, Mapping[str, Sequence[int]]]
     attrs: JsonObject
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         """Checks the labels."""
-        for name, values in {**self.labels, "hook": self.hooks}.items():
+        for name, values in {**self.labels, "hook": [*self.axes]}.items():
             if len(values) == 0:
                 raise Refused(f"nothing to store: no {name} is chosen")
             if len(set(values)) < len(values):
@@ -74,17 +73,18 @@ class Template:
     @property
     def labels(self) -> dict[str, Sequence[Any]]:
         """The labels of each dimension."""
-        return {name: getattr(self, f"{name}s") for name in DIMS}
+        own = {name: labels for axes in self.axes.values() for name, labels in axes.items()}
+        return {name: getattr(self, f"{name}s") for name in FILED} | own
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions."""
-        return tuple(map(len, self.labels.values()))
+    def regions(self) -> dict[str, tuple[int, ...]]:
+        """The shape of a region, by hook."""
+        return {hook: tuple(map(len, axes.values())) for hook, axes in self.axes.items()}
 
     @property
-    def region_bytes(self) -> int:
-        """Bytes of the values of one region."""
-        return math.prod(self.shape[3:]) * np.dtype(self.dtype).itemsize
+    def region_bytes(self) -> list[int]:
+        """Bytes of the values of one region, a hook each."""
+        return [math.prod(shape) * np.dtype(self.dtype).itemsize for shape in self.regions.values()]
 
 
 def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template: Any) -> None:
@@ -101,11 +101,12 @@ def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template:
     if existing == partial:
         for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
             cut_short.unlink()
-        _check_disk(path, len(missing_regions(partial)) * wanted.region_bytes)
+        _check_disk(path, len(missing_regions(partial)) * max(wanted.region_bytes))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     freed = sum(file.stat().st_size for begun in _begun(path) for file in begun.rglob("*") if file.is_file())
-    _check_disk(path, len(wanted.hooks) * math.prod(wanted.shape[:3]) * wanted.region_bytes - freed)
+    count = math.prod(len(wanted.labels[name]) for name in FILED)
+    _check_disk(path, count * sum(wanted.region_bytes) - freed)
     discard(path)
     begun = _begun(path)[-1]
     _write_template(begun, wanted)
@@ -113,21 +114,21 @@ def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template:
 
 
 def _write_template(path: Path, wanted: Template) -> None:
-    chunk, shard = layout(wanted.shape[3], wanted.shape[4], np.dtype(wanted.dtype).itemsize)
     with _disk_full(path, removed=True):
         labels = xr.Dataset(coords={name: _plain(values) for name, values in wanted.labels.items()})
         _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), path)
         group = zarr.open_group(path, mode="r+", use_consolidated=False)
-        for hook in wanted.hooks:
+        for hook, region in wanted.regions.items():
+            chunk, shard = layout(region, np.dtype(wanted.dtype).itemsize)
             group.create_array(
                 hook,
-                shape=wanted.shape,
+                shape=(*(len(wanted.labels[name]) for name in FILED), *region),
                 chunks=(1, 1, 1, *chunk),
                 shards=None if shard is None else (1, 1, 1, *shard),
                 dtype=wanted.dtype,
                 compressors=_CODECS,
                 fill_value=np.nan,
-                dimension_names=DIMS,
+                dimension_names=(*FILED, *wanted.axes[hook]),
                 attributes={"long_name": hook, "units": "activation"},
             )
 
@@ -176,13 +177,13 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
         then, now = (json.loads(str(versions.get("versions", "{}"))) for versions in (stored, attrs))
         if name := next((name for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None):
             return f"the version of {name}"
+    if (there := variables(group)).keys() != wanted.axes.keys():
+        return difference("hooks", sorted(there), sorted(wanted.axes))
     for name, values in wanted.labels.items():
-        there, now = stored_labels(group, name), _plain(values).tolist()
-        if there != now:
-            return difference(name, there, now)
-    if (there := {*group.array_keys()} - {*DIMS}) != {*wanted.hooks}:
-        return difference("hooks", sorted(there), sorted(wanted.hooks))
-    return "dtype" if any(stored_array(group, hook).dtype != wanted.dtype for hook in wanted.hooks) else None
+        stored_values, now = stored_labels(group, name), _plain(values).tolist()
+        if stored_values != now:
+            return difference(name, stored_values, now)
+    return "dtype" if any(array.dtype != wanted.dtype for array in there.values()) else None
 
 
 def differing_key(stored: JsonObject, attrs: JsonObject) -> str | None:
@@ -196,21 +197,21 @@ def differing_key(stored: JsonObject, attrs: JsonObject) -> str | None:
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
-    """Writes one region, `values` (position, dim), of the store that `create` began at `path`.
+    """Writes one region, `values` over the hook's axes, of the store that `create` began at `path`.
 
     Raises Refused for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
     """
     partial = partial_path(Path(path))
     group = zarr.open_group(partial, mode="r+", use_consolidated=False)
     array, index = stored_array(group, hook), []
-    for name, label in zip(DIMS, (method, prompt, layer), strict=False):
+    for name, label in zip(FILED, (method, prompt, layer), strict=True):
         labels = stored_labels(group, name)
         if label not in labels:
             raise Refused(f"{name} {label!r} is not in the store, which holds {labels}")
         index.append(labels.index(label))
     region = f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
     if values.shape != array.shape[3:]:
-        raise Refused(f"{region} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
+        raise Refused(f"{region} has shape {values.shape}, but the store holds {array.shape[3:]}")
     check_values(values, array.dtype, region)
     with _disk_full(partial, removed=False), zarr.config.set({"array.write_empty_chunks": True}):
         array[tuple(index)] = values.astype(array.dtype)

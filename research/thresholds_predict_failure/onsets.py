@@ -42,16 +42,17 @@ class States:
 
     def __init__(self, kept: Selection, folder: Path, *, averaged: bool) -> None:
         self.kept = kept
-        shape = (2, len(kept.layers), len(kept.positions), len(kept.dims))
+        shape = (2, len(kept.layers), *map(len, kept.axes[HOOK].values()))
         self._first = _zeros_on_disk(shape, np.float32, folder)
         self._mean = _zeros_on_disk(shape, np.float64, folder) if averaged else None
 
     def fill(self, bridge: Any, prompts: Sequence[Sequence[int]], method: Method, row: int) -> None:
         """Captures the prompts under a method into row 0 (Origin) or 1; prompts may be shorter than L."""
         length = min(len(prompts[0]), len(self.kept.positions))
-        kept = replace(self.kept, positions=self.kept.positions[:length])
+        positions = self.kept.positions[:length]
+        kept = replace(self.kept, axes={HOOK: {**self.kept.axes[HOOK], "position": positions}})
         for number, ids in enumerate(prompts):
-            values = capture(bridge, ids, method, [HOOK], kept)[HOOK]
+            values = capture(bridge, ids, method, kept)[HOOK]
             for layer, states in zip(kept.layers, values, strict=True):
                 check_values(states, self._first.dtype, f"layer {layer}")
             if number == 0:
@@ -67,7 +68,7 @@ class States:
         """States (method, layer, position, dim) of Origin, or of both, up to `length` tokens."""
         values, count = self._mean if mean else self._first, 2 if both else 1
         coords = {"method": ["origin", "method"][:count]}
-        coords |= {name: list(getattr(self.kept, f"{name}s")) for name in ("layer", "position", "dim")}
+        coords |= {name: list(labels) for name, labels in {"layer": self.kept.layers, **self.kept.axes[HOOK]}.items()}
         return xr.DataArray(values[:count], coords, list(coords), name=HOOK).isel(position=slice(length))
 
 
@@ -89,9 +90,9 @@ def onsets_left(study: Study, journal: Journal) -> list[tuple[str, str, str, int
 
 def find_onsets(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], bool]) -> None:
     """Journals every missing onset, until it is `over`. Origin's states serve all configs of a prompt and seed."""
-    numbers, values = bytes_a_number(study.config, study.load), study.kept.values
-    layer = 4 * values // len(study.kept.layers)
-    check_memory(max(peak_bytes(study.config, study.length, numbers, 4 * values), _COPIES * layer), study.length)
+    numbers, layer = bytes_a_number(study.config, study.load), 4 * study.kept.values
+    passed = peak_bytes(study.config, study.length, numbers, layer * len(study.kept.layers))
+    check_memory(max(passed, _COPIES * layer), study.length)
     loaded = load(study.model, **study.load)
     bridge, current = bridge_to(loaded.model, loaded.tokenizer), None
     averaged = study.windows > 1 and {*study.prompts} != {"repeated"}

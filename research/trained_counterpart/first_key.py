@@ -58,8 +58,8 @@ def first_key(
 
         return look
 
-    hooks: list[Any] = [(HOOKS["v"].format(layer=layer), keep(layer)) for layer in range(depth)]
-    hooks += [(HOOKS["z"].format(layer=layer), compare(layer)) for layer in range(depth)]
+    hooks: list[Any] = [(HOOKS["v"].path.format(layer=layer), keep(layer)) for layer in range(depth)]
+    hooks += [(HOOKS["z"].path.format(layer=layer), compare(layer)) for layer in range(depth)]
     with mesa.applied(model, method) as attachment, bridge.hooks(fwd_hooks=hooks):
         attachment.observer = observer
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)

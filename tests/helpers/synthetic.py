@@ -81,7 +81,7 @@ def tokens_of(hidden):
 
 def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32", tokens=None, **attributes):
     path = folder / "store.zarr"
-    names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer")}
     attrs = {
         "trained_length": trained_length,
         "model": model,
@@ -89,7 +89,8 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
         "method_configs": '{"mesa": {"window": 8}}',
         **attributes,
     }
-    store.create(path, hooks=[hidden.name], dtype=dtype, attrs=attrs, **names)
+    axes = {hidden.name: {name: hidden[name].values.tolist() for name in hidden.dims[3:]}}
+    store.create(path, axes=axes, dtype=dtype, attrs=attrs, **names)
     for method in names["methods"]:
         for prompt in names["prompts"]:
             for layer in names["layers"]:

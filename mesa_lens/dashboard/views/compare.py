@@ -118,7 +118,7 @@ def _settings(run: Run) -> dict[str, str]:
     names = dict.fromkeys([*_SETTINGS, *attrs])
     settings = {name: str(attrs[name])[:_LONGEST] for name in names if name in attrs and name not in _UNLISTED}
     settings |= {f"{name}s": ", ".join(map(str, hidden[name].values)) for name in ("method", "prompt")}
-    settings |= {f"{name}s": str(hidden.sizes[name]) for name in ("layer", "position", "dim")}
+    settings |= {f"{name}s": str(size) for name, size in hidden.sizes.items() if name not in ("method", "prompt")}
     if run.evaluation is not None:
         settings["measured lengths"] = ", ".join(map(str, sorted(run.evaluation["length"].values.tolist())))
     for method, config in json.loads(attrs.get("method_configs", "{}")).items():

@@ -28,7 +28,7 @@ from probe.tasks.retrieval_tasks import PASSKEY
 
 HookPoint = tuple[str, int]
 """A hook of `HOOK_NAMES`, and a layer."""
-HOOK_NAMES = {**HOOKS, "pattern": "blocks.{layer}.attn.hook_pattern"}
+HOOK_NAMES = {name: hook.path for name, hook in HOOKS.items()} | {"pattern": "blocks.{layer}.attn.hook_pattern"}
 """`probe.capture.spec.HOOKS`, and attention weights (head, query, key) under executor 'dense'."""
 BASELINE, PATCHED = "baseline", "patched"
 """The two runs of a prompt: Origin, which fails beyond the trained length, and the same under a method."""

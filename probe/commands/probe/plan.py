@@ -80,7 +80,7 @@ class ProbePlan:
     @property
     def kept_bytes(self) -> int:
         """Size of the store on disk."""
-        numbers = self.kept.values * len(self.request.spec.hooks) * len(self.methods) * len(self.prompts)
+        numbers = self.kept.values * len(self.kept.layers) * len(self.methods) * len(self.prompts)
         return numbers * np.dtype(self.request.spec.dtype).itemsize
 
     @property
@@ -99,8 +99,8 @@ class ProbePlan:
 
         That is one layer at a time, once under every method (its colour scale) and in the copies of the search.
         """
-        layer = 4 * len(self.kept.positions) * len(self.kept.dims)
-        return layer * (len(self.kept.layers) * len(self.request.spec.hooks) + len(self.methods) + _COPIES)
+        layer = 4 * len(self.kept.positions) * len(next(iter(self.kept.axes.values()))["dim"])
+        return 4 * self.kept.values * len(self.kept.layers) + layer * (len(self.methods) + _COPIES)
 
 
 def plan(request: ProbeRequest) -> ProbePlan:
@@ -145,11 +145,15 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
 
 def estimate(plan: ProbePlan) -> str:
     """What is captured, and the host's memory and the disk that it takes, as text; loads no weights."""
-    request, kept = plan.request, plan.kept
+    kept = plan.kept
+    axes = ", ".join(
+        f"{hook} ({' x '.join(f'{len(labels)} {name}(s)' for name, labels in each.items())})"
+        for hook, each in kept.axes.items()
+    )
     return (
-        f"model {request.model}, trained length M = {plan.trained_length}, captured length {plan.length} tokens\n"
-        f"kept: {len(request.spec.hooks)} hook(s) x {len(plan.methods)} method(s) x {len(plan.prompts)} prompt(s) x "
-        f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
+        f"model {plan.request.model}, trained length M = {plan.trained_length}, captured length {plan.length} tokens\n"
+        f"kept: {len(plan.methods)} method(s) x {len(plan.prompts)} prompt(s) x {len(kept.layers)} layer(s), each "
+        f"{axes}\n"
         f"memory for captured values: about {plan.host_bytes / 2**20:.0f} MiB; disk: {plan.kept_bytes / 2**20:.0f} MiB"
     )
 
@@ -176,9 +180,7 @@ def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> JsonObj
         "methods": list(plan.methods),
         "prompts": plan.prompts,
         "layers": kept.layers,
-        "positions": kept.positions,
-        "dims": kept.dims,
-        "hooks": spec.hooks,
+        "axes": kept.axes,
         "dtype": spec.dtype,
         "attrs": {**provenance(plan), **(known or {})},
     }

@@ -140,7 +140,7 @@ class HiddenStates(Experiment):
 
 def pass_tasks(plan: ProbePlan, done: Collection[tuple[str, str]] = ()) -> list[Task]:
     """Tasks that capture the passes, by method and prompt, that are not done."""
-    size = 4 * plan.kept.values * len(plan.request.spec.hooks)
+    size = 4 * plan.kept.values * len(plan.kept.layers)
     need, tokens = plan.pass_bytes + size, plan.length
     left = [key for key in product(plan.methods, plan.prompts) if key not in done]
     return [Task("capture", key, need, result_bytes=size, weight=tokens, length=tokens) for key in left]
@@ -176,17 +176,15 @@ class ProbeWorker(PlanWorker):
     def _try_values(self, model: Any) -> None:
         """Raises Refused where a short pass under a method has values that the store cannot hold."""
         plan, request, kept = self.plan, self.plan.request, self.plan.kept
-        dims = [dim for dim in kept.dims if dim < model.config.hidden_size]
+        tried = kept.axes.get("resid_post")
         for name, method in plan.methods.items():
             ids = torch.tensor([self.tokens[plan.prompts[0]][:_TRIED]], device=model.device)
             with mesa.applied(model, method, executor=request.executor):
                 states = model(ids, use_cache=False, output_hidden_states=True).hidden_states
-            for layer in kept.layers if "resid_post" in request.spec.hooks else ():
-                values = states[layer + 1][0][:, dims].float().cpu().numpy()
+            for layer in kept.layers if tried else ():
+                values = states[layer + 1][0][:, list(tried["dim"])].float().cpu().numpy()
                 store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
 
     def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
         request, plan = self.plan.request, self.plan
-        return capture(
-            bridge, self.tokens[prompt], plan.methods[method], request.spec.hooks, plan.kept, executor=request.executor
-        )
+        return capture(bridge, self.tokens[prompt], plan.methods[method], plan.kept, executor=request.executor)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ import zarr
 from probe.store import integrity, regions, store
 from probe.store.reader import EVALUATION, open_run, partial_path
 from probe.store.regions import missing_regions, whole_passes
+from probe.store.select import hook_values, in_ranges
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
 
 
+AXES = {"position": POSITIONS, "dim": DIMS}
+
+
 def begin(path, **changes):
-    labels = {"methods": METHODS, "prompts": PROMPTS, "layers": LAYERS, "positions": POSITIONS, "dims": DIMS}
-    store.create(path, **{**labels, "hooks": ["resid_post"], "attrs": ATTRS, **changes})
+    labels = {"methods": METHODS, "prompts": PROMPTS, "layers": LAYERS, "axes": {"resid_post": AXES}}
+    store.create(path, **{**labels, "attrs": ATTRS, **changes})
 
 
 def region(method, layer):
@@ -57,6 +62,35 @@ def test_every_region_comes_back_under_its_labels(path, dtype):
     assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
     np.testing.assert_array_equal(hidden, [[[region(method, layer) for layer in LAYERS]] for method in METHODS])
     assert float(hidden.sel({"method": "mesa", "prompt": "repeated", "layer": 3, "position": 9, "dim": 8})) == 1321
+
+
+def test_variables_have_axes_of_their_own(path):
+    """States of two widths, and attention weights (head, position, key)."""
+    axes = {"resid_post": AXES, "k": {"position": POSITIONS, "dim_k": [7]}}
+    axes |= {"pattern": {"head": [0, 1], "position": POSITIONS, "key": [0, 1, 2, 3]}}
+    begin(path, axes=axes)
+    fill(path)
+    with pytest.raises(ValueError, match=r"pattern of method 'mesa'.* has shape \(3, 2\), but .* holds \(2, 3, 4\)$"):
+        store.write(path, "pattern", "mesa", "repeated", 0, region("mesa", 0))
+    values = {"k": np.arange(3.0)[:, None], "pattern": np.arange(24.0).reshape(2, 3, 4)}
+    for hook, states in values.items():
+        assert whole_passes(partial_path(path)) == set()
+        for method, layer in product(METHODS, LAYERS):
+            store.write(path, hook, method, "repeated", layer, states + 100 * layer)
+    store.finish(path)
+    run = open_run(path)
+    assert [dict(hook_values(run, hook).sizes) for hook in ("k", "pattern")] == [
+        {"method": 2, "prompt": 1, "layer": 2, "position": 3, "dim": 1},
+        {"method": 2, "prompt": 1, "layer": 2, "head": 2, "position": 3, "key": 4},
+    ]
+    for hook, states in values.items():
+        read = hook_values(run, hook).sel({"method": "mesa", "prompt": "repeated", "layer": 3})
+        np.testing.assert_array_equal(read, states + 300)
+    assert hook_values(run, "pattern").sel(head=1, position=9, key=3).values.tolist() == [[[23, 323]]] * 2
+    with pytest.raises(ValueError, match="pattern has no dims; it is by method, prompt, layer, head, position, key"):
+        in_ranges(hook_values(run, "pattern"), "dim", [(0, 1)])
+    with pytest.raises(FileExistsError, match=r"hooks \(.*k.*pattern.* there, .*resid_post.* now\) differs"):
+        begin(path)
 
 
 def test_the_run_folder_opens_as_well_as_its_store(whole):
@@ -201,7 +235,7 @@ def test_a_store_that_was_cut_short_goes_on(path):
     ("changes", "key"),
     [
         ({"attrs": {**ATTRS, "model": "other"}}, r"model \(.* there, other now\)"),
-        ({"positions": [4, 5, 10]}, r"position \(.* there, \[4, 5, 10\] now\)"),
+        ({"axes": {"resid_post": {**AXES, "position": [4, 5, 10]}}}, r"position \(.* there, \[4, 5, 10\] now\)"),
         ({"dtype": "float16"}, "dtype"),
     ],
 )
@@ -236,9 +270,10 @@ def test_the_evaluation_travels_with_the_store(path, late):
 
 
 def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monkeypatch):
-    assert regions.layout(2048, 512, 4) == ((2048, 512), None)
-    assert regions.layout(32768, 8192, 2) == ((1024, 256), (32768, 8192))
-    assert regions.layout(20001, 5000, 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
+    assert regions.layout((2048, 512), 4) == ((2048, 512), None)
+    assert regions.layout((32768, 8192), 2) == ((1024, 256), (32768, 8192))
+    assert regions.layout((2, 32768, 4096), 4) == ((1, 1024, 256), (2, 32768, 4096))
+    assert regions.layout((20001, 5000), 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
     monkeypatch.setattr(regions, "WHOLE", 8)
     monkeypatch.setattr(regions, "_CHUNK", (2, 1))
     begin(path, dtype="float16")
