@@ -39,6 +39,7 @@ from probe.figures.heatmap import (
     pooling,
     side_by_side,
     survey,
+    with_dims,
 )
 from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
@@ -152,6 +153,8 @@ class Run(reader.StoredRun):
         Returns:
             An `Analysis`.
         """
+        if "dim" not in (values := hook_values(self, hook)).dims:
+            raise Refused(f"hook {values.name!r} has no dims, which thresholds and drift are of; see it as a heatmap")
         if hook not in self._analyses:
             self._analyses[hook] = analyse(self, hook, work=partial(cached, self))
         return self._analyses[hook]
@@ -271,7 +274,8 @@ class Run(reader.StoredRun):
             >>> [path.suffix for path in shown.save("runs/exports", "svg,csv")]
             ['.svg', '.csv']
         """
-        hidden = one_prompt(hook_values(self, hook), prompt)
+        hidden = with_dims(one_prompt(hook_values(self, hook), prompt))
+        given = {"methods": methods, "layers": layers, "dims": dims, "positions": positions}
         for name, labels in {"layer": layers, "dim": dims}.items():
             if labels is not None:
                 check_labels(hidden, name, labels)
@@ -292,7 +296,8 @@ class Run(reader.StoredRun):
             raise Refused(f"pool {pool} is below {panel.size}, a value for each method, layer and region of positions")
         text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
         text += f"; each value is {pooling(panel)}" if pooling(panel) else ""
-        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn))
+        chosen = {name: labels for name, labels in given.items() if labels is not None}
+        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn, chosen))
 
     def curves(self, methods: Sequence[str] | None = None) -> Result:
         """Scores by length, with measured and predicted failures and drift onsets.

@@ -41,6 +41,7 @@ from theory.report import curves
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
+REGION = "origin_dynamic-ntk_mesa-layers2-3-positions7168-16383"
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
         ("curves", "", {"docs/demo-curves": "curves"}),
@@ -53,7 +54,7 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
         (
             "heatmap",
             "--minus rerope --layers 2-3 --positions 7168-16383 --methods origin,dynamic-ntk,mesa",
-            {"research/real_model/heatmap": "heatmap-resid_post-repeated-minus-rerope"},
+            {"research/real_model/heatmap": "heatmap-resid_post-repeated-minus-rerope-" + REGION},
         ),
     ),
 }

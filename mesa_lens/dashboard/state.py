@@ -67,7 +67,8 @@ def reference_of(run: Run) -> str:
 
 def choose_states(run: Run) -> tuple[str, str]:
     """The hook and the prompt, from select boxes."""
-    hooks, prompts = hooks_of(run), run.hidden["prompt"].values.tolist()
+    hooks = [hook for hook in hooks_of(run) if "dim" in hook_values(run, hook).dims]
+    prompts = run.hidden["prompt"].values.tolist()
     left, right = st.columns(2)
     prompt = left.selectbox("Prompt", prompts, key="prompt", bind="query-params")
     hook = right.selectbox("Hook", hooks, key="hook", bind="query-params", disabled=len(hooks) == 1)

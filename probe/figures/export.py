@@ -19,12 +19,12 @@ from mesa.errors import Refused
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_map
 from probe.figures.figure_data import Figure, Heatmaps, Raster
-from probe.figures.heatmap import CELLS, block_size, heatmap_grid, layer_limits, pool, pooling
+from probe.figures.heatmap import CELLS, block_size, heatmap_grid, layer_limits, pool, pooling, row_name
 from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import write
-from probe.store.select import check_labels, check_pairs
+from probe.store.select import captured_ranges, check_labels, check_pairs
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure
 from probe.thresholds.result import NotJudged
@@ -36,6 +36,7 @@ SIDE_BY_SIDE = 4
 
 NUMBERS: dict[str, Callable[[Any], bytes]] = {"npz": npz_bytes, "csv": csv_bytes}
 """Formats of numbers."""
+_LONG = 60  # characters of labels in a file's name
 _JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
@@ -81,6 +82,7 @@ def heatmap_export(
     limits: xr.DataArray | None = None,
     cells: int | None = CELLS,
     drawn: xr.DataArray | None = None,
+    chosen: Mapping[str, Sequence[Any]] | None = None,
 ) -> Export:
     """Heatmaps of one prompt, and their numbers, as files.
 
@@ -91,6 +93,8 @@ def heatmap_export(
         cells: The most values of a picture, four methods side by side; default 300,000. None: a picture a method, one
             pixel a value.
         drawn: The panel pooled for the pictures, where it is known. Default: computed.
+        chosen: What was chosen of `methods`, `layers`, `dims` and `positions` (start, stop), for the files' names.
+            Default: everything.
 
     Returns:
         An `Export`; its `files(format)` are (name, bytes), format png, svg, pdf, html, npz or csv.
@@ -107,12 +111,16 @@ def heatmap_export(
     checked = panel if drawn is None else drawn  # of a panel that is read when used the store checks the values
     if count := int(np.count_nonzero(~np.isfinite(checked.values))):
         raise Refused(f"{count} of {checked.size} values of {panel.name} are not finite; capture them again")
-    stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
+    minus = ["minus", str(panel["minus"].item())] if "minus" in panel.coords else []
+    first, chosen = _file_name("heatmap", panel, *minus), dict(chosen or {})
+    methods = [safe_name(method) for method in chosen.pop("methods", ())]
+    where = "".join(f"-{name}{_ranges(labels)}" for name, labels in chosen.items())
+    stem = "-".join([first, *(["_".join(methods)] if methods else [])]) + where
     limits = layer_limits(panel) if limits is None else limits
     figures: dict[str, Figure] = {}
     if cells is None:
         for method in panel["method"].values.tolist():
-            figures[f"{stem}-{safe_name(method)}"] = Raster(panel.sel({"method": method}), limits)
+            figures[f"{first}-{safe_name(method)}{where}"] = Raster(panel.sel({"method": method}), limits)
     else:
         maps = grids(pool(checked, cells), trained_length, limits)
         figures |= {stem if len(maps) == 1 else f"{stem}-{number}": grid for number, grid in enumerate(maps, 1)}
@@ -126,8 +134,11 @@ def pooled_name(panel: xr.DataArray) -> str:
 
 def labelled_numbers(panel: xr.DataArray, trained_length: int) -> xr.Dataset:
     """A panel for a file; attribute `pooled`: what a value is, where it is not that of its labels alone."""
-    attrs = {"pooled": f"{pooling(panel)}, with its sign; dim and position are the first"} if pooling(panel) else {}
-    return panel.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length, **attrs)
+    row = row_name(panel)
+    attrs = {"pooled": f"{pooling(panel)}, with its sign; {row} and position are the first"} if pooling(panel) else {}
+    own = {name: name.replace("dim", row) for name in ("dim", "dim_last") if name in panel.coords}
+    numbers = panel.to_dataset(name=str(panel.name)).rename(own)
+    return numbers.assign_attrs(panel.attrs, trained_length=trained_length, **attrs)
 
 
 def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
@@ -274,6 +285,13 @@ def _failures(
         "measured_text": ("method", [str(rows[method]) for method in methods]),
     }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
+
+
+def _ranges(labels: Sequence[Any]) -> str:
+    """Labels, or half-open ranges of them, as text for a file's name, such as '1-3_7'; a check sum for many of them."""
+    pairs = labels if isinstance(labels[0], tuple) else [(a, b + 1) for a, b in captured_ranges(np.unique(labels))]
+    text = "_".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in pairs)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}-{zlib.crc32(text.encode()):08x}"
 
 
 def _file_name(first: str, values: xr.DataArray, *more: str) -> str:

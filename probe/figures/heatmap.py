@@ -25,6 +25,23 @@ MAX_SIDE = 4096
 """Rows and columns of one heatmap, more than a screen has pixels: plotly draws nothing where there are 65,536."""
 _SAMPLED = 100_000  # values
 _BLOCK = "block"  # attribute: dims and positions that a value stands for, at most
+_ROWS = "rows"  # attribute: what `dim` stands for, where that is another axis
+
+
+def with_dims(hidden: xr.DataArray) -> xr.DataArray:
+    """Values whose one axis beside position is another than `dim`, such as `head`, under that name.
+
+    Raises Refused for values with several such axes.
+    """
+    rows = [str(name) for name in hidden.dims if name not in ("method", "prompt", "layer", "position")]
+    if len(rows) != 1:
+        raise Refused(f"{hidden.name} is by {', '.join(rows)} and position; a heatmap takes one axis beside position")
+    return hidden if rows == ["dim"] else hidden.rename({rows[0]: "dim"}).assign_attrs({_ROWS: rows[0]})
+
+
+def row_name(panel: xr.DataArray) -> str:
+    """What `dim` of a panel stands for."""
+    return panel.attrs.get(_ROWS, "dim")
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -227,7 +244,7 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
     )
     pooled = f"; a cell is {pooling(panel)}" if pooling(panel) else ""
     return Heatmaps(
-        f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length}){pooled}",
+        f"{value_name(panel)} by {row_name(panel)} and position{prompt} (dashed: M = {trained_length}){pooled}",
         value_title(panel),
         "RdBu_r",
         dict(zip((-cells[0][0].high, 0, cells[0][0].high), ("-limit", "0", "limit"), strict=True)),
@@ -249,7 +266,8 @@ def _narrow(panel: xr.DataArray) -> xr.DataArray:
 def pooling(panel: xr.DataArray) -> str:
     """What a value of a pooled panel is; empty where nothing is pooled."""
     dims, positions = block_size(panel, "dim"), block_size(panel, "position")
-    return "" if dims == positions == 1 else f"the value farthest from 0 of up to {dims} dims x {positions} positions"
+    rows = f"{dims} {row_name(panel)}s"
+    return "" if dims == positions == 1 else f"the value farthest from 0 of up to {rows} x {positions} positions"
 
 
 def _seen(panel: xr.DataArray) -> str:
@@ -258,6 +276,7 @@ def _seen(panel: xr.DataArray) -> str:
     where = [str(largest["method"].item())] if "method" in panel.dims or "method" in panel.coords else []
     for name in ("layer", "dim", "position"):
         first, last = (largest[label].item() if label in largest.coords else None for label in (name, f"{name}_last"))
+        name = row_name(panel) if name == "dim" else name
         where.append(f"{name} {first}" if last in (None, first) else f"{name}s {first} to {last}")
     return f"Farthest from 0: {largest.item():.4g}, {', '.join(where)}."
 
@@ -269,7 +288,7 @@ def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool)
     layer = values["layer"].item()
     hover = [method, f"layer {layer}"]
     for name, axis in {"dim": "y", "position": "x"}.items():
-        size = block_size(values, name)
+        size, name = block_size(values, name), row_name(values) if name == "dim" else name
         hover.append(f"{name if size == 1 else f'{size} {name}s from'} %{{{axis}}}")
     tokens = token_texts(values) if block_size(values, "position") == 1 else ()
     hover += [*(["%{customdata}"] if tokens else []), "value %{z:.4g} " + values.attrs.get("units", "activation")]
@@ -284,7 +303,7 @@ def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool)
         -limit,
         limit,
         x_title=f"positions\n{region_names(values)[0]}",
-        y_title=f"layer {layer}: dim (limit {limit:.2g})",
+        y_title=f"layer {layer}: {row_name(values)} (limit {limit:.2g})",
         y_ticks=None if regular else {at: str(dims[at]) for at in spaced_ticks(len(dims))},
         texts=np.broadcast_to(np.array(tokens, object), values.shape) if tokens else None,
         template="<br>".join(map(escaped, hover)),
@@ -295,7 +314,8 @@ def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool)
 def describe(panel: xr.DataArray) -> str:
     """A panel's contents in one line: hook, method, prompt, layers, dims, position regions."""
     labels = [str(panel[name].item()) for name in ("method", "prompt") if name in panel.coords and not panel[name].ndim]
-    spans = [f"{name}s {panel[name].values[0]}-{_last(panel, name)[-1]}" for name in ("layer", "dim")]
+    names = {"layer": "layer", row_name(panel): "dim"}
+    spans = [f"{name}s {panel[axis].values[0]}-{_last(panel, axis)[-1]}" for name, axis in names.items()]
     return ", ".join([value_name(panel), *labels, *spans, "positions " + " and ".join(region_names(panel))])
 
 

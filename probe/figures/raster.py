@@ -11,7 +11,7 @@ import xarray as xr
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from probe.figures.heatmap import describe
+from probe.figures.heatmap import describe, row_name
 
 COLORMAP = "RdBu_r"
 LEFT, TOP = 150, 34
@@ -82,7 +82,7 @@ def _with_axes(
         pen.text((8, top + len(dims) // 2), f"layer {layer} (±{limit:.2g})", _INK, font, anchor="lm")
         for at in _ticks(len(dims), _ROW_TICKS):
             pen.line((LEFT - _TICK, top + at, LEFT - 1, top + at), _INK)
-            pen.text((LEFT - _TICK - 3, top + at), f"dim {dims[at]}", _INK, font, anchor="rm")
+            pen.text((LEFT - _TICK - 3, top + at), f"{row_name(panel)} {dims[at]}", _INK, font, anchor="rm")
     starts = [0, *breaks]
     for region, labels in enumerate(np.split(panel["position"].values, breaks)):
         for at in _ticks(len(labels), _COLUMN_TICKS):

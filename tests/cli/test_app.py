@@ -277,7 +277,7 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
 def test_a_region_chosen_by_dragging_sets_the_sliders(root, monkeypatch):
     state = {"figure": {"selection": {"box": [{"x": [70.2, 60.4], "y": [2.8, 7.6]}]}}}
     monkeypatch.setattr("streamlit.session_state", state)
-    heatmaps._narrow(open_run(root / "first"), "figure")
+    heatmaps._narrow(open_run(root / "first").hidden, "figure")
     assert [state[key] for key in ("positions", "zoom", "dims")] == ["choose", (60, 70), (3, 8)]
 
 

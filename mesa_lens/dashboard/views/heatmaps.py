@@ -45,12 +45,12 @@ def page(context: Context) -> None:
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    first = _defaults(entry, run, hook, prompt)
+    hidden, first = states(run, hook, prompt), _defaults(entry, run, hook, prompt)
     methods, minus = _methods(run, first["minus"])
     st.caption(ui.plain(DIM))
     left, right = st.columns(2)
-    layers = _span(left, "Layers", "layers", run.hidden["layer"].values, first.get("layers"))
-    dims = _span(right, "Dims", "dims", run.hidden["dim"].values)
+    layers = _span(left, "Layers", "layers", hidden["layer"].values, first.get("layers"))
+    dims = _span(right, "Dims", "dims", hidden["dim"].values)
     bounds = _bounds(run)
     quantile = st.slider(
         "Colour scale: share of values within it", 0.9, 1.0, heatmap.LIMIT, 0.005, key="scale", bind="query-params",
@@ -65,9 +65,9 @@ def page(context: Context) -> None:
     with place:
         key = f"heatmap-{abs(hash((choice.layers, choice.dims, choice.bounds)))}"
         figure = heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits)
-        ui.show(figure, key, on_box=lambda: _narrow(run, key))
+        ui.show(figure, key, on_box=lambda: _narrow(hidden, key))
         _scale(panel, limits)
-        dims = run.hidden["dim"].values
+        dims = hidden["dim"].values
         st.caption("Drag over a region to see it alone; a dim of it is drawn below.")
         if choice.dims != (int(dims[0]), int(dims[-1])):
             st.button("Back to all dims", on_click=_widen, args=(int(dims[0]), int(dims[-1])))
@@ -76,13 +76,13 @@ def page(context: Context) -> None:
     _dim(run, choice)
 
 
-def _narrow(run: Run, key: str) -> None:
+def _narrow(hidden: xr.DataArray, key: str) -> None:
     """Sets the sliders to the region that was chosen by dragging."""
     if (box := ui.chosen_box(key)) is None:
         return
     st.session_state["positions"] = _CHOSEN
     for name, widget, ends in (("position", "zoom", box[0]), ("dim", "dims", box[1])):
-        values = run.hidden[name].values
+        values = hidden[name].values
         first, last = (int(values[np.abs(values - end).argmin()]) for end in ends)
         if first == last:  # a slider has two ends
             first, last = max(first - 1, int(values[0])), min(last + 1, int(values[-1]))
@@ -165,7 +165,7 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
     hidden = states(run, choice.hook, choice.prompt).sel({name: slice(*span) for name, span in spans.items()})
     for name, (first, last) in spans.items():
         if not hidden.sizes[name]:
-            captured = listed(run.hidden[name].values)
+            captured = listed(states(run, choice.hook, choice.prompt)[name].values)
             raise Refused(f"{name}s {first} to {last} were not captured; captured: {captured}")
     return heatmap.side_by_side(hidden, choice.bounds, choice.methods, choice.minus)
 

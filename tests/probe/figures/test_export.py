@@ -58,7 +58,12 @@ def run(folder, tmp_path, *arguments):
 @pytest.mark.parametrize(
     ("kind", "arguments", "pictures", "numbers"),
     [
-        ("heatmap", ["--layers", "1"], ["heatmap-resid_post-repeated"], ["heatmap-resid_post-repeated"]),
+        (
+            "heatmap",
+            ["--layers", "1"],
+            ["heatmap-resid_post-repeated-layers1"],
+            ["heatmap-resid_post-repeated-layers1"],
+        ),
         (
             "thresholds",
             ["--pairs", "1:3"],
@@ -138,10 +143,14 @@ def test_differences_and_native_pictures(folder, tmp_path, one):
     chosen = ["--minus", "rerope", "--methods", "mesa,origin", "--positions", "40-99", "--native"]
     assert run(folder, tmp_path, "heatmap", *chosen, "--format", "png,npz") == 0
     stem = "heatmap-resid_post-repeated-minus-rerope"
-    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}-mesa.png", f"{stem}-origin.png", f"{stem}.npz"}
-    height, width = imread(tmp_path / f"{stem}-mesa.png").shape[:2]
+    numbers, *pictures = (f"{stem}-{name}-positions40-99" for name in ("mesa_origin", "mesa", "origin"))
+    written = {f"{numbers}.npz", *(f"{name}.png" for name in pictures)}
+    assert {path.name for path in tmp_path.iterdir()} == written
+    assert run(folder, tmp_path, "heatmap", *chosen[:4], "--positions", "40-49,60", "--format", "npz") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {*written, f"{stem}-mesa_origin-positions40-49_60.npz"}
+    height, width = imread(tmp_path / f"{pictures[0]}.png").shape[:2]
     assert (height > 2 * 12 + 2, width > 60) == (True, True)  # axes about one pixel a value
-    loaded = np.load(tmp_path / f"{stem}.npz")
+    loaded = np.load(tmp_path / f"{numbers}.npz")
     between = one.sel(position=slice(40, 99))
     expected = between.sel({"method": ["mesa", "origin"]}).values - between.sel({"method": ["rerope"]}).values
     np.testing.assert_array_equal(loaded["resid_post"], expected)

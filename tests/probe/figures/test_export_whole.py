@@ -216,6 +216,23 @@ def test_sel_takes_a_method_and_never_ignores_it(run):
         labelled(row_table([{"method": "mesa", "share": 1.0}])).sel(method="mesa")
 
 
+def test_a_variable_of_another_shape_is_a_heatmap_of_its_own_axis(tmp_path, capsys):
+    """Numbers of every head: no dims, so no thresholds."""
+    sizes = hidden_states(windows=3, layers=2, dims=4, prompts=("a",)).rename("z_size").rename(dim="head")
+    folder = write_run(tmp_path / "run", sizes)
+    given = ["--positions", "60-69", "--pool", "160", "--format", "png,csv", "--out", str(tmp_path / "out")]
+    assert main(["export", "heatmap", str(folder), *given]) == 0
+    frame = pd.read_csv(tmp_path / "out" / "heatmap-z_size-a-positions60-69-pooled-1x2.csv")
+    first = frame[(frame["method"] == "mesa") & (frame["layer"] == 1) & (frame["head"] == 3)].iloc[0]
+    values = sizes.sel({"prompt": "a", "method": "mesa", "layer": 1, "head": 3, "position": [60, 61]}).values
+    assert first["z_size"] == pytest.approx(values[np.abs(values).argmax()])
+    (grid,) = probe.open_run(folder).heatmap().export.figures.values()
+    assert grid.title.startswith("z_size by head and position, prompt a")
+    assert [grid.cells[0][0].y_title[:13], ", head " in grid.seen] == ["layer 0: head", True]
+    assert main(["export", "thresholds", str(folder)]) == 2
+    assert "hook 'z_size' has no dims, which thresholds and drift are of" in capsys.readouterr().err
+
+
 def test_labels_of_like_names_have_files_of_their_own(tmp_path):
     names = ["origin", "rerope:heads=0:1,2", "rerope:heads=0,1:2", "rerope heads 0 1 2"]
     hidden = hidden_states(windows=3, layers=1, dims=4, prompts=("a",)).assign_coords(method=names)
