@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -33,6 +34,8 @@ NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 COPIES = {"clone", "_to_copy", "copy_", "cat", "stack", "index", "index_select", "gather", "repeat", "constant_pad_nd",
           "index_put_", "index_copy_", "take_along_dim"}  # fmt: skip
 """Operations that move numbers and compute nothing."""
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, for which torch asks the device what it is."""
 ENDS = ("attention", "attn", "mm", "matmul")
 """Parts of names of operations whose outputs are no keys or values, whatever they read."""
 
@@ -268,6 +271,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     device = device or Device()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
+        stack.enter_context(sdpa_kernel(KERNELS))
         stack.enter_context(Named())
         stack.enter_context(device)
         yield device

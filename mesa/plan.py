@@ -42,8 +42,12 @@ class Bounded:
     def __post_init__(self) -> None:
         """Checks every number, also those in tuples."""
         for name, value in vars(self).items():
+            if value is None or callable(value):  # known sooner than that it is no Real; plans are made at every token
+                continue
             for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, Real) and not abs(float(number)) <= LARGEST:
+                if isinstance(number, Bounded) or not isinstance(number, Real):
+                    continue
+                if not abs(float(number)) <= LARGEST:
                     raise Refused(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from mesa.engine.compiled import by_launches, one_launch
 from mesa.engine.device_attention import on_device
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
 from mesa.engine.rope import biased, with_bias
-from mesa.engine.schedule import Read, Schedule, Stack
+from mesa.engine.schedule import Read, Reads, Schedule, Stack
 from mesa.engine.stairs import Stair
 from mesa.errors import Failed, Refused
 from mesa.plan import Region
@@ -49,7 +48,7 @@ def softmax(scores: Tensor, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Weights (batch, head, query, key) in `dtype`; with sinks (head,), they sum to less than 1."""
     accurate = torch.promote_types(dtype, torch.float32)
     if sinks is None:
-        return scores.softmax(-1, dtype=accurate).to(dtype)
+        return scores.softmax(-1) if scores.dtype == dtype == accurate else scores.softmax(-1, dtype=accurate).to(dtype)
     sink = sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)
     return torch.cat([scores, sink], -1).softmax(-1, dtype=accurate)[..., :-1].to(dtype)
 
@@ -236,15 +235,16 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
     reads = schedule.reads(query.device, query.dtype)
     if not reads.parts:
         return torch.zeros_like(query)
+    if by_launches(query.device):
+        return _at_once(schedule, reads, schedule.query_of(query, reads), key, value, scale).view(query.shape)
+    if query.dtype in (torch.float32, torch.float64):  # the query is shorter than its scores
+        rows = schedule.query_of(query, reads, scale)
+        return _at_once(schedule, reads, rows, key, value, 1.0).view(query.shape)
     rows = schedule.query_of(query, reads)
-    parts = zip(rows.split([read.rows for read in reads.parts], 2), reads.parts, strict=True)
-    if query.dtype in (torch.float32, torch.float64) or by_launches(query.device):
-        scored = [(_scores(schedule, part, schedule.keys_of(key, read), read, scale), read) for part, read in parts]
-        return _at_once(schedule, scored, value).view(query.shape)
     outputs, log_sums = [], []
-    for part, read in parts:
-        mask = None if read.seen is None else Mask.of(read.seen, query.dtype)
-        states = part, schedule.keys_of(key, read), value[:, :, _held(schedule, read)]
+    for part, read in zip(rows.split(reads.rows, 2), reads.parts, strict=True):
+        mask = None if read.seen is None else Mask.of(torch.stack(read.seen), query.dtype)
+        states = part, schedule.keys_of(key, read), value[:, :, read.held]
         output, log_sum = attend(*states, scale, False, mask, 0, schedule.softcap)
         outputs.append(output)
         log_sums.append(log_sum)
@@ -252,38 +252,38 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
 
 
-def _held(schedule: Schedule, *reads: Read) -> slice:
-    """Where the keys from the first part to the last are among those held."""
-    return slice(reads[0].keys[0] - schedule.first_key, reads[-1].keys[1] - schedule.first_key)
+def _at_once(schedule: Schedule, reads: Reads, rows: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attention of a single query, in a row for each region, by one softmax over the scores of all parts."""
+    split = torch.split_with_sizes(rows, reads.rows, 2) if len(reads.rows) > 1 else (rows,)
+    scored = [
+        _scores(schedule, part, schedule.keys_of(key, read), read, scale)
+        for part, read in zip(split, reads.parts, strict=True)
+    ]
+    scores = torch.cat(scored, -1) if len(scored) > 1 else scored[0]
+    weights = softmax(scores, schedule.sinks, scores.dtype)
+    if scores.dtype != value.dtype:
+        weights = weights.to(value.dtype)
+    if scores.shape[1] != value.shape[1]:
+        weights = weights.view(scores.shape[0], value.shape[1], -1, scores.shape[3])
+    if reads.held is not None:
+        return weights @ value[:, :, reads.held]
+    pieces = weights.split([part.shape[3] for part in scored], -1)
+    first, *others = (piece @ value[:, :, read.held] for piece, read in zip(pieces, reads.parts, strict=True))
+    return sum(others, first)
 
 
 def _scores(schedule: Schedule, rows: Tensor, keys: Tensor, read: Read, scale: float) -> Tensor:
     """A single query's scores (batch, head, 1, key) in a part, each by the row of the region that holds the key."""
-    if by_launches(rows.device):
-        part = scores_of(rows, keys).mul_(scale)
-        part = part if schedule.softcap is None else one_launch(capped, part, schedule.softcap)
-    else:  # the query is short, and in float32
-        part = capped(scores_of(rows * scale, keys), schedule.softcap)
+    part = scores_of(rows, keys)
+    part = part if scale == 1 else part.mul_(scale)
+    if schedule.softcap is not None:
+        part = one_launch(capped, part, schedule.softcap)
     if read.seen is None:
         return part
-    first, *others = part.split(1, 2)
-    whole = first
-    for seen, other in zip(read.seen.narrow(0, 1, len(others)).unbind(), others, strict=True):
+    whole, *others = part.split(1, 2) if len(read.seen) > 1 else (part,)
+    for seen, other in zip(read.seen[1:], others, strict=True):
         whole = torch.where(seen, other, whole)
     return whole if read.unseen is None else whole.masked_fill(read.unseen, -math.inf)
-
-
-def _at_once(schedule: Schedule, scored: list[tuple[Tensor, Read]], value: Tensor) -> Tensor:
-    """Attention of a single query by one softmax over the scores of all parts."""
-    scores = torch.cat([part for part, _ in scored], -1) if len(scored) > 1 else scored[0][0]
-    weights = softmax(scores, schedule.sinks, scores.dtype).view(len(scores), value.shape[1], -1, scores.shape[3])
-    weights = weights.to(value.dtype)
-    reads = [read for _, read in scored]
-    if all(one.keys[1] == other.keys[0] for one, other in pairwise(reads)):  # in one piece
-        return weights @ value[:, :, _held(schedule, *reads)]
-    pieces = weights.split([part.shape[3] for part, _ in scored], -1)
-    first, *others = (piece @ value[:, :, _held(schedule, read)] for piece, read in zip(pieces, reads, strict=True))
-    return sum(others, first)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

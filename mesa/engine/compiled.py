@@ -28,7 +28,8 @@ def compiled_part(model: Any) -> str | None:
         if _is_compiled(module):
             break
         seen.add(module)
-        inside += module._modules.values()
+        if module._modules:
+            inside += module._modules.values()
     else:
         return None
     named = ((name, module) for name, module in model.named_modules() if name and _is_compiled(module))

@@ -91,7 +91,7 @@ def scores_of(query: Tensor, key: Tensor) -> Tensor:
     On a CPU those of half precision are converted, for want of a product that sums in float32.
     """
     batch, heads, tokens, dim = query.shape
-    grouped = query.reshape(batch, key.shape[1], -1, dim)
+    grouped = query if heads == key.shape[1] else query.reshape(batch, key.shape[1], -1, dim)
     if query.dtype not in (torch.float16, torch.bfloat16):
         scores = grouped @ key.transpose(-1, -2)
     elif query.device.type == "cuda":
@@ -99,7 +99,7 @@ def scores_of(query: Tensor, key: Tensor) -> Tensor:
         scores = torch.bmm(grouped.flatten(0, 1), columns, out_dtype=torch.float32)
     else:
         scores = grouped.float() @ key.float().transpose(-1, -2)
-    return scores.view(batch, heads, tokens, -1)
+    return scores if grouped is query else scores.view(batch, heads, tokens, -1)
 
 
 def attend_plainly(

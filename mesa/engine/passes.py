@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import count
 from threading import local
 from typing import Any
@@ -45,6 +45,13 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
     size, sees = mask.get("local_size"), mask.get("mask_function")
     if sees is None:
         return None
+    if getattr(sees, "__closure__", ()) is None:  # it says the same in every pass
+        return _plain_span(sees, size)
+    return _span(sees, size, mask.get("device"))
+
+
+def _span(sees: Callable[..., Any], size: int | None, device: Any = None) -> Span | Refused | None:
+    """`span_of` for a mask function and its window or chunk."""
     far = 1 << 20
     back = [0, -1, far] if size is None else [0, -1, size - 1, size - 1, size]
     queries = torch.tensor([far, far, far, far + 1, far][: len(back)])
@@ -52,12 +59,15 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
     try:  # on the CPU, where nothing waits for a device
         seen = sees(*pairs)
     except RuntimeError:  # it holds tensors of the model's device: packed texts
-        seen = sees(*(part.to(mask.get("device")) for part in pairs))
+        seen = sees(*(part.to(device) for part in pairs))
     itself, next_one, *edge, last = torch.broadcast_to(torch.as_tensor(seen), queries.shape).tolist()
     span = None if size is None else Span(size, chunked=not all(edge))
     if not itself or next_one or last != (size is None):
         return Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
     return span
+
+
+_plain_span = lru_cache(maxsize=16)(_span)
 
 
 Index = slice | Tensor

@@ -229,7 +229,8 @@ class Attachment:
                 rotary.restart(module)
             else:
                 module = self._frozen[place]
-                for turn in (turn for group in groups for kind, turn in group.turns.items() if kind[:2] == place):
+                turns = (turn for group in groups for kind, turn in group.turns.items() if kind[:2] == place)
+                for turn in turns if module.by_length else ():
                     assert turn is not None
                     module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
             inner = module.module if place[1] else module

@@ -69,7 +69,7 @@ class RotaryLayout:
         whole = end - begin == states.shape[-1]
         pairs = states if whole else states[..., begin:end]
         other = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else pairs.roll(self.pairs, -1)
-        turned = (pairs * cos).add_(other.mul_(sin))
+        turned = (pairs * cos).addcmul_(other, sin)
         return turned if whole else torch.cat([states[..., :begin], turned, states[..., end:]], -1)
 
     def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,14 +109,13 @@ class Rotation:
         cos, sin = self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
         if compiled:
             return one_launch(turned, states, cos, sin, None, None, self.layout)
-        step = max(1, _AT_ONCE * states.shape[2] // max(1, states.numel()))
-        if step < states.shape[2]:
-            whole = torch.empty_like(states)
-            for begin in range(0, states.shape[2], step):
-                tokens = slice(begin, begin + step)
-                whole[:, :, tokens] = self.layout.turn(states[:, :, tokens], cos[tokens], sin[tokens])
-            return whole
-        return self.layout.turn(states, cos, sin)
+        if states.numel() <= _AT_ONCE:
+            return self.layout.turn(states, cos, sin)
+        step, whole = max(1, _AT_ONCE * states.shape[2] // states.numel()), torch.empty_like(states)
+        for begin in range(0, states.shape[2], step):
+            tokens = slice(begin, begin + step)
+            whole[:, :, tokens] = self.layout.turn(states[:, :, tokens], cos[tokens], sin[tokens])
+        return whole
 
     def tables(
         self, positions: Tensor, plan: Plan, dtype: torch.dtype, device: torch.device, spread: bool = False

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from mesa.engine.compiled import by_launches
 from mesa.engine.kernels import BLOCK, Mask
 from mesa.engine.rope import Rotation
-from mesa.engine.spans import Part, Piecewise, parts
+from mesa.engine.spans import Part, Piecewise, parts, span_of
 from mesa.engine.stairs import stairs
 from mesa.plan import Plan, Position, Region, Scale
 
@@ -158,24 +159,39 @@ def _stacks(plan: Plan, skipped: Container[Region], start: int, first_key: int, 
 class Read:
     """Keys that a single query reads once, as the regions that hold them have them.
 
-    rows: how many regions. turns, factors: what keys are turned by and multiplied with, None for nothing. seen: whether
-    each region holds each key, (region, key); None: the only region holds all. unseen: those that none holds, if any.
+    held: where they are among the keys held. turns, factors: what they are turned by and multiplied with, None for
+    nothing. seen: for each region whether it holds each key; None: the only region holds all. unseen: those that none
+    holds, if any.
     """
 
-    rows: int
-    keys: tuple[int, int]
+    held: slice
     turns: Tensor | None
     factors: Tensor | None
-    seen: Tensor | None
+    seen: tuple[Tensor, ...] | None
     unseen: Tensor | None
 
 
-class Reads(NamedTuple):
-    """All that a single query reads, and what it is turned by and multiplied with for each region of each part."""
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """All that a single query reads, and what it is turned by and multiplied with for each region of each part.
+
+    rows: how many regions each part has. held: where the keys of all parts are, None where not in one piece.
+    """
 
     parts: list[Read]
+    rows: list[int]
+    held: slice | None
     turns: Tensor | None
     factors: Tensor | None
+    _scaled: dict[float, Tensor] = field(default_factory=dict)
+
+    def scaled(self, scale: float) -> Tensor | float | None:
+        """The factors times a layer's scale, which most layers share; None for nothing."""
+        if scale == 1 or self.factors is None:
+            return self.factors if scale == 1 else scale
+        if scale not in self._scaled:
+            self._scaled[scale] = self.factors * scale
+        return self._scaled[scale]
 
 
 @dataclass
@@ -337,16 +353,22 @@ class Schedule:
         turned = self.turned(self.scaled(states, key_scale, *stack.keys), at, *stack.keys)
         return turned.unflatten(2, (len(at), -1)).transpose(1, 2)
 
-    def query_of(self, state: Tensor, reads: Reads) -> Tensor:
-        """The only query (batch, head, 1, dim) as the regions of all parts have it: (batch, head, region, dim)."""
-        states = state.expand(-1, -1, sum(read.rows for read in reads.parts), -1)
+    def query_of(self, state: Tensor, reads: Reads, scale: float = 1.0) -> Tensor:
+        """The only query (batch, head, 1, dim), times `scale`, as the regions of all parts have it.
+
+        (batch, head, region, dim)
+        """
+        rows = sum(reads.rows)
+        states = state.expand(-1, -1, rows, -1) if rows > 1 else state
         if reads.turns is not None and self.turn is not None:
             states = self.turn(states, reads.turns, self.plan)
-        return _times(self.weighted(states), reads.factors)
+        if self.query_weight is not None:
+            states = states * self.query_weight
+        return _times(states, reads.scaled(scale))
 
     def keys_of(self, states: Tensor, read: Read) -> Tensor:
         """The keys of a part out of all that are held."""
-        states = states[:, :, read.keys[0] - self.first_key : read.keys[1] - self.first_key]
+        states = states[:, :, read.held]
         if read.turns is not None and self.turn is not None:
             states = self.turn(states, read.turns, self.plan)
         return _times(states, read.factors)
@@ -361,10 +383,13 @@ class Schedule:
     def _all_read(self, device: torch.device, accurate: torch.dtype) -> Reads:
         shared: dict[tuple[Any, ...], list[Region]] = {}
         for region in self.plan.regions:
-            for call in calls(region, self.start, self.plan.length, self.first_key):
-                same = (call.keys, call.masked, region.key_position, region.key_scale)
+            if not region.queries[0] <= self.start < region.queries[1]:
+                continue
+            span = span_of(region, self.start, self.plan.length, self.first_key)
+            if span is not None:
+                same = (span.keys, region.holds is not None, region.key_position, region.key_scale)
                 shared.setdefault(same, []).append(region)
-        parts, rows, at = list[Read](), list[Region](), (self.start, self.plan.length)
+        parts, places, at = list[Read](), list[list[Region]](), (self.start, self.plan.length)
         whole = sorted(shared.items(), key=lambda item: item[0][0])
         if by_launches(device):  # where turned keys are all in memory at a time
             whole = [
@@ -377,21 +402,29 @@ class Schedule:
                 blind = ~held.any(0)
                 if blind.all():
                     continue
-                seen = torch.from_numpy(held).to(device, non_blocking=True)
+                seen = torch.from_numpy(held).to(device, non_blocking=True).unbind()
                 unseen = torch.from_numpy(blind).to(device, non_blocking=True) if blind.any() else None
             turns = self._turned_by((position,), begin, end, device)
             factors = self.factor(scale, begin, end, accurate, device)
-            parts.append(Read(len(regions), keys, turns, factors, seen, unseen))
-            rows += regions
+            parts.append(Read(slice(begin - self.first_key, end - self.first_key), turns, factors, seen, unseen))
+            places.append(regions)
         if not parts:
-            return Reads([], None, None)
-        places = tuple(region.query_position for region in rows)
+            return Reads([], [], None, None, None)
+        rows = [region for regions in places for region in regions]
+        whole = all(one.held.stop == other.held.start for one, other in pairwise(parts))
+        positions = tuple(region.query_position for region in rows)
         factors = [self.factor(region.query_scale, *at, accurate, device) for region in rows]
         one = torch.ones(1, 1, dtype=accurate, device=device)
         together = (
             [one if factor is None else factor for factor in factors] if any(f is not None for f in factors) else []
         )
-        return Reads(parts, self._turned_by(places, *at, device), torch.cat(together) if together else None)
+        return Reads(
+            parts,
+            list(map(len, places)),
+            slice(parts[0].held.start, parts[-1].held.stop) if whole else None,
+            self._turned_by(positions, *at, device),
+            torch.cat(together) if together else None,
+        )
 
     def _halves(self, keys: tuple[int, int], position: Position) -> list[tuple[int, int]]:
         """A range of keys in two where it is long and they have to be turned."""
@@ -454,7 +487,7 @@ class Schedule:
         return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
 
 
-def _times(states: Tensor, factors: Tensor | None) -> Tensor:
+def _times(states: Tensor, factors: Tensor | float | None) -> Tensor:
     return states if factors is None else (states * factors).to(states.dtype)
 
 

@@ -6,8 +6,7 @@ import cases
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
-from transformers.cache_utils import Fp8QuantizedLayer
+from transformers import DynamicCache, LlamaForCausalLM, cache_utils
 
 import mesa
 
@@ -70,7 +69,11 @@ def test_the_comparison_sees_beams_whose_cache_is_not_reordered(monkeypatch):
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("name", list(mesa.methods.standard_methods()))
 def test_generate_gives_what_full_passes_of_the_row_alone_do(name, way, beams, monkeypatch):
-    monkeypatch.setattr(Fp8QuantizedLayer, "fp8_dtype", torch.float32)  # all of the quantized cache but its rounding
+    layer = getattr(cache_utils, "Fp8QuantizedLayer", None)
+    if layer is not None:
+        monkeypatch.setattr(layer, "fp8_dtype", torch.float32)  # all of the quantized cache but its rounding
+    elif way == "a quantized cache":
+        pytest.skip("this transformers quantizes caches by other packages alone")
     check(name, way, beams)
 
 
