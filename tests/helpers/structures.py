@@ -4,13 +4,12 @@ The queries and keys are the model's own from before the rotation: its rotary mo
 """
 
 from functools import cache
-from itertools import pairwise
 
 import cases
 import numpy as np
 import oracle
+import tiny
 import torch
-from tiny import tokens
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -104,24 +103,14 @@ UNCACHED = ("moshi", "recurrent_gemma", "zamba2")
 
 def padded():
     """Token ids of two rows, and the mask in which the first tokens of the first one are padding."""
-    mask = torch.ones(2, LENGTH, dtype=torch.long)
-    mask[0, :PADDING] = 0
-    return tokens(2, LENGTH), mask
+    return tiny.padded(PADDING, 0, length=LENGTH)
 
 
 def run(model, ids, mask):
     """Logits (token, vocabulary) of all tokens that are not padding: of a prompt, and of those decoded after it."""
     if model.config.model_type in UNCACHED:
         return model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[mask.bool()]
-    cache, parts = None, []
-    for begin, end in pairwise([0, *range(LENGTH - DECODED, LENGTH + 1)]):
-        given = {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
-        if model.config.model_type not in ("mpt", "bloom"):
-            given["position_ids"] = (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, begin:]
-        output = model(ids[:, begin:end], **given)
-        cache = output.past_key_values
-        parts.append(output.logits)
-    return torch.cat(parts, 1)[mask.bool()]
+    return tiny.in_pieces(model, ids, *range(LENGTH - DECODED, LENGTH), mask=mask, placed=True)[mask.bool()]
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """A tiny random Llama, and the same as a local folder with a tokenizer."""
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,6 +41,27 @@ def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: i
 
 def tokens(batch: int = 1, length: int = 60, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(*pads: int, length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of a row for each of `pads`, which says how many of its first tokens are padding, and the mask."""
+    return tokens(len(pads), length, seed), (torch.arange(length) >= torch.tensor(pads)[:, None]).long()
+
+
+@torch.no_grad()
+def in_pieces(model, ids: torch.Tensor, *ends: int, mask: torch.Tensor | None = None, placed: bool = False):
+    """Logits of token ids that are read in pieces, with a cache; each ends at one of `ends`, the last at the ids' end.
+
+    placed: positions are given, which count from a row's first token that is not padding.
+    """
+    cache, mask, parts = None, torch.ones_like(ids) if mask is None else mask, []
+    for begin, end in pairwise((0, *ends, ids.shape[1])):
+        given = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, begin:end]} if placed else {}
+        given |= {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
+        output = model(ids[:, begin:end], **given)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    return torch.cat(parts, 1)
 
 
 def logits(model: LlamaForCausalLM, ids: torch.Tensor, **given) -> torch.Tensor:

@@ -145,9 +145,7 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
 @pytest.mark.parametrize("family", families.FAMILIES)
 @pytest.mark.parametrize("given", [{}, {"heads": {0: (1, 2)}}])
 def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
-    model, method, ids = families.build(family), cases.method("rerope", **given), tokens(2, length=50)
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
+    model, method, (ids, mask) = families.build(family), cases.method("rerope", **given), tiny.padded(9, 0, length=50)
     with mesa.applied(model, method, executor="dense"):
         expected = model(ids, attention_mask=mask, output_attentions=True)
     bridge = mesa.bridge(model, tokenizer)
@@ -188,8 +186,7 @@ def test_only_the_layers_that_are_listened_to_are_computed_densely(model, tokeni
 @torch.no_grad()
 @pytest.mark.parametrize("case", cases.CASES)
 def test_listeners_change_no_number_of_a_short_padded_batch(case, model, tokenizer):
-    bridge, ids, mask = mesa.bridge(model, tokenizer), tokens(2), torch.ones(2, 40).long()
-    mask[0, :5] = 0
+    bridge, (ids, mask) = mesa.bridge(model, tokenizer), tiny.padded(5, 0, length=40)
     with mesa.applied(model, cases.method(case)):
         logits = bridge(ids, attention_mask=mask)
         assert torch.equal(bridge.run_with_cache(ids, attention_mask=mask)[0], logits)

@@ -11,7 +11,6 @@ import pytest
 import tiny
 import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
-from transformers import DynamicCache
 
 import mesa
 from mesa.engine import attention, device_attention, rope, schedule, span_kernels
@@ -188,18 +187,13 @@ def test_blocks_left_out_and_read_whole_are_so(span):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-5), (torch.bfloat16, 0.06)])
 def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance, monkeypatch):
     """Rotations, masks and single queries too; without a method logits are off by more than 0.3."""
-    model, ids, mask = tiny.model().to(dtype), tiny.tokens(2, 84), torch.ones(2, 84, dtype=torch.long)
-    mask[1, :9], results = 0, []
+    model, (ids, mask), results = tiny.model().to(dtype), tiny.padded(0, 9, length=84), []
     monkeypatch.setattr(schedule, "HALVED", 16)
     for device in ("cpu", "launches"):
         for module in (attention, rope, schedule) if device == "launches" else ():
             monkeypatch.setattr(module, "by_launches", lambda _: True)
-        with mesa.applied(model, cases.method(name)), torch.no_grad():
-            cache, parts = DynamicCache(), []
-            for begin, end in ((0, 80), (80, 81), (81, 82), (82, 84)):
-                given = {"attention_mask": mask[:, :end], "past_key_values": cache}
-                parts.append(model(ids[:, begin:end], **given).logits[mask[:, begin:end].bool()])
-        results.append(torch.cat(parts))
+        with mesa.applied(model, cases.method(name)):
+            results.append(tiny.in_pieces(model, ids, 80, 81, 82, mask=mask)[mask.bool()])
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
 
 

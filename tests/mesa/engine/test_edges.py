@@ -101,9 +101,7 @@ class TestRotary:
     @pytest.mark.parametrize("name", ["origin", "rerope", "mesa"])
     def test_a_padded_row_has_the_frequencies_of_its_own_length(self, name):
         """Rows of 16 and of 40 tokens: LongRoPE's short and long frequencies change at 24."""
-        model, ids, method = build("phi3 longrope"), tokens(3, 40), cases.method(name)
-        mask = torch.ones_like(ids)
-        mask[0, :24] = mask[2, :3] = 0
+        model, (ids, mask), method = build("phi3 longrope"), tiny.padded(24, 0, 3, length=40), cases.method(name)
         batch = logits(model, ids, method, attention_mask=mask)
         for row, pad in enumerate((24, 0, 3)):
             alone = logits(model, ids[row : row + 1, pad:], method)

@@ -9,7 +9,6 @@ from structures import held_to_pairs
 from tiny import tokens
 from transformers import (
     AttentionInterface,
-    DynamicCache,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma4ForCausalLM,
@@ -20,34 +19,25 @@ from transformers import (
 
 import mesa
 
-
-def decoded(model, ids, mask, steps):
-    """Logits of a padded prompt and of the tokens that follow, one by one."""
-    cache, parts = DynamicCache(config=model.config), []
-    with torch.no_grad():
-        for part in (ids, *steps.split(1, 1)):
-            if part is not ids:
-                mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=torch.long)], 1)
-            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -part.shape[1] :]
-            given = {} if model.config.model_type in ("mpt", "bloom") else {"position_ids": positions}
-            parts.append(model(part, attention_mask=mask, past_key_values=cache, **given).logits)
-    return torch.cat(parts, 1), torch.cat([mask[:, : ids.shape[1]], torch.ones_like(steps)], 1).bool()
+IDS, MASK = tiny.padded(7, 0, 1, length=43)
+REAL = MASK.bool()
 
 
-def padded():
-    mask = torch.ones(3, 40, dtype=torch.long)
-    mask[0, :7] = mask[2, :1] = 0
-    return tokens(3, 40), mask, tokens(3, 3, seed=1)
+def decoded(model, ids=IDS, mask=MASK):
+    """Logits of a padded prompt, and of the last three tokens one by one."""
+    end = ids.shape[1]
+    return tiny.in_pieces(
+        model, ids, end - 3, end - 2, end - 1, mask=mask, placed=model.config.model_type not in ("mpt", "bloom")
+    )
 
 
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_origin_equals_the_stock_model(family, executor):
     model = shared(family)
-    stock, real = decoded(model, *padded())
+    stock = decoded(model)
     with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
-        ours, _ = decoded(model, *padded())
-    torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
+        torch.testing.assert_close(decoded(model)[REAL], stock[REAL], atol=5e-6, rtol=0)
 
 
 NO_PAIRS = ("mpt", "bloom", "phi3 longrope")
@@ -77,16 +67,14 @@ SLOW_PAIRS = [
 
 @pytest.mark.parametrize(("family", "name"), [*PAIRS, *SLOW_PAIRS])
 def test_executors_agree_and_padding_changes_nothing(family, name):
-    model, (ids, mask, steps) = shared(family), padded()
-    results = []
+    model, results = shared(family), []
     for executor in ("dense", "fused"):
         with mesa.applied(model, cases.method(name), executor=executor):
-            logits, real = decoded(model, ids, mask, steps)
-            results.append(logits[real])
-    torch.testing.assert_close(*results, atol=3e-5, rtol=0)
+            results.append(decoded(model))
+    torch.testing.assert_close(results[0][REAL], results[1][REAL], atol=3e-5, rtol=0)
     with mesa.applied(model, cases.method(name)):
-        alone, _ = decoded(model, ids[:1, 7:], mask[:1, 7:], steps[:1])
-    torch.testing.assert_close(alone[0], logits[0, 7:], atol=3e-5, rtol=0)
+        alone = decoded(model, IDS[:1, 7:], MASK[:1, 7:])
+    torch.testing.assert_close(alone[0], results[1][0, 7:], atol=3e-5, rtol=0)
 
 
 def kept_weights(attachment, layer):
@@ -107,22 +95,19 @@ def kept_weights(attachment, layer):
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""
-    model, (ids, mask, more) = shared(family), padded()
-    steps = more[:, :2]
-    in_heads, in_layer = ({"heads": {1: (0, 1, 3)}}, {"layers": (1,)})
+    model, in_heads, in_layer = shared(family), {"heads": {1: (0, 1, 3)}}, {"layers": (1,)}
     weights, logits = {}, {}
     for chosen, changes in (("heads", in_heads), ("layer", in_layer), ("none", {"layers": (2,)})):
         with mesa.applied(model, cases.method("rerope", **changes), executor="dense") as attachment:
             weights[chosen] = kept_weights(attachment, layer=1)
-            logits[chosen], real = decoded(model, ids, mask, steps)
-    assert len(weights["heads"]) == 1 + steps.shape[1]
+            logits[chosen] = decoded(model)
+    assert len(weights["heads"]) == 4
     for got, woven, origin in zip(weights["heads"], weights["layer"], weights["none"], strict=True):
         torch.testing.assert_close(got[:, [0, 1, 3]], woven[:, [0, 1, 3]], atol=3e-5, rtol=0)
         torch.testing.assert_close(got[:, 2], origin[:, 2], atol=3e-5, rtol=0)
         assert (woven - origin).abs().amax((0, 2, 3)).min() > 1e-3
     with mesa.applied(model, cases.method("rerope", **in_heads)):
-        fused, _ = decoded(model, ids, mask, steps)
-    torch.testing.assert_close(fused[real], logits["heads"][real], atol=3e-5, rtol=0)
+        torch.testing.assert_close(decoded(model)[REAL], logits["heads"][REAL], atol=3e-5, rtol=0)
 
 
 ALIBI = "it changes rotary frequencies, and ALiBi has"

@@ -44,9 +44,8 @@ def test_a_stated_prompt_length_stands_before_that_of_what_generate_is_given():
 
 @pytest.mark.parametrize(("name", "stated"), [("mesa", PROMPT), *((name, None) for name in cases.CASES)])
 def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, stated):
-    model, ids = tiny.model(), tokens(3, PROMPT)
-    mask = torch.ones_like(ids)
-    mask[0, :37] = mask[1, :20] = 0  # all padding in the first two pieces, and in the first
+    ids, mask = tiny.padded(37, 20, 0, length=PROMPT)  # all padding in the first two pieces, and in the first
+    model = tiny.model()
     with mesa.applied(model, cases.method(name), prompt_length=stated):
         whole = scores(model, ids, attention_mask=mask)
         pieces = scores(model, ids, attention_mask=mask, prefill_chunk_size=16)
@@ -62,9 +61,7 @@ STATIC += [(family, "rerope") for family in ("mistral sliding", "gemma3_text", "
 @pytest.mark.parametrize(("family", "name"), STATIC)
 def test_a_static_cache_gives_what_a_dynamic_one_does(family, name):
     """Its empty places are not seen, also in padded batches, chunked prefill, and where it slides or is too long."""
-    model, ids = shared(family), tokens(2, PROMPT)
-    mask = torch.ones_like(ids)
-    mask[0, :37] = 0
+    model, (ids, mask) = shared(family), tiny.padded(37, 0, length=PROMPT)
     with mesa.applied(model, cases.method(name)):
         dynamic = scores(model, ids, attention_mask=mask)
         for options in ({}, {"prefill_chunk_size": 16}, {"max_cache_len": 200}):

@@ -28,8 +28,7 @@ def model():
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
     method = cases.method(name, heads={0: chosen, 2: (3,)})
     expected: dict = {}
-    mask = torch.ones(2, PROMPT + STEPS, dtype=torch.long)
-    mask[1, :PAD] = 0
+    mask = tiny.padded(0, PAD, length=PROMPT + STEPS)[1]
     for executor in ("dense", "fused"):
         result = attended(model, method, executor, mask)
         for row, pad in ((0, 0), (1, PAD)):

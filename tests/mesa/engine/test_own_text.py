@@ -149,9 +149,7 @@ def test_the_bridges_own_loop_counts_the_prompt_as_it_was_given(use_cache, tmp_p
 
 @torch.no_grad()
 def test_beams_without_a_cache_give_what_they_give_with_one():
-    model, ids = tiny.model(), tokens(2, PROMPT)
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
+    model, (ids, mask) = tiny.model(), tiny.padded(9, 0, length=PROMPT)
     with mesa.applied(model, cases.method("mesa")):
         options = {"num_beams": 3, "num_return_sequences": 2, "attention_mask": mask, "new": 6}
         cached, anew = (generated(model, ids, use_cache=use_cache, **options) for use_cache in (True, False))

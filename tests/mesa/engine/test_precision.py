@@ -2,10 +2,9 @@
 
 import cases
 import pytest
+import tiny
 import torch
 from families import build
-from tiny import tokens
-from transformers import DynamicCache
 
 import mesa
 from mesa.engine.attention import EXECUTORS
@@ -40,17 +39,11 @@ def test_alibi_in_half_precision_keeps_its_accuracy_at_32k(executor, dtype):
     assert (got.double() - exact).pow(2).mean((0, 2, 3)).sqrt().max() < 2.5e-3
 
 
-@torch.no_grad()
 def stepwise(model, method, executor):
     """Logits of a left-padded prompt, and of three tokens that follow one by one."""
-    ids, cache = tokens(2, 63), DynamicCache()
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
-    parts = []
+    ids, mask = tiny.padded(9, 0, length=63)
     with mesa.applied(model, method, executor=executor):
-        for begin, end in ((0, 60), (60, 61), (61, 62), (62, 63)):
-            parts.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
-    return torch.cat(parts, 1)[:, 9:].float()
+        return tiny.in_pieces(model, ids, 60, 61, 62, mask=mask)[:, 9:].float()
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
@@ -84,9 +77,7 @@ def test_the_default_dtype_has_no_influence(family, name, executor, dtype):
 
 @torch.no_grad()
 def test_alibis_scores_in_bfloat16_are_hooked_in_float32():
-    ids, model = tokens(2, 60), build("mpt").bfloat16()
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
+    model, (ids, mask) = build("mpt").bfloat16(), tiny.padded(9, 0, length=60)
     bridge = mesa.bridge(model, load().tokenizer)
     for heads in (None, {1: (0, 2)}):
         with mesa.applied(model, cases.method("rerope", heads=heads), executor="dense"):

@@ -8,7 +8,6 @@ import pytest
 import tiny
 import torch
 from families import build
-from transformers import DynamicCache
 
 import mesa
 
@@ -33,13 +32,8 @@ def passes(model, lengths):
     """Logits of prompts, each with a padded row, and of two tokens that follow."""
     results = []
     for length in lengths:
-        ids, cache, mask = tokens(length, 2), DynamicCache(), torch.ones(2, length, dtype=torch.long)
-        mask[0, :3] = 0
-        logits = [model(ids, attention_mask=mask, past_key_values=cache).logits[:, 3:]]
-        for _ in range(2):
-            mask = torch.cat([mask, mask[:, -1:]], 1)
-            logits.append(model(ids[:, -1:], attention_mask=mask, past_key_values=cache).logits)
-        results.append(torch.cat(logits, 1))
+        ids, mask = tiny.padded(3, 0, length=length + 2, seed=length)
+        results.append(tiny.in_pieces(model, ids, length, length + 1, mask=mask)[:, 3:])
     return results
 
 
