@@ -66,7 +66,7 @@ def given(method, tensors, start, prompt, slopes=None, **scoring):
 @cache
 def heads_by_formula(name, length, prompt, slopes=None, **changes):
     """The oracle's output (head, token, dim) for `states` of so many tokens."""
-    parameters = cases.oracle_parameters(name) | {"trained": cases.TRAINED, "prompt": prompt, **changes}
+    parameters = cases.CASES[name] | {"trained": cases.TRAINED, "prompt": prompt, **changes}
     heads = zip(*(tensor[0].numpy() for tensor in states(length)), slopes or (None, None), strict=True)
     return np.stack([oracle.attention(name, *head, slope=slope, **parameters) for *head, slope in heads])
 
@@ -97,7 +97,7 @@ def attended(model, method, executor, mask):
 def by_formula(name, states, prompt):
     """The oracle's output for a head, a decoded token at a time: some methods follow the length so far."""
     log_n = cases.method(name).log_n
-    options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.oracle_parameters(name)}
+    options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.CASES[name]}
     pieces = [(0, prompt), *((end - 1, end) for end in range(prompt + 1, prompt + STEPS + 1))]
     parts = [oracle.attention(name, *(part[:end] for part in states), begin=begin, **options) for begin, end in pieces]
     return np.concatenate(parts)

@@ -29,10 +29,3 @@ CASES = {
 
 def method(name: str, **changes) -> mesa.Method:
     return mesa.make(name, TRAINED, **{**CASES[name], **changes})
-
-
-def oracle_parameters(name: str) -> dict:
-    parameters = dict(CASES[name])
-    if "split_threshold" in parameters:
-        parameters["split"] = parameters.pop("split_threshold")
-    return parameters

@@ -51,17 +51,17 @@ def lampe(t, i, trained, prompt, window, tail):
     return max(0, mapped[min(t, last)] + near - mapped[min(i, last)])
 
 
-def split_prompt(trained, prompt, first, last, split):
+def split_prompt(trained, prompt, first, last, split_threshold):
     """DynamicSplit: where the last chunk begins, and the width of the middle ones."""
     n, m = divmod(prompt - last - first, trained - first)
     chunk = trained - first
-    if m >= split:
+    if m >= split_threshold:
         n += 1
         chunk = (prompt - last - first) // n
     return first + n * chunk, chunk
 
 
-def mesa(t, i, trained, prompt, window, width, first, last, split, weave="stair", middle="local"):
+def mesa(t, i, trained, prompt, window, width, first, last, split_threshold, weave="stair", middle="local"):
     r = t - i
     if weave == "rerope":
         woven = min(r, window)
@@ -71,7 +71,7 @@ def mesa(t, i, trained, prompt, window, width, first, last, split, weave="stair"
         woven = stair(r, window, width)
     if prompt <= trained:
         return r if t < trained else woven
-    begin_last, chunk = split_prompt(trained, prompt, first, last, split)
+    begin_last, chunk = split_prompt(trained, prompt, first, last, split_threshold)
     if t >= begin_last:
         return woven
     if t < first:
@@ -110,9 +110,9 @@ def relative(name, t, i, **parameters):
     return None if t < i else RELATIVE[name](t, i, **parameters)
 
 
-def query_scale(name, t, trained, prompt, first=0, last=0, split=0, **_):
+def query_scale(name, t, trained, prompt, first=0, last=0, split_threshold=0, **_):
     """log-n; under Mesa only where all keys are seen."""
-    if name == "mesa" and prompt > trained and t < split_prompt(trained, prompt, first, last, split)[0]:
+    if name == "mesa" and prompt > trained and t < split_prompt(trained, prompt, first, last, split_threshold)[0]:
         return 1.0
     return max(1.0, math.log(t + 1) / math.log(trained))
 

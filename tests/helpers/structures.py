@@ -119,7 +119,7 @@ def held_to_pairs(model, name, absolute=False, **options):
 
     absolute: a distance does not say a score; the positions of a pair are then the plan's. Logits of each row alone.
     """
-    method, sizes = cases.method(name, **options), cases.oracle_parameters(name)
+    method, sizes = cases.method(name, **options), cases.CASES[name]
     (ids, mask), wanted = padded(), []
     padding_of = mask.logical_not().sum(1).tolist()
     if model.config.model_type == "recurrent_gemma":  # whose recurrence takes padding for text

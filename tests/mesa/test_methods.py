@@ -87,7 +87,7 @@ def checked_plan(name, length, prompt, queries, **changes):
     plan = cases.method(name, **changes).plan(length, prompt)
     tokens, matrix = np.arange(length), distances(plan)
     assert sum(region.contains(tokens[:, None], tokens).astype(int) for region in plan.regions).max() <= 1
-    parameters = {"trained": cases.TRAINED, "prompt": prompt, **cases.oracle_parameters(name), **changes}
+    parameters = {"trained": cases.TRAINED, "prompt": prompt, **cases.CASES[name], **changes}
     for t in queries:
         expected = [oracle.relative(name, t, i, **parameters) for i in range(length)]
         assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])

@@ -17,7 +17,7 @@ from theory.claims.mesa import SIZES, woven_first_failure
 def distance(size, middle, prompt, t, i):
     """R of a pair by its formula, None where it is masked; t and i count from 1."""
     M, N, E, first, last, split = size
-    sizes = {"window": N, "width": E, "first": first, "last": last, "split": split}
+    sizes = {"window": N, "width": E, "first": first, "last": last, "split_threshold": split}
     return oracle.relative("mesa", t - 1, i - 1, trained=M, prompt=prompt, middle=middle, **sizes)
 
 

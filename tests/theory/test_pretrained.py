@@ -12,7 +12,7 @@ from theory.parts import FREE, Shape
 
 def by_pairs() -> theory.Construction:
     """The plain construction with Mesa's distances, pair by pair."""
-    sizes = {"trained": M, "prompt": LENGTH, "split": 2, **CHUNKS}
+    sizes = {"trained": M, "prompt": LENGTH, "split_threshold": 2, **CHUNKS}
     pairs = [[oracle.relative("mesa", t, i, **sizes) for i in range(LENGTH)] for t in range(LENGTH)]
     table = np.array([[-1 if pair is None else pair for pair in row] for row in pairs], float)
     return theory.construction("plain", M=M, shape=SHAPE).with_distances(table)

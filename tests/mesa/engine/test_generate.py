@@ -59,11 +59,15 @@ STATIC += [(family, "rerope") for family in ("mistral sliding", "gemma3_text", "
 
 
 @pytest.mark.parametrize(("family", "name"), STATIC)
-def test_a_static_cache_gives_what_a_dynamic_one_does(family, name):
+def test_a_static_cache_gives_what_a_dynamic_one_and_decoding_by_hand_do(family, name):
     """Its empty places are not seen, also in padded batches, chunked prefill, and where it slides or is too long."""
     model, (ids, mask) = shared(family), tiny.padded(37, 0, length=PROMPT)
     with mesa.applied(model, cases.method(name)):
         dynamic = scores(model, ids, attention_mask=mask)
+        whole = torch.cat([ids, dynamic[:, :-1].argmax(-1)], 1)
+        mask_of_whole = torch.cat([mask, torch.ones_like(whole[:, PROMPT:])], 1)
+        by_step = tiny.in_pieces(model, whole, *range(PROMPT, PROMPT + 4), mask=mask_of_whole)[:, PROMPT - 1 :]
+        torch.testing.assert_close(dynamic, by_step, atol=3e-5, rtol=0)
         for options in ({}, {"prefill_chunk_size": 16}, {"max_cache_len": 200}):
             static = scores(model, ids, attention_mask=mask, cache_implementation="static", **options)
             torch.testing.assert_close(static, dynamic, atol=3e-5, rtol=0)
