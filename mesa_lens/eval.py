@@ -39,7 +39,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
 
     runner = runner_of(options, request.load)
     default = {item.key: item.default for item in options_of(EvalRequest)}
-    unused = {key: getattr(request, key) for key in ("samples", "seed", "text", "data", "depth", "new_tokens", "batch")}
+    unused = {key: getattr(request, key) for key in ("samples", "seed", "text", "depth", "batch")}
     unused |= {"task": request.tasks, "estimate": options.estimate or None, "minutes": options.minutes}
     for key, value in unused.items():
         if value != default.get(key):

@@ -88,7 +88,7 @@ COMMANDS = {
         ),
         Command(
             "eval",
-            "run passkey, RULER, LongEval, NLL, summaries, latency or lm-eval tasks under each method",
+            "run passkey, RULER, LongEval, NLL, latency or lm-eval tasks under each method",
             "scores tasks under each method at several lengths, with 95% intervals and curves",
             "--task passkey,nll --samples 10 --out runs/eval",
             "Evaluation",

@@ -33,7 +33,7 @@ class PromptSpec:
     """What the tasks of one evaluation share. Lengths in tokens.
 
     samples: prompts a length. documents: token ids of the texts that NLL and essay haystacks are taken from.
-    pairs: (document, summary). depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at once.
+    depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at once.
     """
 
     trained_length: int
@@ -41,9 +41,7 @@ class PromptSpec:
     samples: int = 100
     seed: int = 0
     documents: tuple[np.ndarray, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
     depth: float | None = None
-    new_tokens: int = 128
     batch: int = 8
 
 
@@ -82,9 +80,6 @@ class EvalTask(ABC):
 
     reads_depth: bool = False
     """Whether the answer's place follows `Setting.depth`."""
-
-    reads_pairs: ClassVar[bool] = False
-    """Whether it reads `Setting.pairs`."""
 
     reads_documents: bool = False
     """Whether it reads `Setting.documents`."""

@@ -16,7 +16,6 @@ HELDOUT_FILES = tuple(
 )
 """Files of Python's standard library that the shipped models have not seen, shipped beside their checkpoints."""
 _SUFFIXES = (".txt", ".md", ".json", ".jsonl")
-_PAIRS = (("document", "summary"), ("report", "summary"))
 
 
 def heldout() -> list[str]:
@@ -61,20 +60,6 @@ def plain_text(path: Path) -> str:
     if "\0" in text:
         raise Refused(f"{path} is not text: it has a byte 0")
     return text
-
-
-def pairs(source: str) -> list[tuple[str, str]]:
-    """(document, summary) of a .jsonl file, dataset folder or hub name; GovReport's (report, summary) too.
-
-    Errors as for `texts`.
-    """
-    rows = []
-    for number, row in _rows(source):
-        names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
-        rows.append((_field(row, names[0], source, number), _field(row, names[1], source, number)))
-    if not rows:
-        raise Refused(f"{source} is empty; give lines with document and summary")
-    return rows
 
 
 def _rows(source: str) -> Iterator[tuple[int, JsonObject]]:

@@ -151,10 +151,9 @@ def _only(values: Mapping[str, Any], known: Collection[str], where: str) -> None
 
 def reason_left_out(name: str, values: Mapping[str, Any]) -> str:
     """Why a section cannot run as configured; empty where it can."""
-    if name == "summary" and not values.get("data"):
-        return "no documents are given; set `data:` to a .jsonl with document and summary (GovReport: report, summary)"
-    if name == "longbench" and not values.get("tasks"):
-        return "no lm-eval tasks are given; set `tasks:`, e.g. longbench_qasper (its data comes from the hub)"
+    if SECTIONS[name].by_lm_eval and not values.get("tasks"):
+        example = "longbench_gov_report" if name == "summary" else "longbench_qasper"
+        return f"no lm-eval tasks are given; set `tasks:`, e.g. {example} (its data comes from the hub)"
     return ""
 
 
@@ -167,7 +166,7 @@ def section_request(config: PaperConfig, name: str) -> EvalRequest | ProbeReques
     common["settings"] = _settings_of(config, methods)
     if name == "probe":
         return replace(from_values(ProbeRequest, {"texts": 0, **values}), **common)
-    if name == "longbench":
+    if section.by_lm_eval:
         return EvalRequest(tasks=(), lengths=(values.get("max_length") or 8 * config.trained_length,), **common)
     return replace(from_values(EvalRequest, values), tasks=values.get("tasks") or section.tasks, **common)
 
@@ -211,7 +210,7 @@ def estimate(config: PaperConfig) -> tuple[str, dict[tuple[Method, int], float]]
         if name not in plans:
             lines.append(f"{name}: left out, {reason_left_out(name, values)}")
             continue
-        if name == "longbench":
+        if SECTIONS[name].by_lm_eval:
             text = f"{len(plans[name].methods)} methods, lm-eval {', '.join(values['tasks'])}"
         else:
             planned, is_probe = plans[name], name == "probe"

@@ -79,7 +79,7 @@ def _content(name: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
         return empty
     if name == "probe":
         return _probe(result, folder)
-    if name == "longbench":
+    if SECTIONS[name].by_lm_eval:
         return {**empty, "tables": [harness_table(result)]}
     charts = evaluation_charts(result)
     return {

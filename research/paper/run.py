@@ -27,7 +27,7 @@ from probe.experiment.progress import deadline
 from research.paper.config import check, estimate, read
 from research.paper.report import write_report
 from research.paper.runner import left, run_sections
-from research.paper.sections import PaperOptions
+from research.paper.sections import SECTIONS, PaperOptions
 from research.script import run as run_script
 
 OPTIONS = (PaperOptions, OutputOptions, MinutesOptions, WorkerOptions)
@@ -61,9 +61,9 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
             print_estimate(text, config.checked_config(), passes, config, workers.threads)
             return 0
         plans = check(config)
-        if "longbench" in plans:
-            values = config.sections["longbench"]
-            checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
+        for name in [name for name in plans if SECTIONS[name].by_lm_eval]:
+            values = config.sections[name]
+            checked_tasks(plans[name], values["tasks"], values.get("include_path"))
     except Refused as error:
         raise Refused(f"{choice.config}: {error}") from error
     until = deadline(time_limit.minutes)

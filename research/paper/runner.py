@@ -69,7 +69,7 @@ def _prepare_folder(config: PaperConfig, name: str, plan: Any, folder: Path, ove
     if name == "probe":
         remove_run(folder) if overwrite else is_whole(plan, folder)
         return
-    experiment = Harness(plan, **_harness_options(config)) if name == "longbench" else Evaluation(plan)
+    experiment = Harness(plan, **_harness_options(config, name)) if SECTIONS[name].by_lm_eval else Evaluation(plan)
     if overwrite or (folder / experiment.journal).exists():
         experiment.open_journal(folder, overwrite=overwrite)
 
@@ -88,10 +88,10 @@ def _section(
         return Outcome(left_out=reason)
     if name == "probe":
         return _probe(plans[name], folder, until, runner)
-    if name == "longbench":
+    if SECTIONS[name].by_lm_eval:
         if is_over(until):
             return Outcome(left_out=_TIME_OVER)
-        scores = run_harness(plans[name], out=folder, **_harness_options(config), runner=runner)
+        scores = run_harness(plans[name], out=folder, **_harness_options(config, name), runner=runner)
         return Outcome(scores, failed=scores.failed)
     summary = run_cells(plans[name], folder, until=until, runner=runner)
     is_begun = summary.cells or not summary.tasks_left
@@ -110,6 +110,6 @@ def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -
         return Outcome(left_out=str(error), failed=error.keys)
 
 
-def _harness_options(config: PaperConfig) -> dict[str, Any]:
-    values = config.sections["longbench"]
+def _harness_options(config: PaperConfig, name: str) -> dict[str, Any]:
+    values = config.sections[name]
     return {"names": values["tasks"], "include_path": values.get("include_path"), "limit": values.get("limit")}

@@ -48,8 +48,13 @@ class Section:
     methods: str = ""
     printed: tuple[str, ...] = ()
 
+    @property
+    def by_lm_eval(self) -> bool:
+        """Whether its tasks are lm-eval's."""
+        return self.options is HarnessSection
 
-_OPTIONS = {"probe": ProbeRequest, "longbench": HarnessSection}
+
+_OPTIONS = {"probe": ProbeRequest, "summary": HarnessSection, "longbench": HarnessSection}
 _TEXTS = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
 SECTIONS = {
     name: Section(

@@ -79,8 +79,8 @@ METHODS = f"{MODEL} --methods mesa,rerope --set rerope.window=9 --set mesa.E=3 -
 LINES = {
     "probe": f"{METHODS} --length 4k --prompt ' a;$(b)' --text t.txt --texts 3 --hooks q,k --layers 0-1,3 --positions "
     "0-9 --dims 4 --store-dtype float16 --samples 5 --lengths 64,1k --refine 2 --rule paper",
-    "eval": f"{METHODS} --task nll,vt --lengths 1k:3k:1k --samples 3 --text t --data d.jsonl --depth .25 "
-    "--new-tokens 9 --batch 2 --harness niah,acc --include-path tasks --limit 4",
+    "eval": f"{METHODS} --task nll,vt --lengths 1k:3k:1k --samples 3 --text t --depth .25 "
+    "--batch 2 --harness niah,acc --include-path tasks --limit 4",
     "locate": f"{METHODS} --try clamp,smallest --measure passkey --lengths 128 --samples 2 --layers 0-2 --heads none "
     "--ways only --dims 3 --candidates 5 --prompt=--trust-remote-code --text '~/t x'",
     "anatomy": f"{METHODS} --parts tokens --lengths 64,128 --samples 1 --layers 1 --text t",

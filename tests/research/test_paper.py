@@ -82,7 +82,7 @@ def test_the_estimate_counts_every_section_and_ends_before_anything_runs(paper, 
     text, passes = estimate(read(paper.config))
     assert "passkey (Figure 3): 2 tasks: 2 passes, 400 tokens" in text
     assert "ablation (Figure 9): 6 tasks: 6 passes" in text
-    assert "summary: left out, no documents are given" in text
+    assert "summary: left out, no lm-eval tasks are given; set `tasks:`, e.g. longbench_gov_report" in text
     by_length = Counter()
     for (_, length), count in passes.items():
         by_length[length] += count
@@ -104,14 +104,12 @@ def test_all_methods_are_those_that_the_model_can_have(paper, capsys):
 
 
 @pytest.mark.slow
-def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys):
-    data = tmp_path / "reports.jsonl"
-    data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
+def test_a_report_of_every_kind_of_section(paper, capsys):
     sections = {
         "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
         "passkey": {"lengths": LENGTHS, "samples": 2},
         "nll": {"lengths": LENGTHS, "samples": 2},
-        "summary": {"lengths": "200", "samples": 2, "data": str(data), "new_tokens": 4},
+        "summary": {},
         "latency": {"lengths": "64", "samples": 1},
         "longbench": {},
         "ablation": {"lengths": "320", "samples": 1},
@@ -157,7 +155,6 @@ def test_an_interrupted_run_goes_on(paper, monkeypatch):
     [
         ({"sections": {"passkey": {"length": 5}}}, "passkey has an unknown key 'length'; known: methods, "),
         ({"sections": {"passkey": {"lengths": "20"}}}, "length=20 is below the task's fixed text"),
-        ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "nowhere.jsonl is not a file or folder"),
         ({"sections": {"ruler": {"tasks": "vt,nll"}}}, "ruler: tasks has an unknown key 'nll'; known: vt"),
         ({"sections": {}}, "config.yaml has no sections; see research/paper/configs/default.yaml"),
     ],

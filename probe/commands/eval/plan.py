@@ -23,9 +23,8 @@ from probe.tasks.likelihood import LIKELIHOOD
 from probe.tasks.retrieval_tasks import RETRIEVAL
 from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
-from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, EvalTask] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Summaries(), Latency())}
+TASKS: dict[str, EvalTask] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Latency())}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
@@ -65,20 +64,19 @@ class EvalPlan:
     @property
     def settings(self) -> JsonObject:
         """Everything that scores depend on, as JSON. Tasks, methods and lengths may be added to a run."""
-        pairs = [[*"\0".join(pair).encode()] for pair in self.setting.pairs]
         return {
             **self.request.identity,
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
             "prompts": SCORED_PROMPTS,
-            "documents": ids_fingerprint([*self.setting.documents, *pairs]),
+            "documents": ids_fingerprint(self.setting.documents),
             **identity(self.request.model, self.config),
         }
 
 
 def check_read(request: EvalRequest) -> None:
-    """Raises Refused for data, a depth or new tokens that no task reads; a text that none reads yet is told."""
-    read_by = {"data": "reads_pairs", "new_tokens": "reads_pairs", "depth": "reads_depth", "text": "reads_documents"}
+    """Raises Refused for a depth that no task reads; a text that none reads yet is told."""
+    read_by = {"depth": "reads_depth", "text": "reads_documents"}
     for name, reads in read_by.items():
         value, readers = getattr(request, name), [key for key, task in TASKS.items() if getattr(task, reads)]
         if value == getattr(EvalRequest, name) or not request.tasks or {*readers} & {*request.tasks}:
@@ -124,9 +122,7 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.seed,
         # also where no task reads texts yet: tasks may be added to a run, and its texts are to stay
         tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else (),
-        tuple(sources.pairs(request.data)) if request.tasks and request.data is not None else (),
         request.depth,
-        request.new_tokens,
         request.batch,
     )
     tasks = [TASKS[name] for name in request.tasks]

@@ -40,13 +40,9 @@ class EvalRequest(MethodsRequest):
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
     samples: Count = option(100, "prompts at each length")
     text: Text | None = option(None, TEXT_HELP, group=DATA_GROUP, unset="the shipped one")
-    data: Text | None = option(
-        None, "documents with summaries: a .jsonl file, dataset folder or hub dataset", group=DATA_GROUP
-    )
     depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
         None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=DATA_GROUP, unset="drawn uniformly"
     )
-    new_tokens: Tokens = option(128, "most tokens to generate for a summary", group=DATA_GROUP)
     batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
 
 

@@ -1,4 +1,4 @@
-"""What the tasks score: likelihood against slow loops, summaries, sources of text, latency."""
+"""What the tasks score: likelihood against slow loops, sources of text, latency."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 import mesa
 from mesa.models import load
 from probe.commands.eval.plan import TASKS
-from probe.tasks import retrieval, sources, summaries
+from probe.tasks import retrieval, sources
 from probe.tasks import score as scoring
 from probe.tasks.base import PromptSpec
 from probe.tasks.score import nll, text_windows
@@ -29,12 +29,6 @@ def setting(loaded):
     rng = np.random.default_rng(0)
     documents = tuple(rng.integers(2, len(loaded.tokenizer), 1000) for _ in range(2))
     return PromptSpec(M, (100, 160, 240), samples=3, documents=documents)
-
-
-@pytest.fixture(scope="module")
-def summary_setting():
-    pairs = ((WORDS, "too short"), (WORDS * 20, "A text of a few words."), (WORDS * 30, "Nothing like that."))
-    return PromptSpec(M, (100,), samples=5, pairs=pairs, new_tokens=6, batch=1)
 
 
 def scores(loaded, task, length, setting):
@@ -96,46 +90,12 @@ def test_nll_by_position_averages_to_the_whole(loaded, setting):
     assert weighted == pytest.approx(float(nll(loaded.model, ids, 239).mean()), abs=1e-5)
 
 
-def test_summary_prompts_are_exactly_long(loaded, summary_setting):
-    prompts = TASKS["summary"].prepare(loaded.tokenizer, 100, summary_setting, 5)
-    assert [len(prompt.ids) for prompt in prompts] == [100, 100]
-    assert [prompt.reference for prompt in prompts] == ["A text of a few words.", "Nothing like that."]
-    text = loaded.tokenizer.decode(prompts[0].ids[1:])
-    assert text.startswith(f"{summaries.BEFORE}{WORDS[:-1]}")
-    assert text.endswith(summaries.AFTER)
-    assert len(TASKS["summary"].prepare(loaded.tokenizer, 100, summary_setting, 1)) == 1
-
-
-def test_lengths_without_a_summary_prompt_are_refused(loaded, summary_setting):
-    task = TASKS["summary"]
-    with pytest.raises(ValueError, match=r"no document has \d+ tokens, the longest has \d+; ask for less"):
-        task.prepare(loaded.tokenizer, 5000, summary_setting, 1)
-    with pytest.raises(ValueError, match=r"length=9 is below the fixed text of (\d+) tokens; ask for \d+") as caught:
-        task.prepare(loaded.tokenizer, 9, summary_setting, 1)
-    fixed = int(str(caught.value).rpartition(" ")[2])
-    (prompt,) = task.prepare(loaded.tokenizer, fixed, summary_setting, 1)
-    assert len(prompt.ids) == fixed
-
-
-def test_a_perfect_summary_scores_all_and_an_empty_one_nothing(loaded, summary_setting, monkeypatch):
-    """Summaries end at any of the model's end tokens."""
-    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [1, 2])
-    perfect = loaded.tokenizer.encode("A text of a few words.", add_special_tokens=False)
-    for end in (1, 2):
-        left = iter([[*perfect, end, 5, 6], [end, 5, 6]])
-        monkeypatch.setattr(summaries, "greedy", lambda model, prompts, count, left=left: torch.tensor([next(left)]))
-        result = scores(loaded, "summary", 100, summary_setting)
-        values = [{score.metric: score.value for score in result if score.sample == sample} for sample in (0, 1)]
-        assert values[0] == pytest.approx({"rouge1": 1, "rouge2": 1, "rougeL": 1, "bleu": 100})
-        assert set(values[1].values()) == {0}
-
-
 def lines(path, *rows):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
 
 
-def test_texts_and_pairs_come_from_files_lines_and_dataset_folders(tmp_path):
+def test_texts_come_from_files_lines_and_dataset_folders(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntext")
     assert sources.texts(str(tmp_path / "a.txt")) == ["one\ntext"]
     assert sources.texts(lines(tmp_path / "a.JSONL", {"text": "one"}, {"text": " "}, {"text": "two"})) == ["one", "two"]
@@ -145,12 +105,6 @@ def test_texts_and_pairs_come_from_files_lines_and_dataset_folders(tmp_path):
     for name, rows in {"train": ["of train"], "test": ["of test", "again"]}.items():
         lines(folder / f"{name}.jsonl", *({"text": row} for row in rows))
         assert sources.texts(str(folder)) == rows
-    report = {"report": "r", "summary": "t"}  # GovReport's fields
-    path = lines(tmp_path / "b.jsonl", {"document": "d", "summary": "s"}, report)
-    assert sources.pairs(path) == [("d", "s"), ("r", "t")]
-    (tmp_path / "reports").mkdir()
-    lines(tmp_path / "reports" / "test.jsonl", report)
-    assert sources.pairs(str(tmp_path / "reports")) == [("r", "t")]
 
 
 def test_bad_sources_name_the_file_and_line(tmp_path):
@@ -160,15 +114,12 @@ def test_bad_sources_name_the_file_and_line(tmp_path):
     lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
     (tmp_path / "null.jsonl").write_text('{"text": "one"}\n\n{"text": null}\n')
     lines(tmp_path / "five.jsonl", {"text": 5})
-    lines(tmp_path / "summary.jsonl", {"document": "d", "summary": None})
     for read, name, message in (
         (sources.texts, "broken.jsonl", r"broken\.jsonl, line 3 is not JSON"),
-        (sources.pairs, "list.jsonl", r"list\.jsonl, line 1 is not an object with fields"),
+        (sources.texts, "list.jsonl", r"list\.jsonl, line 1 is not an object with fields"),
         (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
-        (sources.pairs, "wrong.jsonl", "row 1 has no field 'document'; it has title, body"),
         (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a string"),
         (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a string"),
-        (sources.pairs, "summary.jsonl", r"summary\.jsonl, row 1: 'summary' is null, not a string"),
         (sources.texts, "folder", "folder is not a file, folder, or dataset that can be loaded"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

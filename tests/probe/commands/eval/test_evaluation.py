@@ -58,7 +58,6 @@ def test_lengths_are_read(text, lengths):
         ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
         ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
         ({"tasks": ("nll",), "lengths": (10**6,)}, "the text has .* tokens, 1000000 are needed"),
-        ({"tasks": ("summary",)}, "summary needs documents; give --data FILE"),
         ({"load": {"dtype": "fp16"}}, "unknown dtype 'fp16'; known: float32, float16, bfloat16, float64"),
     ],
 )
