@@ -56,5 +56,6 @@ def undrawn():
 def unpainted():
     """Reports of runs are written with empty files for pictures, which matplotlib takes seconds for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.commands.probe.report.rendered", lambda *_: b"")
+        for command in ("probe", "predict"):
+            patch.setattr(f"probe.commands.{command}.report.rendered", lambda *_: b"")
         yield

@@ -24,8 +24,9 @@ def estimated(words, capsys):
     return (counts[0] if counts else None), lines[-1]
 
 
+@pytest.mark.usefixtures("undrawn", "unpainted")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys, undrawn):
+def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys):
     words = [command, *COMMANDS[command].split(), "--model", model, "--out", tmp_path / "run"]
     done, time = estimated(words, capsys)
     assert done is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from theory.bounds import denominator, extended_length, first_failure, last_reco
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.constructions import plain_model, woven_model
+from theory.model import Construction
 from theory.parts import CONST, POSITION, Shape
 from theory.recovery import log_denominator
 from theory.weave import rerope
@@ -21,13 +23,14 @@ ONE_HEAD = Shape(heads=1)
 """Long inputs run without free heads, which cost as much as the constructed one; `3.1` and the tests have them."""
 
 
-def ideal_denominator(N: int, length: int, settings: VerifyOptions, slope: float = 1.0) -> np.ndarray:
-    """D(t) of matrices that recover ideally: an MLP that tells K = N + 1 positions apart rounds all later x to N + 1.
+def ideal_model(M: int, N: int, settings: VerifyOptions, **more: Any) -> Construction:
+    """A model that recovers ideally: an MLP that tells K = N + 1 positions apart rounds all later x to N + 1."""
+    return woven_model(M, N, settings.H, **settings.options(recovers=N + 1, shape=ONE_HEAD, **more))
 
-    D does not depend on M, so we take the least that K = N + 1 serves.
-    """
-    options = settings.options(recovers=N + 1, shape=ONE_HEAD, slope=slope)
-    return 1 / woven_model(N + 2, N, settings.H, **options).bos_attention(length)
+
+def ideal_denominator(N: int, length: int, settings: VerifyOptions, slope: float = 1.0) -> np.ndarray:
+    """D(t) by ideal recovery; it does not depend on M, so we take the least that K = N + 1 serves."""
+    return 1 / ideal_model(N + 2, N, settings, slope=slope).bos_attention(length)
 
 
 def woven_head_output(M: int, N: int, length: int, settings: VerifyOptions) -> np.ndarray:
@@ -109,9 +112,8 @@ def recovered_position(settings: VerifyOptions) -> Outcome:
 def equation_48(settings: VerifyOptions) -> Outcome:
     """For t - i < N the score is tau - (t - i)."""
     N, t, i = 4, 6, 3
-    options = settings.options(recovers=N + 1, shape=ONE_HEAD)
     name = "blocks.1.attn.hook_attn_scores"
-    scores = woven_model(N + 2, N, settings.H, **options).captured(t, name)[name][0, t - 1].double().numpy()
+    scores = ideal_model(N + 2, N, settings).captured(t, name)[name][0, t - 1].double().numpy()
     score = float(scores[i - 1] - scores[t - 1])  # the query itself has tau
     return Outcome(
         {"N": N},
@@ -179,9 +181,8 @@ def range_of_positions(settings: VerifyOptions) -> Outcome:
     pairs, reading = settings.pairs((5, 4), (8, 2), (12, 11)), IDENTITY
     for M, N in pairs:
         length = int(min(3 * extended_length(M, N) + M, settings.longest_run))
-        t, options = np.arange(1, length + 1), settings.options(shape=ONE_HEAD)
+        t, enough = np.arange(1, length + 1), ideal_model(M, N, settings).head_output(length)
         D = denominator(t, N)
-        enough = woven_model(M, N, settings.H, recovers=N + 1, **options).head_output(length)
         inside = settings.sign_is_certain(M / D - 1) & (t > M) & (t < extended_length(M, N))
         reading &= Measurement(float((enough - settings.H)[inside].min()), deviation(enough, M / D - 1 + settings.H))
     M, N = 5, 4
@@ -202,8 +203,7 @@ def largest_attention(settings: VerifyOptions) -> Outcome:
     for M, N in pairs:
         length = 6 * N + M
         name = "blocks.1.attn.hook_pattern"
-        options = settings.options(recovers=N + 1, shape=ONE_HEAD)
-        pattern = woven_model(M, N, settings.H, **options).captured(length, name)[name][0].double().numpy()
+        pattern = ideal_model(M, N, settings).captured(length, name)[name][0].double().numpy()
         t = np.arange(1, length + 1)
         excess = pattern[:, 0] * t - 1
         ties = np.abs(pattern.diagonal() - pattern[:, 0]).max()
