@@ -23,7 +23,7 @@ def summary(folder):
 def test_the_list_of_tasks_needs_no_model(capsys):
     assert main(["eval", "--list-tasks"]) == 0
     printed = capsys.readouterr().out
-    for task in ("passkey", "passkey-question", "niah-essay", "lines", "nll-position", "summary", "latency"):
+    for task in ("passkey", "passkey-question", "niah-essay", "lines", "nll-position", "latency"):
         assert f"\n{task} " in f"\n{printed}"
 
 

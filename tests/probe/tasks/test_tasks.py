@@ -16,7 +16,6 @@ from probe.tasks.base import PromptSpec
 from probe.tasks.score import nll, text_windows
 
 M = 160
-WORDS = "A text of a few words, to make a tokenizer from. "
 
 
 @pytest.fixture(scope="module")
