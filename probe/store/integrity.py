@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import xarray as xr
 import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
+from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Refused
 from probe.files import SEAL, seal_of
-from probe.store.regions import is_label
+from probe.store.regions import FILED, SUM, is_label, region_bytes
 
 AGAIN = "capture it again with --overwrite"
 _SLICES = 16
@@ -52,6 +54,8 @@ class _CheckedArray(BackendArray):
     def __init__(self, values: zarr.Array, path: Path, name: str) -> None:
         self.values, self.path, self.name = values, path, name
         self.shape, self.dtype = values.shape, values.dtype
+        is_chunk = values.chunks[len(FILED) :] == values.shape[len(FILED) :]
+        self.is_plain = is_chunk and values.compressors == (Crc32cCodec(),)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -59,7 +63,9 @@ class _CheckedArray(BackendArray):
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
         try:
             is_basic = not any(isinstance(part, np.ndarray) for part in key)
-            if self.values.shards is not None:
+            if self.is_plain and all(isinstance(at, int | np.integer) for at in key[: len(FILED)]):
+                read = _read_region(self.path / self.name, self.values, key)
+            elif self.values.shards is not None:
                 read = _read_slices(self.values, key)
             else:
                 read = np.asarray(self.values[key] if is_basic else self.values.oindex[key])
@@ -71,6 +77,22 @@ class _CheckedArray(BackendArray):
         if not _all_finite(read):
             raise Refused(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
         return read
+
+
+def _read_region(folder: Path, values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:
+    """`values.oindex[key]` in a region that is one chunk: in half of zarr's CPU time, which copies it once more."""
+    inner = values.shape[len(FILED) :]
+    file = folder.joinpath("c", *map(str, key[: len(FILED)]), *"0" * len(inner))
+    whole = np.fromfile(file, np.uint8)
+    if len(whole) != region_bytes(values):
+        raise ValueError(f"{file.relative_to(folder)} has {len(whole)} bytes, not {region_bytes(values)}")
+    chunk = whole[:-SUM]
+    if google_crc32c.value(chunk) != int.from_bytes(whole[-SUM:].tobytes(), "little"):  # type: ignore[arg-type]
+        raise ValueError("the check sum is another than when it was written")
+    read = chunk.view(values.dtype.newbyteorder("<")).reshape(inner)
+    for axis in reversed(range(len(inner))):
+        read = read[(slice(None),) * axis + (key[len(FILED) + axis],)]
+    return read
 
 
 def _read_slices(values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:

@@ -21,7 +21,8 @@ _CHUNK = (1024, 256)
 
 Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
 """
-_SUM, _ENTRY = 4, 16  # bytes of a check sum, and of a chunk's entry in the index of its file
+SUM, _ENTRY = 4, 16
+"""Bytes of a check sum, and of a chunk's entry in the index of its file."""
 
 
 Shape = tuple[int, ...]
@@ -51,9 +52,9 @@ def region_bytes(array: zarr.Array) -> int:
     """Size of a whole region's file: nothing is compressed."""
     chunk = math.prod(array.chunks) * array.dtype.itemsize
     if array.shards is None:
-        return chunk + (_SUM if array.compressors else 0)
+        return chunk + (SUM if array.compressors else 0)
     count = math.prod(array.shards) // math.prod(array.chunks)
-    return count * (chunk + _SUM + _ENTRY) + _SUM
+    return count * (chunk + SUM + _ENTRY) + SUM
 
 
 def stored_array(group: zarr.Group, name: str) -> zarr.Array:
@@ -99,8 +100,8 @@ def region_sums(store: Path) -> Iterator[bytes]:
     names = [name for *_, name, _ in _regions(store)]
     for path in map(store.joinpath, names):
         with path.open("rb") as file:
-            file.seek(-_SUM, io.SEEK_END)
-            yield file.read(_SUM)
+            file.seek(-SUM, io.SEEK_END)
+            yield file.read(SUM)
         if path.stat().st_size > WHOLE:
             yield str(path.stat().st_mtime_ns).encode()
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from probe.thresholds.threshold_onset import (
     as_many,
     best,
     false_onsets,
-    negative_control,
+    search_and_control,
     threshold_onsets,
 )
 
@@ -131,15 +132,23 @@ def analyse(
     reference = reference_method(hidden["method"].values.tolist())
     work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
-    crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: search(hidden, trained, rule, reference)})[CROSSINGS]
-    prompts = hidden["prompt"].values.tolist()
-    onsets = {prompt: threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     unfit = "" if measured is None else measured.stated.unfit
-    control = unfit or work(
-        f"{name}-{CONTROL}",
-        lambda: _or_reason(lambda: {CONTROL: negative_control(hidden, trained, rule, reference)}),
-    )
+
+    @cache
+    def searched() -> tuple[xr.Dataset, xr.Dataset | str]:
+        if unfit:
+            return search(hidden, trained, rule, reference), unfit
+        return search_and_control(hidden, trained, rule, reference)
+
+    def controlled() -> Derived:
+        control = searched()[1]
+        return control if isinstance(control, str) else {CONTROL: control}
+
+    crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: searched()[0]})[CROSSINGS]
+    prompts = hidden["prompt"].values.tolist()
+    onsets = {prompt: threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
+    control = unfit or work(f"{name}-{CONTROL}", controlled)
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]

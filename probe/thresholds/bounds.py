@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,24 +30,25 @@ class Blocks:
         )
         return cls(values, low, high)
 
+    @cached_property
     def magnitudes(self) -> Blocks:
         """The blocks of the absolute values."""
         low = np.maximum(0, np.maximum(self.low, -self.high))
         return Blocks(self.values, low, np.maximum(self.high, -self.low))
 
-    def quantile(self, window: slice, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Between which two values each dim's quantile over the positions of `window` lies: (dim,) each.
+    def quantiles(self, window: slice, *shares: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Between which two values each dim's quantiles over the positions of `window` lie: (dim,) each.
 
         Fewer than m SIZE values are below the m-th least of the blocks' least: these belong to the blocks before it.
         """
         last, blocks = window.stop - window.start - 1, slice(window.start // SIZE, -(-window.stop // SIZE))
-        below, above = int(share * last) // SIZE, int((1 - share) * last) // SIZE
         low, high = np.sort(self.low[:, blocks], axis=1), np.sort(self.high[:, blocks], axis=1)
-        return low[:, below], high[:, -1 - above]
+        places = [(int(share * last) // SIZE, int((1 - share) * last) // SIZE) for share in shares]
+        return [(low[:, below], high[:, -1 - above]) for below, above in places]
 
     def median_size(self, window: slice) -> np.floating:
         """The median over dims of each dim's median absolute value in `window`, exact: most dims need not be read."""
-        low, high = self.magnitudes().quantile(window, 0.5)
+        low, high = self.magnitudes.quantiles(window, 0.5)[0]
         middle = (len(low) - 1) // 2, len(low) // 2
         least, most = np.sort(low)[middle[0]], np.sort(high)[middle[1]]
         sizes = np.where(high < least, -np.inf, np.inf).astype(self.values.dtype)

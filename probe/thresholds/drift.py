@@ -21,6 +21,7 @@ from mesa.plan import Plan, restarts
 
 _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
+_ROWS = 64  # positions computed at a time: they stay in the cache
 _LEAST_RUNS = 8
 _DRAWS = 200
 _SHORTEST = 4  # the shortest pretended window is this part of M
@@ -391,22 +392,26 @@ def _squares(
     width = np.maximum.reduce(
         [width, np.maximum(least, np.finfo(np.float32).tiny), least if widths is None else widths]
     )
-    low = high = centre
-    for clock in (np.log(runs.position + 1.0), runs.position):
-        trend = _trend(inner, np.asarray(clock, np.float32), reference)
-        low, high = np.minimum(trend, low), np.maximum(trend, high)
-    z = np.maximum(x - high, low - x) / width
-    np.clip(z, 0, rule.most(z.shape[1]), out=z)
-    return np.square(z, out=z), centre, width
+    clocks = np.log(runs.position + 1.0).astype(np.float32), runs.position.astype(np.float32)
+    trends = [(clock[:, None], *_trend(inner, clock[reference])) for clock in clocks]
+    z = np.empty(x.shape, np.float32)
+    for first in range(0, len(x), _ROWS):
+        rows = slice(first, first + _ROWS)
+        low = high = centre
+        for clock, offset, slope in trends:
+            trend = offset + clock[rows] * slope
+            low, high = np.minimum(trend, low), np.maximum(trend, high)
+        part = np.divide(np.maximum(x[rows] - high, low - x[rows]), width, out=z[rows])
+        np.square(np.clip(part, 0, rule.most(x.shape[1]), out=part), out=part)
+    return z, centre, width
 
 
-def _trend(inner: np.ndarray, time: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Where each dim would be (sampled position, dim), had it gone on in proportion to `time` as it does in `inner`."""
-    within, half = time[reference], len(reference) // 2
-    passed = within[half : 2 * half] - within[:half]
+def _trend(inner: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Offset and slope (dim,) of `inner` (dim, sampled position of the reference) in proportion to `time`."""
+    half = len(time) // 2
+    passed = time[half : 2 * half] - time[:half]
     slope = _quantile((inner[:, half : 2 * half] - inner[:, :half]) / passed, 0.5)
-    offset = _quantile(inner - slope[:, None] * within, 0.5)
-    return offset + time[:, None] * slope
+    return _quantile(inner - slope[:, None] * time, 0.5), slope
 
 
 def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -424,7 +429,7 @@ def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> 
 
 def _quantile(values: np.ndarray, share: float) -> np.ndarray:
     """The nearest quantile of each row; many times faster than numpy's."""
-    return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))]
+    return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))].copy()  # a view would be slow to read
 
 
 def _first_break(

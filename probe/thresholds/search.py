@@ -150,7 +150,7 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
         >>> crossings["crossing"].sel({"method": "origin", "layer": 2, "dim": 8}).item()  # tokens
         265.0
     """
-    return searches(hidden, [_whole(hidden["position"].values, trained_length, rule)], rule, reference)[0]
+    return searches(hidden, [whole_window(hidden["position"].values, trained_length, rule)], rule, reference)[0]
 
 
 def searches(
@@ -159,15 +159,17 @@ def searches(
     rule: CrossingRule,
     reference: str = "origin",
     *,
-    threshold_dims_only: bool = False,
+    likely: Sequence[SearchWindow] = (),
 ) -> list[xr.Dataset]:
-    """`search` in each of the `windows`, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
+    """`search` in each of the windows, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
-    threshold_dims_only: all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many times faster.
+    likely: further windows, in which all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many
+        times faster.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise Refused(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
+    whole, windows = len(windows), [*windows, *likely]
     layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
     hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
@@ -182,12 +184,13 @@ def searches(
         for row in order:
             stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
-            blocks = Blocks.of(x) if threshold_dims_only and row == order[0] else None
-            for values, layout in zip(by_window, layouts, strict=True):
+            blocks = Blocks.of(x) if likely and row == order[0] else None
+            for number, (values, layout) in enumerate(zip(by_window, layouts, strict=True)):
                 if not values:
-                    values |= _score_likely(blocks, layout, rule) if blocks else _score(x, layout, rule)
+                    bounds = blocks if number >= whole else None
+                    values |= _score_likely(bounds, layout, rule) if bounds else _score(x, layout, rule)
                     values |= {name: np.full((len(methods), len(x)), np.nan) for name in _CROSSED}
-                dims = np.flatnonzero(values["threshold_dim"]) if threshold_dims_only else slice(None)
+                dims = slice(None) if number < whole else np.flatnonzero(values["threshold_dim"])
                 crossings = _cross(x[dims], values["side"][dims], values["limit"][dims], layout, rule)
                 for name in _CROSSED:
                     values[name][row, dims] = crossings[name]
@@ -209,7 +212,7 @@ def searches(
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
     """Raises Refused, before anything is captured, if `search` could not work on these positions."""
-    layout_of(np.asarray(position), _whole(position, trained_length, rule), rule)
+    layout_of(np.asarray(position), whole_window(position, trained_length, rule), rule)
 
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
@@ -220,7 +223,7 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     return moved.copy(data=mean.T.reshape(moved.shape)).transpose(*values.dims)
 
 
-def _whole(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
+def whole_window(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
     """The window of `search`: all that was captured."""
     return SearchWindow(trained_length, rule.warm_up, int(position[-1]))
 
@@ -273,10 +276,11 @@ def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[s
 def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> np.ndarray:
     """The dims whose score may reach `minimum_score`, and few others."""
     inside, beyond = layout.inside, slice(layout.trained + 1, layout.beyond.stop)
-    threshold, (least, most) = blocks.values[:, layout.trained], blocks.quantile(beyond, 0.5)
+    threshold, [(least, most)] = blocks.values[:, layout.trained], blocks.quantiles(beyond, 0.5)
     motion = np.maximum(most - threshold, threshold - least)
-    size = blocks.magnitudes().quantile(inside, 0.5)[0]
-    width = blocks.quantile(inside, 0.95)[0] - blocks.quantile(inside, 0.05)[1]
+    size = blocks.magnitudes.quantiles(inside, 0.5)[0][0]
+    (_, low), (high, _) = blocks.quantiles(inside, 0.05, 0.95)
+    width = high - low
     spread = np.maximum(width / 3.29, rule.floor * np.median(size))
     seen = blocks.values[:, inside.start : beyond.stop]
     path = np.abs(np.diff(seen[:, ::SIZE], axis=1)).sum(axis=1)  # of some steps: no longer than that of all
@@ -365,11 +369,15 @@ def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray
     for first in range(0, values.shape[1], _DIMS):
         part = values[:, first : first + _DIMS]
         total = np.zeros((len(index) + 1, part.shape[1]))
-        for row, (before, after) in enumerate(pairwise(total)):  # along rows: many times faster than cumsum
-            np.add(before, part[row], out=after)
+        total[1:] = part
+        for before, after in pairwise(total):  # along rows: many times faster than cumsum
+            np.add(before, after, out=after)
         for row in range(0, len(index), _ROWS):
             rows = slice(row, row + _ROWS)
-            mean[first : first + _DIMS, rows] = ((total[1:][rows] - total[begin[rows]]) / count[rows]).T
+            before = begin[rows]
+            is_slice = before[-1] - before[0] == len(before) - 1  # of which numpy makes no copy
+            total_before = total[before[0] : before[-1] + 1] if is_slice else total[before]
+            mean[first : first + _DIMS, rows] = ((total[1:][rows] - total_before) / count[rows]).T
     return mean
 
 

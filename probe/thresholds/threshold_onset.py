@@ -5,6 +5,7 @@ The negative control of the rule `paper` is the same search and onset at places 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
-from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searches
+from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, search, searches, whole_window
 
 TOP = 10
 """Dims that an onset is the median of."""
@@ -197,8 +198,40 @@ def negative_control(
         ([96, 139, 181, 224], [41, 1, 0, 0], [190, 38, 21, 4])
     """
     pairs = _pairs(hidden["position"].values, trained_length, rule, count)
+    searched = searches(hidden, [], rule, reference, likely=_windows(pairs))
+    return _control(hidden, trained_length, reference, pairs, searched, top, least)
+
+
+def search_and_control(
+    hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str
+) -> tuple[xr.Dataset, xr.Dataset | str]:
+    """`search` and `negative_control`, or why that cannot be made, in one reading of `hidden`."""
+    position = hidden["position"].values
+    try:
+        pairs = _pairs(position, trained_length, rule, PLACES)
+    except Refused as error:
+        return search(hidden, trained_length, rule, reference), str(error)
+    whole = whole_window(position, trained_length, rule)
+    crossings, *searched = searches(hidden, [whole], rule, reference, likely=_windows(pairs))
+    return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_JUDGED_DIMS)
+
+
+def _windows(pairs: Sequence[tuple[SearchWindow, SearchWindow]]) -> list[SearchWindow]:
+    """The places, then their partners."""
+    return [pair[part] for part in range(2) for pair in pairs]
+
+
+def _control(
+    hidden: xr.DataArray,
+    trained_length: int,
+    reference: str,
+    pairs: Sequence[tuple[SearchWindow, SearchWindow]],
+    searched: Sequence[xr.Dataset],
+    top: int,
+    least: int,
+) -> xr.Dataset:
+    """`negative_control`, from the searches at the places and at their partners."""
     windows, partners = zip(*pairs, strict=True)
-    searched = searches(hidden, [*windows, *partners], rule, reference, threshold_dims_only=True)
     several = ["prompt"] if "prompt" in hidden.dims else []
     variables: dict[str, Any] = {}
     for name, part in (("qualified", searched[: len(pairs)]), ("matched", searched[len(pairs) :])):

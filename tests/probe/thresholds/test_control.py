@@ -119,7 +119,7 @@ def test_bounds_leave_out_no_threshold_dim():
     rule = CrossingRule.scaled(trained)
     windows = [SearchWindow(at, 256, at + 700) for at in (500, 777, 1024)] + [SearchWindow(1024, 700, 1400)]
     whole = searches(hidden, windows, rule)
-    few = searches(hidden, windows, rule, threshold_dims_only=True)
+    few = searches(hidden, [], rule, likely=windows)
     assert sum(int(one["qualified"]) for one in whole) > 20
     for one, other in zip(whole, few, strict=True):
         np.testing.assert_array_equal(one["threshold_dim"], other["threshold_dim"])
@@ -135,11 +135,11 @@ def test_quantiles_lie_in_their_bounds_and_the_median_size_is_exact(window):
     values[:20] = values[:20].cumsum(1)
     blocks = Blocks.of(values)
     for share in (0.05, 0.5, 0.95):
-        low, high = blocks.quantile(window, share)
+        [(low, high)] = blocks.quantiles(window, share)
         exact = np.quantile(values[:, window], share, axis=1)
         assert (low <= exact + 1e-6).all()
         assert (high >= exact - 1e-6).all()
     size = np.median(np.abs(values[:, window]), axis=1)
     assert blocks.median_size(window) == np.median(size)
-    least, most = blocks.magnitudes().quantile(window, 0.5)
+    [(least, most)] = blocks.magnitudes.quantiles(window, 0.5)
     assert ((least <= size) & (size <= most)).all()
