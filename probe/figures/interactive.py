@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -52,24 +52,13 @@ def draw(figure: Drawable) -> go.Figure:
     return _draw_chart(figure) if isinstance(figure, Chart) else _draw_heatmaps(figure)
 
 
-def _subplots(rows: int, columns: int, **options: Any) -> go.Figure:
-    figure = go.Figure(layout={"template": _TEMPLATE, "font": _FONT})
-    return make_subplots(rows, columns, figure=figure, **options)
-
-
 def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
+    """One figure of all traces and axes at once: plotly takes ten times as long to add them one by one."""
     rows, columns = len(maps.cells), len(maps.columns)
     between = _BETWEEN_TITLED if any(cell.title for row in maps.cells[1:] for cell in row) else _BETWEEN
     inner = max(_LEAST, rows * maps.height + (rows - 1) * between)
-    figure = _subplots(
-        rows,
-        columns,
-        shared_xaxes=True,
-        shared_yaxes=True,
-        column_widths=list(maps.columns),
-        horizontal_spacing=min(0.02, 0.3 / columns),
-        vertical_spacing=between / inner,
-    )
+    across = _domains(maps.columns, min(0.02, 0.3 / columns))
+    down = _domains([1.0] * rows, between / inner)[::-1]
     note = [line for text in maps.note for line in wrap(text, _ENTRY)]
     below = _BELOW + _NOTE * len(note)
     shapes: list[dict[str, Any]] = []
@@ -81,16 +70,21 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
     if note:
         place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
         notes.append({**beside, **place, "text": "<br>".join(map(escaped, note)), "font": {"size": 12, "color": GREY}})
+    traces: list[dict[str, Any]] = []
+    axes: dict[str, Any] = {}
     for at, cell in enumerate(cell for row in maps.cells for cell in row):
         row, column = divmod(at, columns)
-        axis = str(at + 1) if at else ""
-        figure.add_traces(_traces(cell, maps, at == 0), rows=row + 1, cols=column + 1)
+        axis, left, lowest = _axis_name(at), _axis_name(row * columns), _axis_name((rows - 1) * columns + column)
+        traces += [{**trace, "xaxis": f"x{axis}", "yaxis": f"y{axis}"} for trace in _traces(cell, maps, at == 0)]
         titles = escaped(cell.x_title) if row == rows - 1 else "", escaped(cell.y_title) if column == 0 else ""
-        layout: Any = figure.layout
-        layout[f"xaxis{axis}"].update(_axis(titles[0], cell.x_ticks, cell.ends[:2], 2 if columns > 2 else 8))
-        layout[f"yaxis{axis}"].update(_axis(titles[1], cell.y_ticks, cell.ends[2:], 4))
+        x = _axis(titles[0], cell.x_ticks, cell.ends[:2], 2 if columns > 2 else 8)
+        y = _axis(titles[1], cell.y_ticks, cell.ends[2:], 4)
         if cell.y.dtype.kind == "U":  # one row a text
-            layout[f"yaxis{axis}"].update(type="category", tickvals=list((cell.y_ticks or {}).values()))
+            y |= {"type": "category", "tickvals": list((cell.y_ticks or {}).values())}
+        inside = {"matches": f"x{lowest}", "showticklabels": False} if row < rows - 1 else {}
+        axes[f"xaxis{axis}"] = x | {"anchor": f"y{axis}", "domain": across[column]} | inside
+        inside = {"matches": f"y{left}", "showticklabels": False} if column else {}
+        axes[f"yaxis{axis}"] = y | {"anchor": f"x{axis}", "domain": down[row]} | inside
         place = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
         if cell.title:
             notes.append({**beside, **place, "text": escaped(cell.title), "font": {"size": 13}})
@@ -98,15 +92,30 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
             place = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
             for look in ({"color": "white", "width": 3}, {"color": BLACK, "width": 1.5, "dash": "dash"}):
                 shapes.append({**place, "type": "line", "line": look})
-    return figure.update_layout(  # shapes all at once: `add_vline` takes longer than everything else
-        title={"text": escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
-        shapes=shapes,
-        annotations=notes,
-        plot_bgcolor=_GROUND,
-        height=inner + _TOP + below,
-        margin={"t": _TOP, "b": below, "l": 80, "r": 30},
-        showlegend=False,
-    )
+    layout = {
+        "template": _TEMPLATE,
+        "font": _FONT,
+        "title": {"text": escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        "shapes": shapes,
+        "annotations": notes,
+        "plot_bgcolor": _GROUND,
+        "height": inner + _TOP + below,
+        "margin": {"t": _TOP, "b": below, "l": 80, "r": 30},
+        "showlegend": False,
+    }
+    return go.Figure(traces, layout | axes)
+
+
+def _domains(sizes: Sequence[float], gap: float) -> list[list[float]]:
+    """Ends of parts that share [0, 1] as `sizes` do, `gap` apart."""
+    parts = np.asarray(sizes) / sum(sizes) * (1 - gap * (len(sizes) - 1))
+    starts = parts.cumsum() - parts + gap * np.arange(len(sizes))
+    return np.stack([starts, np.minimum(1, starts + parts)], axis=1).tolist()
+
+
+def _axis_name(number: int) -> str:
+    """What plotly adds to the name of the axes of the number-th heatmap."""
+    return str(number + 1) if number else ""
 
 
 def _axis(title: str, ticks: Any, ends: tuple[float, float], most: int) -> dict[str, Any]:
@@ -118,15 +127,16 @@ def _axis(title: str, ticks: Any, ends: tuple[float, float], most: int) -> dict[
     return {**look, **labels, "title": {"text": title.replace("\n", "<br>"), "font": {"size": 12}}, "range": list(ends)}
 
 
-def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[go.Heatmap | go.Scatter]:
+def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[dict[str, Any]]:
     """A heatmap with its strokes, numbers and mark; scale: with the colour scale, along the figure's lower edge."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     size = {"lenmode": "pixels", "len": 240, "thickness": 12}
     tiles = 0 if cell.muted is None else 1
     texts = None if cell.texts is None else np.vectorize(escaped, otypes=[object])(cell.texts)
     colours = maps.colours if isinstance(maps.colours, str) else [list(stop) for stop in maps.colours]
-    traces: list[go.Heatmap | go.Scatter] = [
-        go.Heatmap(
+    traces = [
+        dict[str, Any](
+            type="heatmap",
             z=cell.values.astype(np.float32),
             x=cell.x,
             y=cell.y,
@@ -148,16 +158,17 @@ def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[go.Heatmap | go.
         rows, columns = np.nonzero(cell.numbers != "")
         font = {"size": 12, "color": cell.number_colours[rows, columns].tolist()}
         texts = cell.numbers[rows, columns].tolist()
-        traces.append(go.Scatter(x=columns, y=rows, text=texts, mode="text", textfont=font, hoverinfo="skip"))
+        look = {"type": "scatter", "mode": "text", "textfont": font, "hoverinfo": "skip"}
+        traces.append(look | {"x": columns, "y": rows, "text": texts})
     if cell.mark is not None:
         marker = {"symbol": "circle-open", "size": 14, "color": cell.mark.colour, "line": {"width": 2.5}}
         hover = f"{escaped(cell.mark.text)}<extra></extra>"
-        x, y = [cell.mark.x], [cell.mark.y]
-        traces.append(go.Scatter(x=x, y=y, mode="markers", marker=marker, hovertemplate=hover))
+        look = {"type": "scatter", "mode": "markers", "marker": marker, "hovertemplate": hover}
+        traces.append(look | {"x": [cell.mark.x], "y": [cell.mark.y]})
     return traces
 
 
-def _hatching(muted: np.ndarray) -> go.Scatter:
+def _hatching(muted: np.ndarray) -> dict[str, Any]:
     """Strokes over the muted values, as one broken line."""
     rows, columns = np.nonzero(muted)
     ends = np.array([(-0.5, 0.0, 0.0, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0, 0.5, 0.5, 0.0)])  # x, y of both ends
@@ -167,13 +178,14 @@ def _hatching(muted: np.ndarray) -> go.Scatter:
         for axis, at in enumerate((columns, rows))
     )
     line = {"color": "rgba(128, 128, 128, 0.35)", "width": 1}
-    return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip")
+    return {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": line, "hoverinfo": "skip"}
 
 
 def _draw_chart(chart: Chart) -> go.Figure:
-    figure = _subplots(
+    figure = make_subplots(
         1,
         len(chart.panels),
+        figure=go.Figure(layout={"template": _TEMPLATE, "font": _FONT}),
         horizontal_spacing=0.12,
         subplot_titles=["<br>".join(map(escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )

@@ -35,16 +35,24 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     separate them. The palette is packed lightly: more takes ten times as long for 5%.
     """
     breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
-    dims, width = panel.sizes["dim"], panel.sizes["position"] + _SEPARATOR * len(breaks)
-    pixels = np.full((len(limits) * (dims + _SEPARATOR) - _SEPARATOR, width), GREY_INDEX, np.uint8)
+    dims, text, about = panel.sizes["dim"], describe(panel), PngInfo()
+    height, width = len(limits) * (dims + _SEPARATOR) - _SEPARATOR, panel.sizes["position"] + _SEPARATOR * len(breaks)
+    title, font = f"{text}; red > 0, blue < 0", ImageFont.load_default(12)
+    wide = max(_LEAST_WIDTH, LEFT + width + _RIGHT, int(font.getlength(title)) + 20)
+    whole = np.full((TOP + height + _BOTTOM, wide), _PAPER, np.uint8)
+    pixels = whole[TOP : TOP + height, LEFT : LEFT + width]
+    pixels[:] = GREY_INDEX
     for row, limit in enumerate(limits.values):
         strip, left = pixels[row * (dims + _SEPARATOR) :][:dims], 0
         values = panel.isel(layer=row).load().transpose("dim", "position").values
         for part in np.split(colour_index(values, limit), breaks, axis=1):
             strip[:, left : left + part.shape[1]] = part
             left += part.shape[1] + _SEPARATOR
-    text, about = describe(panel), PngInfo()
-    image = _with_axes(pixels, panel, limits, breaks, f"{text}; red > 0, blue < 0")
+    image = Image.fromarray(whole)
+    pen = ImageDraw.Draw(image)
+    pen.fontmode, pen.font = "1", font  # a palette has no shades of ink
+    pen.text((8, 8), title, _INK)
+    _draw_axes(pen, panel, limits, breaks, TOP + height)
     image.putpalette(_PALETTE.tobytes())
     about.add_text("Description", text)
     image.save(file, format="png", compress_level=1, pnginfo=about)
@@ -63,34 +71,24 @@ def colour_index(values: np.ndarray, limit: float) -> np.ndarray:
     return index
 
 
-def _with_axes(
-    pixels: np.ndarray, panel: xr.DataArray, limits: xr.DataArray, breaks: np.ndarray, title: str
-) -> Image.Image:
-    """`pixels` with a title, layers and dims at their left and positions below; no pixel is covered."""
-    height, width = pixels.shape
-    font = ImageFont.load_default(12)
-    wide = max(_LEAST_WIDTH, LEFT + width + _RIGHT, int(font.getlength(title)) + 20)
-    whole = np.full((TOP + height + _BOTTOM, wide), _PAPER, np.uint8)
-    whole[TOP : TOP + height, LEFT : LEFT + width] = pixels
-    image = Image.fromarray(whole)
-    pen = ImageDraw.Draw(image)
-    pen.fontmode = "1"  # a palette has no shades of ink
-    pen.text((8, 8), title, _INK, font)
-    dims, below = panel["dim"].values, TOP + height
+def _draw_axes(
+    pen: ImageDraw.ImageDraw, panel: xr.DataArray, limits: xr.DataArray, breaks: np.ndarray, below: int
+) -> None:
+    """Layers and dims left of the values and positions `below` them; no pixel of them is covered."""
+    dims = panel["dim"].values
     for row, (layer, limit) in enumerate(zip(panel["layer"].values, limits.values, strict=True)):
         top = TOP + row * (len(dims) + _SEPARATOR)
-        pen.text((8, top + len(dims) // 2), f"layer {layer} (±{limit:.2g})", _INK, font, anchor="lm")
+        pen.text((8, top + len(dims) // 2), f"layer {layer} (±{limit:.2g})", _INK, anchor="lm")
         for at in _ticks(len(dims), _ROW_TICKS):
             pen.line((LEFT - _TICK, top + at, LEFT - 1, top + at), _INK)
-            pen.text((LEFT - _TICK - 3, top + at), f"{row_name(panel)} {dims[at]}", _INK, font, anchor="rm")
+            pen.text((LEFT - _TICK - 3, top + at), f"{row_name(panel)} {dims[at]}", _INK, anchor="rm")
     starts = [0, *breaks]
     for region, labels in enumerate(np.split(panel["position"].values, breaks)):
         for at in _ticks(len(labels), _COLUMN_TICKS):
             x = LEFT + starts[region] + region * _SEPARATOR + at
             pen.line((x, below, x, below + _TICK), _INK)
-            pen.text((x, below + _TICK + 3), str(labels[at]), _INK, font, anchor="ma")
-    pen.text((LEFT, below + 26), "position (tokens)", _INK, font)
-    return image
+            pen.text((x, below + _TICK + 3), str(labels[at]), _INK, anchor="ma")
+    pen.text((LEFT, below + 26), "position (tokens)", _INK)
 
 
 def _ticks(size: int, apart: int) -> list[int]:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullLocator
 
 from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Rule
 from probe.figures.heatmap import farthest
@@ -88,12 +89,12 @@ def _draw_heatmaps(maps: Heatmaps) -> Figure:
     figure.suptitle("\n".join(title), y=1 - 0.08 / height, va="top")
     sides = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": below / height}
     spaces = {"hspace": between / high, "wspace": _BESIDE / max(0.1, wide / columns - _BESIDE)}
-    shared: Any = {"sharex": "col", "sharey": "row", "width_ratios": maps.columns, "gridspec_kw": sides | spaces}
-    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=maps.columns, gridspec_kw=sides | spaces)
     colours = maps.colours if isinstance(maps.colours, str) else LinearSegmentedColormap.from_list("", maps.colours)
     for row, cells in enumerate(maps.cells):
-        for axis, cell in zip(axes[row], cells, strict=True):
-            _draw_heatmap(axis, cell, colours, room, 90 if upright else 0)
+        for column, (axis, cell) in enumerate(zip(axes[row], cells, strict=True)):
+            _draw_heatmap(axis, cell, colours, room)
+            _label_heatmap(axis, cell, room, 90 if upright else 0, (row == rows - 1, column == 0))
         axes[row, 0].set_ylabel(textwrap.fill(cells[0].y_title, 13), fontsize=7)
     for axis, cell in zip(axes[-1], maps.cells[-1], strict=True):
         axis.set_xlabel(cell.x_title, fontsize=7)
@@ -119,26 +120,16 @@ def _merging(maps: Heatmaps, room: tuple[int, int]) -> str:
     return f"; drawn: the farthest from 0 of {rows} x {columns} cells" if rows * columns > 1 else ""
 
 
-def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int], rotation: int) -> None:
+def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
     steps = _steps(cell, room)
     rows, columns = (np.arange(0, size, step) for size, step in zip(cell.values.shape, steps, strict=True))
     left, right, bottom, top = cell.ends
-    most = 3 * -(-room[1] // (2 * DPI))  # labels of positions
     look: dict[str, Any] = {"cmap": colours, "aspect": "auto", "interpolation": "none"}
     values = np.ma.masked_invalid(farthest(cell.values, (rows, columns)))
     axis.imshow(values, extent=(left, right, bottom, top), vmin=cell.low, vmax=cell.high, **look)
     axis.set_facecolor(_GROUND)
     axis.set_title(cell.title, loc="left")
-    axis.tick_params(labelsize=6.5)
-    if cell.x_ticks is None:
-        axis.locator_params("x", nbins=most if right < 1000 else max(2, most - 1))
-    else:
-        axis.set_xticks(list(cell.x_ticks), list(cell.x_ticks.values()), rotation=rotation)
-    if cell.y_ticks is None:
-        axis.locator_params("y", nbins=3)
-    else:
-        axis.set_yticks(list(cell.y_ticks), list(cell.y_ticks.values()))
     if cell.m is not None and left < cell.m < right:
         axis.axvline(cell.m, color="white", linewidth=1.6)
         axis.axvline(cell.m, color=BLACK, linestyle="--", linewidth=0.8)
@@ -147,6 +138,24 @@ def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]
         axis.plot(cell.mark.x, cell.mark.y, "o", color=cell.mark.colour, **marks)
     if cell.muted is not None and cell.numbers is not None:
         _draw_tiles(axis, cell, cell.muted, cell.numbers)
+
+
+def _label_heatmap(axis: Axes, cell: Heatmap, room: tuple[int, int], rotation: int, outer: tuple[bool, bool]) -> None:
+    """Ticks where the axes are `outer` (x, y); others have none: of hundreds they take most of the time."""
+    axis.tick_params(labelsize=6.5)
+    most = 3 * -(-room[1] // (2 * DPI))  # labels of positions
+    if not outer[0]:
+        axis.xaxis.set_major_locator(NullLocator())
+    elif cell.x_ticks is None:
+        axis.locator_params("x", nbins=most if cell.ends[1] < 1000 else max(2, most - 1))
+    else:
+        axis.set_xticks(list(cell.x_ticks), list(cell.x_ticks.values()), rotation=rotation)
+    if not outer[1]:
+        axis.yaxis.set_major_locator(NullLocator())
+    elif cell.y_ticks is None:
+        axis.locator_params("y", nbins=3)
+    else:
+        axis.set_yticks(list(cell.y_ticks), list(cell.y_ticks.values()))
 
 
 def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarray) -> None:
