@@ -70,6 +70,7 @@ class Attachment:
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending() if turned else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
+        self._kept: dict[LayerKind, dict[Any, Any]] = {}
         self.slopes = None if turned else alibi.slopes(self.decoder)
         self.attached = self._warned = self._hinted = False
         self.calls: Counter[int] = Counter()
@@ -194,7 +195,10 @@ class Attachment:
             for kind in self._kinds:
                 frozen = self._frozen[kind[:2]]
                 accurate = getattr(frozen, "angle_dtype", torch.float32)
-                turns[kind] = Rotation(kind.layout, frozen.inv_freq.clone(), accurate, frozen.base)
+                frequencies, kept = frozen.inv_freq, self._kept.setdefault(kind, {})
+                if frozen.by_length:  # `settle` writes into them
+                    frequencies, kept = frequencies.clone(), None
+                turns[kind] = Rotation(kind.layout, frequencies, accurate, frozen.base, kept)
         return turns
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:

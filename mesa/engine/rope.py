@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mesa.engine.compiled import by_launches, one_launch
-from mesa.plan import Plan, Position, Region, rotary_base
+from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 
 
 def positions(position: Position, index: Tensor) -> Tensor:
@@ -83,13 +83,20 @@ class RotaryLayout:
 _AT_ONCE = 2**18
 """Numbers turned at a time: what rotary computes on the way stays in a CPU's cache, and takes no new memory."""
 
+STEPS = 128
+"""Decoded tokens for which tables are computed at a time."""
+
+_KEPT = 16
+"""How many such tables are kept, each of 2^18 numbers and STEPS tokens' more at most, for cos and for sin."""
+
 
 class Rotation:
     """Turns states by given distances in one pass; its layers share the tables of cos and sin.
 
     frequencies: the rotary module's, in radians a token; it does not scale (YaRN's factor is applied once, by the
     model's own module). accurate: the dtype in which the model computes angles, float32 unless its module says else.
-    base: rotary's, None where it is yet to be read off the frequencies, which waits for their device.
+    base: rotary's, None where it is yet to be read off the frequencies, which waits for their device. kept: where
+    `stepped` keeps its tables, for all rotations with these frequencies.
     """
 
     def __init__(
@@ -98,15 +105,20 @@ class Rotation:
         frequencies: Tensor,
         accurate: torch.dtype = torch.float32,
         base: float | None = None,
+        kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.layout, self.frequencies, self.accurate = layout, frequencies, accurate
-        self.base = base
+        self.base, self._kept = base, {} if kept is None else kept
         self._tables: dict[tuple[Any, ...], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
-    def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-        """`states` (batch, head, token, dim) turned by `positions` (token,) as the model's attention would."""
+    def __call__(self, states: Tensor, positions: Tensor | tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        """`states` (batch, head, token, dim) turned by `positions` (token,), or by tables, as the model would."""
         compiled = by_launches(states.device)
-        cos, sin = self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
+        cos, sin = (
+            positions
+            if isinstance(positions, tuple)
+            else self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
+        )
         if compiled:
             return one_launch(turned, states, cos, sin, None, None, self.layout)
         if states.numel() <= _AT_ONCE:
@@ -126,6 +138,31 @@ class Rotation:
             cos, sin = (part.to(dtype) for part in self._angles(positions, plan, device))
             self._tables[known] = positions, self.layout.spread(cos, sin) if spread else (cos, sin)
         return self._tables[known][1]
+
+    def stepped(
+        self, at: tuple[Position, ...], cached: Position, begin: int, end: int, plan: Plan, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
+        """cos and sin, spread, that turn the tokens begin .. end - 1 from `cached` to each of some positions, on a CPU.
+
+        (token * position, rotary dim); cut out of tables for STEPS tokens more, which are kept for the passes to come.
+        None where that is no use: the plan scales frequencies, the positions are a plan's own or the tokens too many.
+        """
+        lasting = all(isinstance(position, Bounded) or position is token_index for position in (*at, cached))
+        if plan.frequency_scale is not None or not lasting or 2 * self.layout.pairs * (end - begin) > _AT_ONCE:
+            return None
+        first, last = begin // STEPS * STEPS, (end - 1) // STEPS * STEPS + STEPS
+        place = at, cached, first, last, dtype
+        if place not in self._kept:
+            index = np.arange(first, last)
+            turns = np.stack([position(index) - cached(index) for position in at], 1)
+            positions = torch.from_numpy(turns.astype(np.float32).ravel())
+            cos, sin = (part.to(dtype) for part in self._angles(positions, plan, torch.device("cpu")))
+            for oldest in list(self._kept)[: len(self._kept) - _KEPT + 1]:
+                self._kept.pop(oldest, None)
+            self._kept[place] = self.layout.spread(cos, sin)
+        cos, sin = self._kept[place]
+        rows = slice((begin - first) * len(at), (end - first) * len(at))
+        return cos[rows], sin[rows]
 
     def _angles(self, positions: Tensor, plan: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.to(device)

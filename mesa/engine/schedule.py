@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,16 +15,19 @@ from torch import Tensor
 
 from mesa.engine.compiled import by_launches
 from mesa.engine.kernels import BLOCK, Mask
-from mesa.engine.rope import Rotation
+from mesa.engine.rope import STEPS, Rotation
 from mesa.engine.spans import Part, Piecewise, parts, span_of
 from mesa.engine.stairs import stairs
-from mesa.plan import Plan, Position, Region, Scale
+from mesa.plan import Bounded, Plan, Position, Product, Region, Scale
 
 HALVED = 8192
 """Keys from which on a single query's are turned half by half (tokens)."""
 
-Turn = Callable[[Tensor, Tensor, Plan], Tensor]
-"""Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
+Turns = Tensor | tuple[Tensor, Tensor]
+"""Distances (token,), or the cos and sin of `Rotation.stepped`."""
+
+Turn = Callable[[Tensor, Turns, Plan], Tensor]
+"""Turns (batch, head, token, dim) by so much under a plan's frequencies."""
 
 
 class Span(NamedTuple):
@@ -165,7 +168,7 @@ class Read:
     """
 
     held: slice
-    turns: Tensor | None
+    turns: Turns | None
     factors: Tensor | None
     seen: tuple[Tensor, ...] | None
     unseen: Tensor | None
@@ -181,7 +184,7 @@ class Reads:
     parts: list[Read]
     rows: list[int]
     held: slice | None
-    turns: Tensor | None
+    turns: Turns | None
     factors: Tensor | None
     _scaled: dict[float, Tensor] = field(default_factory=dict)
 
@@ -375,12 +378,21 @@ class Schedule:
 
     def reads(self, device: torch.device, dtype: torch.dtype) -> Reads:
         """What the only query reads: regions with the same keys at the same positions together."""
-        accurate = torch.promote_types(dtype, torch.float32)
-        if (device, accurate) not in self._reads:
-            self._reads[device, accurate] = self._all_read(device, accurate)
-        return self._reads[device, accurate]
+        if (device, dtype) not in self._reads:
+            self._reads[device, dtype] = self._all_read(device, dtype)
+        return self._reads[device, dtype]
 
-    def _all_read(self, device: torch.device, accurate: torch.dtype) -> Reads:
+    def _steps(
+        self, at: tuple[Position, ...], begin: int, end: int, device: torch.device, dtype: torch.dtype
+    ) -> Turns | None:
+        """What `turned` turns by, for a single query: tables that are kept from step to step, where they can be."""
+        kept = None
+        if isinstance(self.turn, Rotation) and not by_launches(device) and set(at) != {self.cached}:
+            kept = self.turn.stepped(at, self.cached, begin, end, self.plan, dtype)
+        return self._turned_by(at, begin, end, device) if kept is None else kept
+
+    def _all_read(self, device: torch.device, dtype: torch.dtype) -> Reads:
+        accurate = torch.promote_types(dtype, torch.float32)
         shared: dict[tuple[Any, ...], list[Region]] = {}
         for region in self.plan.regions:
             if not region.queries[0] <= self.start < region.queries[1]:
@@ -404,7 +416,7 @@ class Schedule:
                     continue
                 seen = torch.from_numpy(held).to(device, non_blocking=True).unbind()
                 unseen = torch.from_numpy(blind).to(device, non_blocking=True) if blind.any() else None
-            turns = self._turned_by((position,), begin, end, device)
+            turns = self._steps((position,), begin, end, device, dtype)
             factors = self.factor(scale, begin, end, accurate, device)
             parts.append(Read(slice(begin - self.first_key, end - self.first_key), turns, factors, seen, unseen))
             places.append(regions)
@@ -413,18 +425,24 @@ class Schedule:
         rows = [region for regions in places for region in regions]
         whole = all(one.held.stop == other.held.start for one, other in pairwise(parts))
         positions = tuple(region.query_position for region in rows)
-        factors = [self.factor(region.query_scale, *at, accurate, device) for region in rows]
-        one = torch.ones(1, 1, dtype=accurate, device=device)
-        together = (
-            [one if factor is None else factor for factor in factors] if any(f is not None for f in factors) else []
-        )
+        scales = [region.query_scale for region in rows]
         return Reads(
             parts,
             list(map(len, places)),
             slice(parts[0].held.start, parts[-1].held.stop) if whole else None,
-            self._turned_by(positions, *at, device),
-            torch.cat(together) if together else None,
+            self._steps(positions, *at, device, dtype),
+            self._row_factors(scales, accurate, device),
         )
+
+    def _row_factors(self, scales: list[Scale | None], accurate: torch.dtype, device: torch.device) -> Tensor | None:
+        """What the rows of the only query are multiplied with, (row, 1); None for nothing."""
+        if all(scale is None for scale in scales):
+            return None
+        if not by_launches(device) and all(isinstance(scale, Bounded | Product | None) for scale in scales):
+            return _steps_factors(tuple(scales), self.start // STEPS, accurate)[self.start % STEPS]
+        one = torch.ones(1, 1, dtype=accurate, device=device)
+        factors = [self.factor(scale, self.start, self.plan.length, accurate, device) for scale in scales]
+        return torch.cat([one if factor is None else factor for factor in factors])
 
     def _halves(self, keys: tuple[int, int], position: Position) -> list[tuple[int, int]]:
         """A range of keys in two where it is long and they have to be turned."""
@@ -485,6 +503,14 @@ class Schedule:
         moved = begin - call.queries[0]
         (q0, q1), (k0, k1) = call.queries, call.keys
         return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
+
+
+@lru_cache(maxsize=16)
+def _steps_factors(scales: tuple[Scale | None, ...], number: int, accurate: torch.dtype) -> Tensor:
+    """Factors of STEPS tokens, (token, row, 1); number: how often as many come before them."""
+    index = np.arange(number * STEPS, (number + 1) * STEPS)
+    factors = [np.ones(STEPS) if scale is None else np.asarray(scale(index), np.float64) for scale in scales]
+    return torch.from_numpy(np.stack(factors, 1)).to(accurate).unsqueeze(2)
 
 
 def _times(states: Tensor, factors: Tensor | float | None) -> Tensor:
