@@ -64,6 +64,18 @@ def in_pieces(model, ids: torch.Tensor, *ends: int, mask: torch.Tensor | None = 
     return torch.cat(parts, 1)
 
 
+def generated(model, ids: torch.Tensor, new: int = 4, **given):
+    """What a greedy `generate` of so many tokens gives."""
+    options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 1, "attention_mask": torch.ones_like(ids)}
+    return model.generate(ids, **options | given)
+
+
+def step_logits(model, ids: torch.Tensor, new: int = 4, **given) -> torch.Tensor:
+    """The logits (row, step, vocabulary) of every step of a greedy `generate`."""
+    out = generated(model, ids, new, return_dict_in_generate=True, output_logits=True, **given)
+    return torch.stack(out.logits, 1)
+
+
 def logits(model: LlamaForCausalLM, ids: torch.Tensor, **given) -> torch.Tensor:
     with torch.no_grad():
         return model(ids, **given).logits

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from bridged import held_to_the_model
+from bridged import attached, held_to_the_model
 from matrix import build
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -213,10 +213,6 @@ def test_losses_and_gradients_under_fused_are_denses(family, tokenizer):
 
 TEXTS = ("import os\n" * 30, "def f(x):\n    return x", "for")
 METHODS = (None, "dynamic-ntk", "mesa")
-
-
-def attached(model, name):
-    return contextlib.nullcontext() if name is None else mesa.applied(model, cases.method(name))
 
 
 @pytest.fixture

@@ -156,12 +156,12 @@ def test_gemma_with_images_is_refused_and_its_text_model_is_the_way_round(kind, 
 @torch.no_grad()
 def test_gemma4s_shared_layers_generate_as_stock():
     """Stock leaves the prompt out in layers that share keys, and slices the mask for it."""
-    model, ids, options = shared("gemma4_text shared"), tokens(2, 40), {"max_new_tokens": 6, "pad_token_id": 1}
-    stock = model.generate(ids, do_sample=False, **options)
+    model, ids = shared("gemma4_text shared"), tokens(2, 40)
+    stock = tiny.generated(model, ids, 6)
     for executor in ("dense", "fused"):
         with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
-            assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
-    assert torch.equal(model.generate(ids, do_sample=False, **options), stock)
+            assert torch.equal(tiny.generated(model, ids, 6), stock)
+    assert torch.equal(tiny.generated(model, ids, 6), stock)
 
 
 ORIGINAL = {"original_max_position_embeddings": cases.TRAINED}

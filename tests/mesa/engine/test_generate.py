@@ -4,6 +4,7 @@ import contextlib
 import copy
 import logging
 import pickle
+from functools import partial
 
 import cases
 import pytest
@@ -19,11 +20,7 @@ import mesa
 PROMPT = 61
 
 
-def scores(model, ids, **kwargs):
-    """The logits of every step of a greedy `generate`."""
-    steps = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
-    out = model.generate(ids, **steps, **kwargs, return_dict_in_generate=True, output_logits=True)
-    return torch.stack(out.logits, 1)
+scores = partial(tiny.step_logits, new=5)
 
 
 @pytest.mark.parametrize("name", ["mesa", "rerope"])

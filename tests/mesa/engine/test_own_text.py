@@ -3,6 +3,7 @@
 import copy
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import tiny
 import torch
 from families import build, dynamic_llama, shared
-from tiny import tokens
+from tiny import generated, step_logits, tokens
 from torch import nn
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
@@ -18,15 +19,6 @@ import mesa
 
 PROMPT, OTHER = 61, 45
 BY_PROMPT = ["mesa", "lampe", "pi", "dynamic-ntk"]
-
-
-def method_of(name):
-    return mesa.PI(trained_length=tiny.TRAINED, factor=None) if name == "pi" else cases.method(name)
-
-
-def generated(model, ids, new=4, **kwargs):
-    steps = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 1, "attention_mask": torch.ones_like(ids)}
-    return model.generate(ids, **{**steps, **kwargs})
 
 
 def by_hand(model, method, ids, new=4):
@@ -37,11 +29,6 @@ def by_hand(model, method, ids, new=4):
             steps.append(model(ids, use_cache=False).logits[:, -1])
             ids = torch.cat([ids, steps[-1].argmax(-1, keepdim=True)], 1)
     return torch.stack(steps, 1)
-
-
-def logits_of(model, ids, **kwargs):
-    out = generated(model, ids, return_dict_in_generate=True, output_logits=True, **kwargs)
-    return torch.stack(out.logits, 1)
 
 
 class Calls(LogitsProcessor):
@@ -62,13 +49,13 @@ class Calls(LogitsProcessor):
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", BY_PROMPT)
 def test_other_passes_inside_generate_are_as_alone(name, use_cache):
-    model, method, ids = tiny.model(), method_of(name), tokens(1, PROMPT)
+    model, method, ids = tiny.model(), cases.method(name), tokens(1, PROMPT)
     texts = [tokens(1, OTHER), torch.cat([ids, tokens(1, 9)], 1)]  # the second goes on from the prompt
     expected = by_hand(model, method, ids)
     calls = Calls(model, texts)
     with mesa.applied(model, method):
         alone = [model(text).logits for text in texts]
-        got = logits_of(model, ids, use_cache=use_cache, logits_processor=LogitsProcessorList([calls]))
+        got = step_logits(model, ids, use_cache=use_cache, logits_processor=LogitsProcessorList([calls]))
         step = torch.cat([ids, expected[:, :1].argmax(-1)], 1)
         own = model(step).logits
     for one in calls.got:
@@ -122,7 +109,7 @@ def test_prompt_tuning_counts_its_own_tokens(use_cache):
             text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
     with mesa.applied(model, method):
         model.prepare_inputs_for_generation = prepared
-        got = logits_of(model, ids, use_cache=use_cache)
+        got = step_logits(model, ids, use_cache=use_cache)
     torch.testing.assert_close(got, torch.stack(expected, 1), atol=3e-5, rtol=0)
 
 
@@ -178,17 +165,17 @@ def test_after_generate_and_an_error_in_it_passes_are_texts_of_their_own():
 def test_a_cached_prefix_counts_to_the_prompt_of_generate_where_it_is_read_alike():
     model, method, ids = tiny.model(), cases.method("mesa"), tokens(1, PROMPT)
     with mesa.applied(model, method):
-        expected = logits_of(model, ids)
+        expected = step_logits(model, ids)
         caches = [DynamicCache(), DynamicCache()]
         for cache, length in zip(caches, (method.first, 50), strict=True):
             model(ids[:, :length], past_key_values=cache)
         torch.testing.assert_close(
-            logits_of(model, ids, past_key_values=copy.deepcopy(caches[0])), expected, atol=3e-5, rtol=0
+            step_logits(model, ids, past_key_values=copy.deepcopy(caches[0])), expected, atol=3e-5, rtol=0
         )
         rest = generated(model, ids[:, method.first :], attention_mask=torch.ones_like(ids), past_key_values=caches[0])
         assert rest[0, -4:].tolist() == expected.argmax(-1)[0].tolist()
         with pytest.warns(UserWarning, match="50 tokens were read as a prompt of 50, and a prompt of 61 would place"):
-            logits_of(model, ids, past_key_values=caches[1])
+            step_logits(model, ids, past_key_values=caches[1])
 
 
 @torch.no_grad()
@@ -250,12 +237,11 @@ def test_a_rotary_module_replaced_in_the_block_is_an_error(family):
 @torch.no_grad()
 def test_a_generate_from_before_the_block_is_refused_without_a_cache():
     model, ids = tiny.model(), tokens(1, PROMPT)
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "do_sample": False, "pad_token_id": 1}
-    generate = model.generate
+    before = SimpleNamespace(generate=model.generate)
     with mesa.applied(model, cases.method("mesa")):
-        assert generate(ids, **options).tolist() == model.generate(ids, **options).tolist()
+        assert generated(before, ids).tolist() == generated(model, ids).tolist()
         with pytest.raises(mesa.Refused, match="this `generate` was taken from the model before the block"):
-            generate(ids, use_cache=False, **options)
+            generated(before, ids, use_cache=False)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])

@@ -1,14 +1,13 @@
 """Adapters, hooks and other modules in place of a projection take part on a bridge, in every family."""
 
 import copy
-from contextlib import nullcontext
 
-import cases
 import families
 import matrix
 import pytest
 import tiny
 import torch
+from bridged import attached
 from torch import nn
 from transformers import LlamaForCausalLM
 
@@ -70,13 +69,9 @@ def hook(model):
         linear.register_forward_hook(lambda module, args, output: output * 2)
 
 
-def under(model, name):
-    return mesa.applied(model, cases.method(name)) if name else nullcontext()
-
-
 @torch.no_grad()
 def logits(model, name, run=None):
-    with under(model, name):
+    with attached(model, name):
         return run(tiny.tokens(length=40)) if run else model(tiny.tokens(length=40)).logits
 
 
