@@ -13,16 +13,7 @@ from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
 from mesa.support import check_config, length_choice
 from mesa.support import trained_length as stated_length
-from probe.options import (
-    JoinedNames,
-    Repeated,
-    Seed,
-    Text,
-    Window,
-    check,
-    option,
-    options_in,
-)
+from probe.options import JoinedNames, Repeated, Seed, Text, Window, check, option, options_in
 
 METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""

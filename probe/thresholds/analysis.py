@@ -99,11 +99,7 @@ class Analysis:
 
 
 def analyse(
-    run: StoredRun,
-    hook: str | None = None,
-    rule: CrossingRule | None = None,
-    by: str = "drift",
-    work: Cache = uncached,
+    run: StoredRun, hook: str | None = None, rule: CrossingRule | None = None, by: str = "drift", work: Cache = uncached
 ) -> Analysis:
     """Thresholds, drift, onsets, control and measured failures of a run.
 

@@ -280,10 +280,7 @@ def _pairs(
     pairs, reason = [], ""
     for at in np.unique(np.linspace(low, high, count).round().astype(int)).tolist():
         before, beyond = at - rule.warm_up, min(trained - at, int(position[-1]) - trained)
-        pair = (
-            SearchWindow(at, rule.warm_up, at + beyond),
-            SearchWindow(trained, trained - before, trained + beyond),
-        )
+        pair = (SearchWindow(at, rule.warm_up, at + beyond), SearchWindow(trained, trained - before, trained + beyond))
         try:
             for window in pair:
                 layout_of(position, window, rule)

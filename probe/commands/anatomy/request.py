@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from probe.options import (
-    Count,
-    Lengths,
-    RangeText,
-    Split,
-    Text,
-    option,
-)
+from probe.options import Count, Lengths, RangeText, Split, Text, option
 from probe.request import LENGTHS_HELP, METHODS, STORED, TEXT_HELP, MethodsRequest
 
 AnatomyPart = Literal["heads", "retrieval", "tokens"]

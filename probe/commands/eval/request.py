@@ -7,16 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from probe.options import (
-    Count,
-    InputPath,
-    Lengths,
-    Names,
-    Number,
-    Text,
-    Tokens,
-    option,
-)
+from probe.options import Count, InputPath, Lengths, Names, Number, Text, Tokens, option
 from probe.request import DATA_GROUP, LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
 _HARNESS = "lm-evaluation-harness, in place of --task"

@@ -91,10 +91,7 @@ def _row(
                 batch //= 2
     if scores is None:
         return None
-    return {
-        "peak_mib": None if peak is None else peak.bytes / 2**20,
-        "scores": [asdict(score) for score in scores],
-    }
+    return {"peak_mib": None if peak is None else peak.bytes / 2**20, "scores": [asdict(score) for score in scores]}
 
 
 def _batch(model: Any, length: int, most: int, memory: int | None) -> int:

@@ -35,10 +35,7 @@ _WAYS = {
     "only": "enough: loss recovered in that layer alone",
     "without": "needed: loss that returns without that layer",
 }
-_CLAMPS = {
-    "at-M": "clamped at their values at M",
-    "range": "clamped to their range inside M",
-}
+_CLAMPS = {"at-M": "clamped at their values at M", "range": "clamped to their range inside M"}
 _CLAMPED_LOOKS: dict[str, Look] = {"threshold": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
 _SHARE_ENDS = 2.0  # of what intervals of shares are drawn
 _ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")

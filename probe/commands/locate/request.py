@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from probe.options import (
-    Count,
-    HeadsText,
-    Lengths,
-    RangeText,
-    Split,
-    Text,
-    option,
-)
+from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
 TrialKind = Literal["patch", "clamp", "smallest"]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from probe.commands.locate.figures import (
-    MEASURES,
-    about,
-    clamp_chart,
-    layer_chart,
-    recovery_map,
-    smallest_chart,
-)
+from probe.commands.locate.figures import MEASURES, about, clamp_chart, layer_chart, recovery_map, smallest_chart
 from probe.commands.locate.result import Located, Loss
 from probe.commands.locate.sentences import located_findings
 from probe.figures.export import safe_name

@@ -19,10 +19,7 @@ _MAX_NAMED = 3  # layers named in a sentence
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
     """(heading, sentences) for every method, length and measure, or for those with these labels."""
     return [
-        (
-            f"{gap.method} at {gap.length} tokens, {_MEASURES.get(gap.measure, gap.measure)}",
-            _sentences(summary, gap),
-        )
+        (f"{gap.method} at {gap.length} tokens, {_MEASURES.get(gap.measure, gap.measure)}", _sentences(summary, gap))
         for gap in having(summary.loss_gaps, **labels)
     ]
 

@@ -25,12 +25,7 @@ from probe.files import write as write_file
 
 
 def predict_failure(
-    request: PredictRequest,
-    out: Path,
-    *,
-    overwrite: bool = False,
-    until: float | None = None,
-    runner: Runner = LOCAL,
+    request: PredictRequest, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
 ) -> Prediction:
     """Predicts the length at which each method fails by loss, from one measured curve (docs/law.md).
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probe.options import (
-    Count,
-    Lengths,
-    Repeated,
-    Text,
-    option,
-)
+from probe.options import Count, Lengths, Repeated, Text, option
 from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, MethodsRequest
 
 

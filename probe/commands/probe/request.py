@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probe.capture.spec import CaptureSpec
-from probe.options import (
-    CountOrZero,
-    InputPath,
-    Lengths,
-    Text,
-    Tokens,
-    option,
-    options_in,
-)
+from probe.options import CountOrZero, InputPath, Lengths, Text, Tokens, option, options_in
 from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
 
 

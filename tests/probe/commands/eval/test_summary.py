@@ -157,11 +157,7 @@ def test_the_report_of_an_evaluation_folds_time_and_explains_its_words():
         for name in ("origin", "<b>")
     ]
     evaluated = Evaluated(
-        **{**COMMON, "methods": {"origin": {}, "<b>": {}}},
-        model="<i>",
-        trained_length=32,
-        tasks_left=0,
-        cells=cells,
+        **{**COMMON, "methods": {"origin": {}, "<b>": {}}}, model="<i>", trained_length=32, tasks_left=0, cells=cells
     )
     html = page(title(evaluated), sections(evaluated))
     assert "<i>" not in html.partition("<body>")[2].replace("plotly", "")[:400]

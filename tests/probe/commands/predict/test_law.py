@@ -43,8 +43,7 @@ def test_origin_is_given_its_curve(power):
 
 
 @pytest.mark.parametrize(
-    ("excess", "length"),
-    [([0, 0.6, 0.7], 20), ([0.6, 0, 0.7], 30), ([0.7, 0.6, 0.5], 10), ([0.7, 0.6, 0.4], None)],
+    ("excess", "length"), [([0, 0.6, 0.7], 20), ([0.6, 0, 0.7], 30), ([0.7, 0.6, 0.5], 10), ([0.7, 0.6, 0.4], None)]
 )
 def test_a_failure_lasts_to_the_longest_length(excess, length):
     assert failure_length([10, 20, 30], np.array(excess)) == length
