@@ -81,7 +81,8 @@ def build(name):
 
 def built(kind, options):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options)).eval()
+    stock = {"attn_implementation": "eager"} if "attn_logit_softcapping" in options else {}  # 5.20's sdpa has no caps
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options), **stock).eval()
     with torch.no_grad():
         for path, weight in model.named_parameters():
             if weight.dim() > 1:

@@ -62,6 +62,12 @@ def losses(model):
     return sum(model(ids, labels=ids, use_cache=False).loss for ids in (tokens(61), tokens(30)))
 
 
+def checkpointed(model, options):
+    """transformers called it gradient checkpointing before."""
+    name = next(name for name in ("activation", "gradient") if hasattr(model, f"{name}_checkpointing_enable"))
+    getattr(model, f"{name}_checkpointing_enable")(options)
+
+
 @pytest.mark.parametrize("name", ["rerope", "mesa"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_layers_find_their_own_pass(name, reentrant):
@@ -71,7 +77,7 @@ def test_checkpointed_layers_find_their_own_pass(name, reentrant):
         expected = gradients(model)
         model.zero_grad()
         model.enable_input_require_grads()
-        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        checkpointed(model, {"use_reentrant": reentrant})
         losses(model).backward()
     for weight, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[weight], atol=1e-6, rtol=1e-4)
@@ -81,7 +87,7 @@ def test_checkpointed_layers_find_their_own_pass(name, reentrant):
 def test_a_layer_computed_anew_after_the_block_is_an_error(stock):
     model = tiny.model().train()
     model.set_attn_implementation(stock)
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpointed(model, {"use_reentrant": False})
     with mesa.applied(model, cases.method("rerope"), executor="dense"):
         after, in_another = losses(model), losses(model)
     with pytest.raises(RuntimeError, match=r"let it end, backward\(\) included, in the block"):
