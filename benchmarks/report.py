@@ -39,8 +39,7 @@ def make_store(
 ) -> None:
     """Writes noise about a level a dim; under the first method every seventh dim leaves it after 9/8 of M."""
     rng = np.random.default_rng(0)
-    store.create(
-        path,
+    wanted = store.Template(
         methods=methods,
         prompts=[PROMPT],
         layers=range(layers),
@@ -48,6 +47,7 @@ def make_store(
         dtype=dtype,
         attrs={"trained_length": trained_length, "model": "synthetic"},
     )
+    store.create(path, wanted)
     noise = rng.standard_normal((positions, dims), dtype=np.float32)
     for layer in range(layers):
         size = 3 * 1.1**layer * np.exp(rng.standard_normal(dims)).astype(np.float32)

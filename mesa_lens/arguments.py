@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
@@ -20,6 +20,9 @@ from probe.experiment.lock import how_to_resume
 from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.request import MethodsRequest
+
+if TYPE_CHECKING:
+    from probe.experiment.runner import Runner
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -187,10 +190,10 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
         setattr(args, key, value)
 
 
-def reader(hint: Any) -> Callable[[str], Any]:
+def reader(hint: Any) -> Callable[[str], object]:
     """What argparse reads a value of this type with."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> object:
         try:
             return read_as(hint, text)
         except ValueError as error:
@@ -211,7 +214,7 @@ def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
     return from_values(cls, values)
 
 
-def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
+def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Runner:
     """The `Runner` of these options. load: options of `mesa.load`. Raises Refused for one that cannot be."""
     from probe.experiment.runner import Runner
 

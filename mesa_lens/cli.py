@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         self.register("action", None, _Once)
         self.register("action", "parsers", _Commands)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Raises Refused for an option that is not known, and names the one that is most like it."""
         known, extras = super().parse_known_args(args, namespace)
         if extras:

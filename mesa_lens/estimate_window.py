@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from mesa.errors import NotFound, Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
 from probe.request import ModelOptions
+
+if TYPE_CHECKING:
+    from probe.thresholds.window_estimate import WindowEstimate
 
 _TIMES = 4  # of the stated M: the longest context, by default
 _TAIL = 32  # tokens that are scored
@@ -65,7 +68,7 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     return 0
 
 
-def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -> Any:
+def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -> WindowEstimate:
     import numpy as np
     from tqdm import tqdm
 

@@ -7,7 +7,7 @@ figures, a report. Open first: run.py, the whole path in one file. Names are loa
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mesa.engine.bridge import bridge as bridge_to
@@ -73,7 +73,7 @@ __all__ = [
 # fmt: on
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Loads a public name when it is asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module 'probe' has no attribute {name!r}")

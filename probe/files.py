@@ -123,7 +123,7 @@ def _metadata(node: Path) -> JsonObject:
     return json.loads((node / "zarr.json").read_text(encoding="utf-8"))
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import plotly.graph_objects as go
 import xarray as xr
@@ -107,7 +107,7 @@ class Result:
         figures = f"\n\nfigures: {', '.join(self.names)}" if self.names else ""
         return self.text + figures
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         """The main figure, interactive and as a picture; the text alone where there is no figure."""
         if not self.names:
             return {"text/plain": repr(self)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -95,7 +94,8 @@ def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
         late = shown.sel(position=slice(search.attrs["warm_up"], None)).values
         low, high = np.nanquantile([*late.ravel(), threshold], [0.005, 0.995])
         x = _WIDTH * (position - position[0]) / (position[-1] - position[0])
-        m, level = _WIDTH * (trained - position[0]) / (position[-1] - position[0]), _height(threshold, low, high)
+        m = _WIDTH * (trained - position[0]) / (position[-1] - position[0])
+        level = _height(np.array(threshold), low, high).item()
         lines = [f'<path d="M{m:z.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
         lines.append(f'<path d="M0 {level:z.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="4 3"/>')
         for method in shown["method"].values.tolist():
@@ -111,7 +111,7 @@ def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
     return pictures
 
 
-def _height(values: Any, low: float, high: float) -> Any:
+def _height(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """Pixels from the top, inside the picture."""
     return np.clip(_HEIGHT * (1 - (values - low) / ((high - low) or 1.0)), 1, _HEIGHT - 1)
 

@@ -6,11 +6,11 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -23,27 +23,35 @@ from probe.store.regions import region_sums
 DERIVED = "derived"
 """The folder beside a store that holds derived values."""
 
-Derived = Mapping[str, xr.Dataset] | str
+Derived = dict[str, xr.Dataset] | str
 """Datasets by name, or why there are none."""
-Cache = Callable[[str, Callable[[], Any]], Any]
-"""Called with a name and what computes the values; returns them, from wherever they are known."""
+D = TypeVar("D", bound=Derived)
+
+
+class Cache(Protocol):
+    """Called with a name and what computes the values; returns them, from wherever they are known."""
+
+    def __call__(self, name: str, compute: Callable[[], D], /) -> D:
+        """The values."""
+        ...
+
 
 _CODE = ("store", "thresholds", "figures")  # derived values depend on these packages
 
 
-def uncached(name: str, compute: Callable[[], Any]) -> Any:
+def uncached(name: str, compute: Callable[[], D]) -> D:
     """What `compute` returns."""
     return compute()
 
 
-def cached(run: StoredRun, name: str, compute: Callable[[], Any]) -> Any:
+def cached(run: StoredRun, name: str, compute: Callable[[], D]) -> D:
     """The run's cached values of this name; else what `compute` returns, which is saved if it can be written."""
-    derived = load(run, name)
-    if derived is None:
-        before, derived = mark(run), compute()
-        with suppress(OSError):  # a folder of others, or a full disk
-            if mark(run) == before:  # else it was captured anew meanwhile
-                save(run, name, derived)
+    if (known := load(run, name)) is not None:
+        return cast(D, known)
+    before, derived = mark(run), compute()
+    with suppress(OSError):  # a folder of others, or a full disk
+        if mark(run) == before:  # else it was captured anew meanwhile
+            save(run, name, derived)
     return derived
 
 

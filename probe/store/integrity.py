@@ -57,7 +57,7 @@ class _CheckedArray(BackendArray):
         is_chunk = values.chunks[len(FILED) :] == values.shape[len(FILED) :]
         self.is_plain = is_chunk and values.compressors == (Crc32cCodec(),)
 
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:

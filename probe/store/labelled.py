@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import xarray as xr
 
 from probe.store.select import listed
 
+T = TypeVar("T")
 _FILLS = ("nearest", "pad", "ffill", "backfill", "bfill")
 
 
@@ -25,7 +26,7 @@ class _Labelled:
         tolerance: Any = None,
         drop: bool = False,
         **labels: Any,
-    ) -> Any:
+    ) -> Self:
         """As in xarray, and by `method`, one or several; KeyError names the label that is not there."""
         if _is_label(method):
             indexers, method, labels = {**(indexers or {}), **labels, "method": method}, None, {}
@@ -52,11 +53,11 @@ class LabelledDataset(_Labelled, xr.Dataset):
         return LabelledArray(super()._construct_dataarray(name))
 
 
-def labelled(values: Any) -> Any:
+def labelled(values: T) -> T:
     """A DataArray as a `LabelledArray`, a Dataset as a `LabelledDataset`, values and labels the same; else as it is."""
     if isinstance(values, xr.Dataset):
-        return LabelledDataset(values.data_vars, values.coords, values.attrs)
-    return LabelledArray(values) if isinstance(values, xr.DataArray) else values
+        return cast(T, LabelledDataset(values.data_vars, values.coords, values.attrs))
+    return cast(T, LabelledArray(values)) if isinstance(values, xr.DataArray) else values
 
 
 def _is_label(method: Any) -> bool:

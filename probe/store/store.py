@@ -87,15 +87,15 @@ class Template:
         return [math.prod(shape) * np.dtype(self.dtype).itemsize for shape in self.regions.values()]
 
 
-def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template: Any) -> None:
-    """Writes an empty store at `<path>.partial`; `write` fills it, `finish` gives it its name. template: `Template`'s.
+def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = False) -> None:
+    """Writes an empty store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     A partial store of the same config, labels, model and library versions is kept, to resume. With `overwrite` it is
     dropped, once there is room for the new one. A whole store stays until `finish` and is an error without `overwrite`.
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
-    path, wanted = Path(path), Template(**template)
-    partial, existing = partial_path(path), None if overwrite else _matching(path, wanted)
+    path = Path(path)
+    partial, existing = partial_path(path), None if overwrite else find_store(path, wanted)
     if existing == path:
         raise Occupied(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
@@ -133,16 +133,12 @@ def _write_template(path: Path, wanted: Template) -> None:
             )
 
 
-def find_store(path: str | os.PathLike[str], **template: Any) -> Path | None:
-    """The store at `path` with this `Template`: the partial one, else the whole one, else None.
+def find_store(path: Path, wanted: Template) -> Path | None:
+    """The store at `path` with this template: the partial one, else the whole one, else None.
 
     A partial one has these library versions and fingerprints too; a whole one is compared by the fingerprints it has.
     Raises FileExistsError, naming what differs, where there is only another.
     """
-    return _matching(Path(path), Template(**template))
-
-
-def _matching(path: Path, wanted: Template) -> Path | None:
     refusal = None
     for store, kind in ((partial_path(path), "an unfinished run"), (path, "a run")):
         is_partial = store != path

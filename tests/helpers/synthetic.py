@@ -90,7 +90,7 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
         **attributes,
     }
     axes = {hidden.name: {name: hidden[name].values.tolist() for name in hidden.dims[3:]}}
-    store.create(path, axes=axes, dtype=dtype, attrs=attrs, **names)
+    store.create(path, store.Template(axes=axes, dtype=dtype, attrs=attrs, **names))
     for method in names["methods"]:
         for prompt in names["prompts"]:
             for layer in names["layers"]:

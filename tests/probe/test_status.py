@@ -62,7 +62,7 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
     labels = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer")}
     axes = {"resid_post": {name: hidden[name].values.tolist() for name in ("position", "dim")}}
     attrs = {"trained_length": 64, "model": "tiny", "lengths": "[64, 128]"}
-    store.create(tmp_path / "store.zarr", axes=axes, attrs=attrs, **labels)
+    store.create(tmp_path / "store.zarr", store.Template(axes=axes, attrs=attrs, **labels))
     for layer in range(2):
         values = hidden.isel(method=0, prompt=0, layer=layer).values
         store.write(tmp_path / "store.zarr", "resid_post", "origin", "repeated", layer, values)

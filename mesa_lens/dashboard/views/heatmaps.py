@@ -45,11 +45,11 @@ def page(context: Context) -> None:
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    hidden, first = states(run, hook, prompt), _defaults(entry, run, hook, prompt)
-    methods, minus = _methods(run, first["minus"])
+    hidden, (less, at) = states(run, hook, prompt), _defaults(entry, run, hook, prompt)
+    methods, minus = _methods(run, less)
     st.caption(ui.plain(DIM))
     left, right = st.columns(2)
-    layers = _span(left, "Layers", "layers", hidden["layer"].values, first.get("layers"))
+    layers = _span(left, "Layers", "layers", hidden["layer"].values, at)
     dims = _span(right, "Dims", "dims", hidden["dim"].values)
     bounds = _bounds(run)
     quantile = st.slider(
@@ -110,18 +110,15 @@ def _dim(run: Run, choice: _Choice) -> None:
     ui.show(dim_chart(hidden.sel({"method": methods}), int(layer), int(dim), run.trained_length), "line")
 
 
-def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> dict[str, Any]:
-    """Widgets of the first view: the difference to the reference, at the layer where its drift begins."""
-    layers = run.hidden["layer"].values.tolist()
-    drifts = drifted(entry, hook)
-    first: dict[str, Any] = {"minus": reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING}
-    if len(layers) > 1:  # else there is no slider
-        first["layers"] = (layers[0], layers[-1])
-        if not isinstance(drifts, str):
-            layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
-            first["layers"] = (layer, layer)
-    ui.follow("heatmaps", entry.name, first)
-    return first
+def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[str, tuple[int, int]]:
+    """What is first displayed: the method that is subtracted, the reference, and the layer where its drift begins."""
+    layers, drifts = run.hidden["layer"].values.tolist(), drifted(entry, hook)
+    minus, span = reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING, (layers[0], layers[-1])
+    if not isinstance(drifts, str):
+        layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
+        span = (layer, layer)
+    ui.follow("heatmaps", entry.name, {"minus": minus} | ({"layers": span} if len(layers) > 1 else {}))
+    return minus, span
 
 
 def _methods(run: Run, first: str) -> tuple[list[str], str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, cast
 
 import streamlit as st
@@ -58,7 +59,8 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> Non
     if law.is_beyond(far):
         st.info(ui.plain(f"Not predicted: keys are further away than any of {ORIGIN}'s within {longest} tokens."))
         return
-    rows = (row for row in prediction.methods.values() if row.failure and row.config == _config(method))
+    config = json.loads(json.dumps(method.describe()))
+    rows = (row for row in prediction.methods.values() if row.failure and row.config == config)
     cost = next((row.cost_inside for row in rows), None)
     failure = failure_length(grid, law.at(far) + (cost or 0.0))
     answer = f"passes up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
@@ -98,7 +100,3 @@ def _parameters(name: str, trained: int) -> Method | None:
     except Refused as error:
         st.warning(ui.plain(error))
         return None
-
-
-def _config(method: Method) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in method.describe().items()}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +123,7 @@ def _bounds(before: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor]
     return low.to(before), high.to(before)
 
 
-def _clamping(begin: int, dims: list[int], low: torch.Tensor, high: torch.Tensor) -> Any:
+def _clamping(begin: int, dims: list[int], low: torch.Tensor, high: torch.Tensor) -> Callable[..., torch.Tensor]:
     def change(states: torch.Tensor) -> torch.Tensor:
         states[begin:, dims] = states[begin:, dims].clamp(low, high)
         return states

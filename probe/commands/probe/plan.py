@@ -25,6 +25,7 @@ from probe.commands.probe.request import ProbeRequest
 from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT
 from probe.request import MethodsRequest, warn_skipped
+from probe.store.store import Template
 from probe.tasks.base import PromptSpec
 from probe.tasks.retrieval import repeated_word, word_ids
 from probe.tasks.retrieval_tasks import PASSKEY
@@ -173,17 +174,16 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
     return EvalPlan(eval_request, plan.methods, setting, plan.config)
 
 
-def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> JsonObject:
-    """Labels, hooks, dtype and attributes of the plan's store, with the fingerprints `known`."""
-    spec, kept = plan.request.spec, plan.kept
-    return {
-        "methods": list(plan.methods),
-        "prompts": plan.prompts,
-        "layers": kept.layers,
-        "axes": kept.axes,
-        "dtype": spec.dtype,
-        "attrs": {**provenance(plan), **(known or {})},
-    }
+def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> Template:
+    """Of the plan's store, with the fingerprints `known` and other attributes."""
+    return Template(
+        methods=list(plan.methods),
+        prompts=plan.prompts,
+        layers=plan.kept.layers,
+        axes=plan.kept.axes,
+        dtype=plan.request.spec.dtype,
+        attrs={**provenance(plan), **(known or {})},
+    )
 
 
 def provenance(plan: ProbePlan) -> JsonObject:

@@ -100,7 +100,7 @@ def work(plan: ProbePlan, out: Path | None = None) -> Work:
     rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
     if out is not None:
         with suppress(Refused):  # another's
-            path = store.find_store(store_of(out), **template(plan))
+            path = store.find_store(store_of(out), template(plan))
         if path is not None:
             rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
     failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
@@ -133,9 +133,9 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
     path = store_of(out)
-    if store.find_store(path, **template(plan)) is None:
+    if store.find_store(path, template(plan)) is None:
         return None
-    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))))
+    return store.find_store(path, template(plan, fingerprints(plan, *prepare(plan))))
 
 
 def _measure_and_capture(
@@ -163,7 +163,7 @@ def _measure_and_capture(
     elif plan.request.samples:  # another's is refused
         journal = FailureByLength(evaluation, plan.refine).open_journal(out)
     with _resumable(out, overwrite):
-        store.create(path, **layout, overwrite=overwrite)
+        store.create(path, layout, overwrite=overwrite)
         if overwrite:
             (out / by_length.JOURNAL).unlink(missing_ok=True)
             journal = FailureByLength(evaluation, plan.refine).open_journal(out) if plan.request.samples else None

@@ -163,7 +163,7 @@ class ProbeWorker(PlanWorker):
         self._try_values(loaded.model)
         measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
 
-        def result(task: Task) -> Any:
+        def result(task: Task) -> object:
             nonlocal bridge
             if task.kind != "capture":
                 return measure(task)

@@ -21,9 +21,9 @@ ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}
 AXES = {"position": POSITIONS, "dim": DIMS}
 
 
-def begin(path, **changes):
+def begin(path, overwrite=False, **changes):
     labels = {"methods": METHODS, "prompts": PROMPTS, "layers": LAYERS, "axes": {"resid_post": AXES}}
-    store.create(path, **{**labels, "attrs": ATTRS, **changes})
+    store.create(path, store.Template(**{**labels, "attrs": ATTRS, **changes}), overwrite=overwrite)
 
 
 def region(method, layer):
