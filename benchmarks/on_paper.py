@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import _permute_strides
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -89,7 +90,7 @@ class Device(TorchDispatchMode):
         """One launch: the output, and the log-sum-exp and the largest score of each query."""
         assert func.name() == "flex_attention", func
         compiled = self.compiled(lambda: (
-            query.new_empty(*query.shape[:-1], value.shape[-1]),
+            _permute_strides(query.new_empty(*query.shape[:-1], value.shape[-1]), query.stride()),
             *(query.new_empty(query.shape[:-1], dtype=torch.float32) for _ in range(2)),
         ), name="flex_attention")  # fmt: skip
         return compiled()

@@ -259,15 +259,21 @@ def _at_once(schedule: Schedule, reads: Reads, rows: Tensor, key: Tensor, value:
         _scores(schedule, part, schedule.keys_of(key, read), read, scale)
         for part, read in zip(split, reads.parts, strict=True)
     ]
+    sizes = [part.shape[3] for part in scored]
+    if schedule.sinks is not None:
+        scored.append(schedule.sinks.to(scored[0])[:, None, None].expand(*scored[0].shape[:3], 1))
     scores = torch.cat(scored, -1) if len(scored) > 1 else scored[0]
-    weights = softmax(scores, schedule.sinks, scores.dtype)
+    del scored  # no more than two of all scores are held
+    weights = softmax(scores, None, scores.dtype)
+    if schedule.sinks is not None:
+        weights = weights[..., :-1]
     if scores.dtype != value.dtype:
         weights = weights.to(value.dtype)
     if scores.shape[1] != value.shape[1]:
-        weights = weights.view(scores.shape[0], value.shape[1], -1, scores.shape[3])
+        weights = weights.view(scores.shape[0], value.shape[1], -1, weights.shape[3])
     if reads.held is not None:
         return weights @ value[:, :, reads.held]
-    pieces = weights.split([part.shape[3] for part in scored], -1)
+    pieces = weights.split(sizes, -1)
     first, *others = (piece @ value[:, :, read.held] for piece, read in zip(pieces, reads.parts, strict=True))
     return sum(others, first)
 

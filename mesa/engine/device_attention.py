@@ -1,11 +1,15 @@
 """The executor of devices other than CPUs: few launches, no copies of keys, memory for a few queries at a time.
 
-It has not run on a GPU: it is tested on a CPU and counted on shapes.
+What is turned for some queries, and a part's output for them, lies where the output of queries to come will be: those
+are done from the last ones on, in turns so large that little new memory is needed. It has not run on a GPU: it is
+tested on a CPU and counted on shapes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -14,23 +18,54 @@ from torch import Tensor
 from mesa.engine.compiled import one_launch
 from mesa.engine.rope import Rotation, turned
 from mesa.engine.schedule import Schedule
-from mesa.engine.span_kernels import Scoring, attend_spans, by_varlen, kernel_for
-from mesa.engine.spans import Part, Piecewise, sides_of
+from mesa.engine.span_kernels import Scoring, by_flex, by_varlen, kernel_for
+from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
 from mesa.plan import Position, Scale
 
 LAUNCHES = 60
-"""At most so many of a layer, about: queries are done in as many turns as that allows."""
+"""At most so many of a layer: turns are made as small as that allows."""
 
-_LEAST = 1024
-"""Queries of a turn (tokens), at least."""
+_SHARES = (0.415, 0.35, 0.3, 0.25, 0.2, 0.15)
+"""New memory of a turn, as shares of all keys and values: the first, or the last of those that `LAUNCHES` allow."""
+
+_LITTLE = 2**23
+"""New memory that is little at any length (bytes)."""
+
+_LEAST = 64
+"""Queries of a turn (tokens): a multiple of them, or of a 128th of all that are left."""
+
+_FLOAT = 4
+"""Bytes of a number of a log-sum-exp."""
 
 
 def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output (batch, head, query, dim): part by part, some queries at a time, merged by log-sum-exp."""
     layer = _Layer(schedule, query, key, value, scale)
-    for begin, end in layer.turns():
+    turns = layer.turns()
+    layer.lay_out(turns)
+    for begin, end in turns:
         layer.attend(begin, end)
-    return layer.total.permute(1, 2, 0, 3)
+    return layer.output()
+
+
+Kernel = Callable[..., tuple[Tensor, Tensor]]
+
+
+class _Room:
+    """Memory for what one part of a turn needs: that of the output which is not computed yet, then new one."""
+
+    def __init__(self, free: Tensor) -> None:
+        self.free = free.view(-1)
+
+    def take(self, states: Tensor, tokens: int) -> Tensor:
+        """An empty tensor (batch, head, token, dim) like some states, of so many tokens."""
+        batch, heads, _, dim = states.shape
+        size = batch * heads * tokens * dim
+        if size <= len(self.free):
+            flat, self.free = self.free[:size], self.free[size:]
+        else:
+            flat = states.new_empty(size)
+        return flat.view(tokens, batch, heads, dim).permute(1, 2, 0, 3)
 
 
 class _Layer:
@@ -38,44 +73,103 @@ class _Layer:
 
     def __init__(self, schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
         self.schedule, self.query, self.key, self.value, self.scale = schedule, query, key, value, scale
-        batch, heads, tokens, dim = query.shape
-        self.total = query.new_empty(tokens, batch, heads, dim)
-        self._keys: dict[Any, tuple[int, int, Tensor]] = {}
+        self.scoring = Scoring(scale, schedule.softcap, schedule.slopes)
+        self.start, self.length = schedule.start, schedule.plan.length
+        self._total: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The output, so far."""
+        if self._total is None:
+            batch, heads, tokens, dim = self.query.shape
+            self._total = self.query.new_empty(tokens, batch, heads, dim)
+        return self._total
+
+    def output(self) -> Tensor:
+        """The output (batch, head, query, dim)."""
+        return self.total.permute(1, 2, 0, 3)
 
     def turns(self) -> list[tuple[int, int]]:
-        """The queries of each turn, as many turns as `LAUNCHES` allow, so that memory is least; the last ones first.
+        """The queries of each turn, the last ones first: of the least new memory that `LAUNCHES` allow."""
+        launches = [
+            launch for part in self.schedule.parts(self.start, self.length) for launch in self._launches_of(part)
+        ]
+        place = "turns", self.query.shape, self.key.shape, *(kernel for kernel, _ in launches)
+        if place not in self.schedule.known:
+            for share in _SHARES:
+                turns = self._cut(share)
+                fits = sum(self._count(*turn) for turn in turns) <= LAUNCHES
+                if fits or share == _SHARES[0]:
+                    self.schedule.known[place] = turns
+                if not fits:
+                    break
+        return self.schedule.known[place]
 
-        Keys that are turned for those serve the ones before as well. At least as many turns as queries to a key head,
-        so that what they take is no more than keys and values.
-        """
-        start, length, known = self.schedule.start, self.schedule.plan.length, self.schedule.known
-        whole = self.schedule.parts(start, length)
-        scoring = Scoring(self.scale, self.schedule.softcap, self.schedule.slopes)
-        direct = bool(whole) and kernel_for(self.query, whole[0].spans, scoring) is by_varlen
-        place = "turns", direct
-        if place not in known:
+    def _cut(self, share: float) -> list[tuple[int, int]]:
+        """Turns that need no more new memory than a share of all keys and values, each as large as possible."""
+        most = max(_LITTLE, share * 2 * self.key.numel() * self.key.itemsize)
+        turns, end = list[tuple[int, int]](), self.length
+        while end > self.start:
+            unit = -(-(end - self.start) // (128 * _LEAST)) * _LEAST
+            least, many = 1, -(-(end - self.start) // unit)
+            if self._new_memory(self.start, end) <= most:
+                least = many
+            while least < many:
+                size = (least + many + 1) // 2
+                least, many = (size, many) if self._new_memory(end - size * unit, end) <= most else (least, size - 1)
+            begin = max(self.start, end - many * unit)
+            turns.append((begin, end))
+            end = begin
+        return turns
 
-            def cut(count: int) -> list[tuple[int, int]]:
-                size = max(_LEAST, -(-(length - start) // count))
-                return [(begin, min(begin + size, length)) for begin in range(start, length, size)]
+    def _new_memory(self, begin: int, end: int) -> int:
+        """Bytes that a turn needs beside the output, as `_Room` gives them."""
+        row, key_row = (len(part) * part.shape[1] * part.shape[3] * part.itemsize for part in (self.query, self.key))
+        logs = len(self.query) * self.query.shape[1] * _FLOAT
+        most, parts = 0, self.schedule.parts(begin, end)
+        for number, part in enumerate(parts):
+            free, new = (begin - self.start) * row, (end - begin) * logs * (number > 0)
+            queries, keys = (side[1] - side[0] for side in (part.queries, part.keys))
+            moved, keys_moved = self._placed(part)
+            direct = {kernel is by_varlen for kernel, _ in self._launches_of(part)}
+            for size in (
+                keys * key_row * keys_moved,
+                queries * row * moved,
+                queries * row * (number > 0 and True in direct),
+            ):
+                free, new = (free - size, new) if size <= free else (free, new + size)
+            if False in direct:
+                new += queries * (logs + row * (not self._alone(parts)))
+            most = max(most, new + queries * logs)
+        return most
 
-            few = self.query.shape[1] // self.key.shape[1]
-            many = max(few, LAUNCHES)
-            if direct and len(whole) == 1 and not self._placed(whole[0])[0]:
-                few = many = 1
-            while few < many:
-                count = (few + many + 1) // 2
-                fits = sum(self._launches(*turn, direct) for turn in cut(count)) <= LAUNCHES
-                few, many = (count, many) if fits else (few, count - 1)
-            known[place] = cut(few)[::-1]
-        return known[place]
-
-    def _launches(self, begin: int, end: int, direct: bool) -> int:
-        """About how many launches a turn is; direct: the first part's output goes where it belongs by itself."""
+    def _count(self, begin: int, end: int) -> int:
+        """How many launches a turn is."""
         parts = self.schedule.parts(begin, end)
-        runs = [sum(1 for _ in part.runs) for part in parts]
-        turned = sum(map(sum, map(self._placed, parts)))
-        return turned + 2 * sum(runs) - direct + (self.schedule.sinks is not None)
+        merged = self._merged_with(parts, (begin, end))
+        count = (self.schedule.sinks is not None and merged is None) - self._alone(parts)
+        for number, part in enumerate(parts):
+            launches = self._launches_of(part)
+            copies = sum(kernel is not by_varlen for kernel, _ in launches)
+            merges = 1 + (len(launches) > 1) if self._joint(part) else len(launches)
+            count += sum(self._placed(part)) + len(launches) + (merges if number else copies + (len(launches) > 1))
+        return count
+
+    def _alone(self, parts: list[Part]) -> bool:
+        """Whether one launch gives the output of all queries, and in memory of its own."""
+        if len(parts) != 1 or parts[0].queries != (self.start, self.length) or not _gapless(parts[0].spans):
+            return False
+        (kernel, _), *others = self._launches_of(parts[0])
+        return kernel is not by_varlen and not others
+
+    def _launches_of(self, part: Part) -> list[tuple[Kernel, tuple[PairSpan, ...]]]:
+        """The kernel and the spans of each launch of a part."""
+        launches = list[tuple[Kernel, tuple[PairSpan, ...]]]()
+        for _, group in groupby(part.spans, lambda span: span.holds):
+            spans = tuple(group)
+            kernel = kernel_for(self.query, spans[:1], self.scoring)
+            launches += [(kernel, run) for run in ([spans] if kernel is by_flex else part._replace(spans=spans).runs)]
+        return launches
 
     def _placed(self, part: Part) -> tuple[bool, bool]:
         """Whether a part's queries are turned or scaled, and whether its keys are."""
@@ -87,54 +181,108 @@ class _Layer:
             or schedule.turns(at, schedule.first_key, schedule.plan.length) is not None
             for at, scale in sides
         )
-        return queries, keys
+        return queries or schedule.query_weight is not None, keys
+
+    def lay_out(self, turns: list[tuple[int, int]]) -> None:
+        """Makes what all layers share, which takes memory on the way, before this one takes its own."""
+        parts = [part for turn in turns for part in self.schedule.parts(*turn)]
+        sides = [(part.query_position, part.query_scale, *part.queries) for part in parts]
+        sides += [(part.key_position, part.key_scale, *part.keys) for part in parts]
+        places = tuple(dict.fromkeys(self._place(at, begin, end) for at, _, begin, end in sides))
+        self._table, self._rows = self.schedule.turning(places, self.query.dtype, self.query.device)
+        for _, scale, begin, end in sides:
+            self._factors(scale, begin, end)
+
+    def _place(self, position: Position, begin: int, end: int) -> tuple[Position, int, int]:
+        """The tokens for which a position is laid out: all where it is one for all."""
+        apart = isinstance(position, Piecewise)
+        return (position, begin, end) if apart else (position, self.schedule.first_key, self.length)
+
+    def _factors(self, scale: Scale | None, begin: int, end: int) -> Tensor | None:
+        accurate = torch.promote_types(self.query.dtype, torch.float32)
+        return self.schedule.factor(scale, begin, end, accurate, self.query.device)
 
     def attend(self, begin: int, end: int) -> None:
         """Fills in the output of the queries begin .. end - 1."""
-        parts, total = self.schedule.parts(begin, end), self.total.narrow(0, begin - self.schedule.start, end - begin)
-        total, log_sum = total.flatten(1, 2), None
-        covered = sum(span.queries[1] - span.queries[0] for span in parts[0].spans) if parts else 0
-        if covered < end - begin:
+        parts, log_sum = self.schedule.parts(begin, end), None
+        if self._alone(parts):
+            ((_, output, log_sum),) = self._outputs(parts[0], _Room(self.query.new_empty(0)), None)
+            self._total, parts = output.unflatten(1, (len(self.query), -1)), []
+        total = self.total.narrow(0, begin - self.start, end - begin).flatten(1, 2)
+        if log_sum is None and not (parts and parts[0].queries == (begin, end) and _gapless(parts[0].spans)):
             total.zero_()
-        for number, part in enumerate(parts):
-            log_sum = self._add(part, begin, total, log_sum, fresh=number == 0)
-        if self.schedule.sinks is not None and log_sum is not None:
-            one_launch(_sink, total, log_sum, self.schedule.sinks)
+        merged, sinks = self._merged_with(parts, (begin, end)), self.schedule.sinks
+        for part in parts:
+            log_sum = self._add(part, begin, total, log_sum, sinks if part is merged else None)
+        if sinks is not None and log_sum is not None and merged is None:
+            one_launch(_sink, total, log_sum, sinks)
 
-    def _add(self, part: Part, begin: int, total: Tensor, log_sum: Tensor | None, fresh: bool) -> Tensor:
+    def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> Part | None:
+        """The part whose merge can take in sinks as well: one launch over all queries of a turn."""
+        return next((part for part in parts[1:] if part.queries == queries and self._joint(part)), None)
+
+    def _joint(self, part: Part) -> bool:
+        """Whether a part that is not the first is merged by one launch."""
+        kernels = [kernel for kernel, _ in self._launches_of(part)]
+        return len(kernels) == 1 or (_gapless(part.spans) and {*kernels} == {by_varlen})
+
+    def _add(
+        self, part: Part, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
         """Adds a part to the output (query, batch * head, dim) of the queries from `begin` on; returns the log-sum-exp.
 
-        fresh: none of these queries has one yet.
+        log_sum: of what is there; None where nothing is. sinks: to be taken in on the way, if any.
         """
-        schedule, (low, high) = self.schedule, part.queries
-        rows = self.query.narrow(2, low - schedule.start, high - low)
-        rows = self._turned(rows, part.query_position, part.query_scale, low, high, schedule.query_weight)
-        for run in part.runs:
-            (first, last), (first_key, last_key) = sides_of(run)
-            given = (
-                rows.narrow(2, first - low, last - first),
-                self._keys_of(part, first_key, last_key),
-                self.value.narrow(2, first_key - schedule.first_key, last_key - first_key),
-                run, self._scoring(part, (first, last), (first_key, last_key)), schedule.known,
-            )  # fmt: skip
-            into = total.narrow(0, first - begin, last - first)
-            if not fresh:
-                assert log_sum is not None
-                one_launch(_merge, into, log_sum.narrow(1, first - begin, last - first), *attend_spans(*given))
-                continue
-            _, own = attend_spans(*given, into)
-            if len(into) == len(total):
-                return own
-            if log_sum is None:
-                log_sum = own.new_full((len(own), len(total)), -math.inf)
-            log_sum.narrow(1, first - begin, last - first).copy_(own)
-        assert log_sum is not None
+        (low, high), room = part.queries, _Room(self.total.narrow(0, 0, begin - self.start))
+        given = self._outputs(part, room, total.narrow(0, low - begin, high - low) if log_sum is None else None)
+        logs = [log for _, _, log in given]
+        if log_sum is not None:
+            for (first, last), output, log in given:
+                rows = first - begin, last - first
+                one_launch(_merge, total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
+            return log_sum
+        if high - low == len(total) and _gapless(part.spans):
+            return torch.cat(logs, 1) if len(logs) > 1 else logs[0]
+        log_sum = logs[0].new_full((len(logs[0]), len(total)), -math.inf)
+        for (first, last), _, log in given:
+            log_sum.narrow(1, first - begin, last - first).copy_(log)
         return log_sum
+
+    def _outputs(self, part: Part, room: _Room, into: Tensor | None) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
+        """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
+
+        One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
+        of their own.
+        """
+        (low, high), (low_key, high_key) = part.queries, part.keys
+        first_key, launches = self.schedule.first_key, self._launches_of(part)
+        values = self.value.narrow(2, low_key - first_key, high_key - low_key)
+        keys = self.key.narrow(2, low_key - first_key, high_key - low_key)
+        keys = self._turned(keys, part.key_position, part.key_scale, *part.keys, room)
+        rows = self.query.narrow(2, low - self.start, high - low)
+        weight = self.schedule.query_weight
+        rows = self._turned(rows, part.query_position, part.query_scale, *part.queries, room, weight)
+        apart, results = None, []
+        if into is None and any(kernel is by_varlen for kernel, _ in launches):
+            apart = room.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
+        for kernel, spans in launches:
+            (first, last), (from_key, to_key) = sides_of(spans)
+            place = apart if into is None and kernel is by_varlen else into
+            output, log = kernel(
+                rows.narrow(2, first - low, last - first),
+                *(states.narrow(2, from_key - low_key, to_key - from_key) for states in (keys, values)),
+                spans, self._scoring(part, (first, last), (from_key, to_key)), self.schedule.known,
+                None if place is None else place.narrow(0, first - low, last - first),
+            )  # fmt: skip
+            results.append(((first, last), output, log))
+        if len(launches) > 1 and apart is not None and self._joint(part):
+            return [((low, high), apart, torch.cat([log for _, _, log in results], 1))]
+        return results
 
     def _scoring(self, part: Part, queries: tuple[int, int], keys: tuple[int, int]) -> Scoring:
         slopes = self.schedule.slopes
         if slopes is None:
-            return Scoring(self.scale, self.schedule.softcap)
+            return self.scoring
         at = (
             self.schedule.index(position, *span, self.query.device)
             for position, span in ((part.query_position, queries), (part.key_position, keys))
@@ -145,47 +293,61 @@ class _Layer:
         return Scoring(self.scale, self.schedule.softcap, known[place], *at)
 
     def _turned(
-        self,
-        states: Tensor,
-        position: Position,
-        scale: Scale | None,
-        begin: int,
-        end: int,
+        self, states: Tensor, position: Position, scale: Scale | None, begin: int, end: int, room: _Room,
         weight: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """States of the tokens begin .. end - 1 at a position and a scale."""
-        schedule, turn = self.schedule, self.schedule.turn
-        table = schedule.tables(position, begin, end, states.dtype, states.device)
-        factors = schedule.factor(scale, begin, end, torch.promote_types(states.dtype, torch.float32), states.device)
-        if table is None and factors is None and weight is None:
+        place, factors, turn = self._place(position, begin, end), self._factors(scale, begin, end), self.schedule.turn
+        rows = self._rows.get(place)
+        if rows is None and factors is None and weight is None:
             return states
-        layout = turn.layout if isinstance(turn, Rotation) else None
-        return one_launch(turned, states, *(table or (None, None)), factors, weight, layout)
-
-    def _keys_of(self, part: Part, begin: int, end: int) -> Tensor:
-        """Keys of the tokens begin .. end - 1, turned if they were not yet; kept where turns to come read from them."""
-        place = part.key_position, part.key_scale
-        low, high, keys = self._keys.get(place, (0, 0, self.key))
-        if not low <= begin <= end <= high:
-            self._keys.pop(place, None)
-            low, high = part.keys
-            keys = self.key.narrow(2, low - self.schedule.first_key, high - low)
-            keys = self._turned(keys, *place, low, high)
-            if low == self.schedule.first_key or len(part.spans) > 1:
-                self._keys[place] = low, high, keys
-        return keys.narrow(2, begin - low, end - begin)
+        if rows is not None and len(rows) > 1:
+            rows = rows.narrow(0, begin - place[1], end - begin)
+        table = (None, None) if rows is None or self._table is None else self._table
+        layout, into = turn.layout if isinstance(turn, Rotation) else None, room.take(states, end - begin)
+        one_launch(_turn, into, rows, states, *table, factors, weight, layout)
+        return into
 
 
-def _merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor) -> None:
-    """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys."""
+def _gapless(spans: tuple[PairSpan, ...]) -> bool:
+    """Whether the spans' queries follow one another."""
+    return all(one.queries[1] == other.queries[0] for one, other in pairwise(spans))
+
+
+def _turn(
+    into: Tensor, rows: Tensor | None, states: Tensor, cos: Tensor | None, sin: Tensor | None, *given: Any
+) -> None:
+    """`turned`, to where it is wanted, by those rows of cos and sin."""
+    if rows is not None and cos is not None and sin is not None:
+        cos, sin = cos[rows], sin[rows]
+    into.copy_(turned(states, cos, sin, *given))
+
+
+def _merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
+    """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys.
+
+    sinks: a further term of each head's softmax as well, as a score (head,).
+    """
     both = torch.logaddexp(log_sum, other)
     share = (other - both).exp().nan_to_num(nan=0.0).t().unsqueeze(-1)  # NaN: neither part saw a key
     accurate = total.to(share.dtype)
-    total.copy_(accurate + share * (output.to(share.dtype) - accurate))
+    accurate = accurate + share * (output.to(share.dtype) - accurate)
+    if sinks is not None:
+        accurate, both = accurate * _beside(both, sinks), torch.logaddexp(both, _scores_of(sinks, both))
+    total.copy_(accurate)
     log_sum.copy_(both)
 
 
 def _sink(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
-    """A further term of each head's softmax, as a score (head,)."""
-    share = (log_sum - sinks.to(log_sum).repeat(log_sum.shape[0] // sinks.shape[0]).unsqueeze(1)).sigmoid()
-    total.copy_(total * share.t().unsqueeze(-1))
+    """Takes in a further term of each head's softmax, as a score (head,)."""
+    total.copy_(total * _beside(log_sum, sinks))
+
+
+def _beside(log_sum: Tensor, sinks: Tensor) -> Tensor:
+    """What is left to keys beside sinks (query, head, 1)."""
+    return (log_sum - _scores_of(sinks, log_sum)).sigmoid().t().unsqueeze(-1)
+
+
+def _scores_of(sinks: Tensor, log_sum: Tensor) -> Tensor:
+    """Sinks (batch * head, 1)."""
+    return sinks.to(log_sum).repeat(log_sum.shape[0] // sinks.shape[0]).unsqueeze(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mesa.engine.compiled import by_launches
 from mesa.engine.kernels import BLOCK, Mask
 from mesa.engine.rope import STEPS, Rotation
-from mesa.engine.spans import Part, Piecewise, parts, span_of
+from mesa.engine.spans import Part, parts, span_of
 from mesa.engine.stairs import stairs
 from mesa.plan import Bounded, Plan, Position, Product, Region, Scale
 
@@ -280,27 +280,28 @@ class Schedule:
             self.known[place] = by if self.turn is not None and by.any() else None
         return self.known[place]
 
-    def tables(
-        self, position: Position, begin: int, end: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor] | None:
-        """cos and sin (token or 1, pair) of what turns cached states of the tokens begin .. end - 1 to a position.
+    def turning(
+        self, places: tuple[tuple[Position, int, int], ...], dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[Tensor, Tensor] | None, dict[tuple[Position, int, int], Tensor]]:
+        """cos and sin (turn, pair) of all turns of cached states to positions, and which of them each token has.
 
-        They are cut out of what serves all tokens, where the position is one for all. None for nothing.
+        places: positions, and from which token on to which. A place's turns are (token or 1,); it has none where
+        nothing is turned, nor is there then a table if no place has.
         """
-        apart = isinstance(position, Piecewise)
-        first, last = (begin, end) if apart else (self.first_key, self.plan.length)
-        place, by = ("tables", position, first, last, dtype, device), self.turns(position, first, last)
-        if by is None or not isinstance(self.turn, Rotation):
-            return None
-        if place not in self.known:
-            turns = torch.from_numpy(by).to(device, non_blocking=True)
-            self.known[place] = self.turn.tables(turns, self.plan, dtype, device)
-        cos, sin = self.known[place]
-        return (
-            (cos, sin)
-            if len(cos) == 1
-            else (cos.narrow(0, begin - first, end - begin), sin.narrow(0, begin - first, end - begin))
-        )
+        known = "turning", places, dtype, device
+        if known not in self.known:
+            by = {place: turns for place in places if (turns := self.turns(*place)) is not None}
+            table = None
+            values = np.unique(np.concatenate([np.empty(0, np.float32), *by.values()]))
+            if by and isinstance(self.turn, Rotation):
+                distinct = torch.from_numpy(values).to(device, non_blocking=True)
+                table = self.turn.tables(distinct, self.plan, dtype, device)
+            rows = {
+                place: torch.from_numpy(np.searchsorted(values, turns).astype(np.int32)).to(device, non_blocking=True)
+                for place, turns in by.items()
+            }
+            self.known[known] = table, rows
+        return self.known[known]
 
     def turned(self, states: Tensor, at: tuple[Position, ...], begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to each of some positions: one after the other."""

@@ -11,8 +11,10 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
@@ -74,6 +76,7 @@ def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], 
         return False
     if kernel is by_varlen:
         plain, dim = spans[0].holds is None and scoring.plain, query.shape[3]
+        plain = plain and all(one.joined(other) for one, other in pairwise(spans))
         return plain and query.dtype != torch.float32 and dim % 8 == 0 and dim <= 256
     return query.shape[2] > 1
 
@@ -111,19 +114,19 @@ def by_flex(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend_spans` by a compiled `flex_attention`, whose blocks are laid out once for all layers."""
+    """`attend_spans` by a compiled `flex_attention`, whose blocks are laid out once for all layers.
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
-        place = "blocks", span, query.device
-        if place not in known:
-            known[place] = blocks_of(span, query.device)
-        output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
-            query, key, value, score_mod=None if scoring.plain else _score(scoring),
-            block_mask=known[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
-        )  # fmt: skip
-        return output, extra.lse
-
-    return _span_by_span(attend, query, key, value, spans, scoring, into)
+    Spans may be any, in none of which a query is twice, and of one `holds`.
+    """
+    place = "blocks", tuple(spans), query.device
+    if place not in known:
+        known[place] = blocks_of(spans, query.device)
+    output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
+        query, key, value, score_mod=None if scoring.plain else _score(scoring),
+        block_mask=known[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
+    )  # fmt: skip
+    output = output.permute(2, 0, 1, 3).flatten(1, 2)
+    return output if into is None else into.copy_(output), extra.lse.flatten(0, 1)
 
 
 def by_operations(
@@ -163,7 +166,7 @@ def _span_by_span(
     scoring: Scoring, into: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What `attend` gives for each span, as `attend_spans`."""
-    first, first_key, results = spans[0].queries[0], spans[0].keys[0], []
+    ((first, _), (first_key, _)), results = sides_of(spans), []
     for span in spans:
         (begin, end), (low, high) = span[:2]
         keys = (states.narrow(2, low - first_key, high - low) for states in (key, value))
@@ -198,26 +201,37 @@ def _score(scoring: Scoring) -> Callable[..., Tensor]:
     return score
 
 
-def blocks_of(span: PairSpan, device: torch.device) -> flex.BlockMask:
-    """A span's mask for `flex_attention`: which blocks it leaves out, masks and reads whole, laid out on the host."""
-    (begin, end), (low, high) = span.queries, span.keys
-    rows, columns = (
-        torch.arange(count)[:, None] * _BLOCK for count in (-(-(end - begin) // _BLOCK), -(-(high - low) // _BLOCK))
+def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask:
+    """Spans' mask for `flex_attention`: which blocks it leaves out, masks and reads whole, laid out on the host."""
+    (begin, end), (low, high) = sides_of(spans)
+    from_key, to_key = np.full(end - begin, high - low), np.full(end - begin, -1)  # which ones each query sees
+    for span in spans:
+        index, rows = np.arange(*span.queries), slice(span.queries[0] - begin, span.queries[1] - begin)
+        first = np.maximum(span.keys[0], index - (end if span.farthest is None else span.farthest))
+        last = np.minimum(span.keys[1] - 1, index - span.nearest)
+        seeing = first <= last
+        from_key[rows][seeing], to_key[rows][seeing] = (first - low)[seeing], (last - low)[seeing]
+    rows, columns, holds = np.arange(0, end - begin, _BLOCK), np.arange(0, high - low, _BLOCK), spans[0].holds
+    ends = np.minimum(columns + _BLOCK, high - low) - 1
+    some, whole = (
+        (one.reduceat(from_key, rows)[:, None] <= edge) & (other.reduceat(to_key, rows)[:, None] >= other_edge)
+        for one, other, edge, other_edge in (
+            (np.minimum, np.maximum, ends, columns),
+            (np.maximum, np.minimum, columns, ends),
+        )
     )
-    first, last = rows + begin, (rows + _BLOCK).clamp(max=end - begin) + begin - 1
-    first_key, last_key = columns.T + low, (columns.T + _BLOCK).clamp(max=high - low) + low - 1
-    farthest = end if span.farthest is None else span.farthest
-    some = (last - first_key >= span.nearest) & (first - last_key <= farthest)
-    whole = (first - last_key >= span.nearest) & (last - first_key <= farthest) & (last_key - first_key == _BLOCK - 1)
-    whole = whole & (span.holds is None)
-    sides = list[Tensor]()
+    whole = whole & (ends - columns == _BLOCK - 1) & (holds is None)
+    sides = list[np.ndarray]()
     for chosen in (some & ~whole, whole):
-        sides += [chosen.sum(1), chosen.int().argsort(dim=1, descending=True, stable=True)]
-    tensors = [side.int()[None, None].to(device, non_blocking=True) for side in sides]
-    at, key_at = (torch.tensor(place).to(device, non_blocking=True) for place in (begin, low))
+        sides += [chosen.sum(1), np.argsort(~chosen, 1, kind="stable")]
+    tensors = [torch.from_numpy(side.astype(np.int32))[None, None].to(device, non_blocking=True) for side in sides]
+    first, last, at, key_at = (
+        torch.tensor(place, dtype=torch.int32).to(device, non_blocking=True) for place in (from_key, to_key, begin, low)
+    )
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return span.seen(query + at, key + key_at)
+        inside = (key >= first[query]) & (key <= last[query])
+        return inside if holds is None else inside & holds(query + at, key + key_at)
 
     lengths = end - begin, high - low
     return flex.BlockMask.from_kv_blocks(
@@ -256,6 +270,7 @@ TRIALS: dict[str, tuple[PairSpan, ...]] = {
     "a band further back": (PairSpan((30, 290), (0, 280), 10, 40),),
     "few keys, all but the nearest": (PairSpan((30, 290), (0, 70), 20, None),),
     "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
+    "rectangles of different widths": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (0, 150), 0, None)),
     "a pattern": (PairSpan((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
     "queries without keys": (
         PairSpan((0, 200), (0, 200), 0, None, lambda query, key: (query % 5 > 1) & (key % 7 < 4)),

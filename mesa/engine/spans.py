@@ -47,7 +47,8 @@ class PairSpan(NamedTuple):
 
 def sides_of(spans: Sequence[PairSpan]) -> tuple[tuple[int, int], tuple[int, int]]:
     """From the first query of several spans to the last one's end, and so of keys."""
-    return (spans[0].queries[0], spans[-1].queries[1]), (spans[0].keys[0], spans[-1].keys[1])
+    keys = min(span.keys[0] for span in spans), max(span.keys[1] for span in spans)
+    return (spans[0].queries[0], spans[-1].queries[1]), keys
 
 
 def span_of(region: Region, begin: int, end: int, first_key: int) -> PairSpan | None:
@@ -102,12 +103,12 @@ class Part(NamedTuple):
     @property
     def queries(self) -> tuple[int, int]:
         """From the first query to the end."""
-        return self.spans[0].queries[0], self.spans[-1].queries[1]
+        return sides_of(self.spans)[0]
 
     @property
     def keys(self) -> tuple[int, int]:
         """From the first key to the end."""
-        return min(span.keys[0] for span in self.spans), max(span.keys[1] for span in self.spans)
+        return sides_of(self.spans)[1]
 
     @property
     def runs(self) -> Iterator[tuple[PairSpan, ...]]:

@@ -68,6 +68,7 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(span_kernels, "takes", takes)
     monkeypatch.setattr(span_kernels, "agrees", lambda *_: True)
     monkeypatch.setattr(device_attention, "_LEAST", 11)
+    monkeypatch.setattr(device_attention, "_LITTLE", 0)
     monkeypatch.setattr(span_kernels.varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
     monkeypatch.setattr(span_kernels.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
@@ -163,11 +164,14 @@ def test_lack_of_memory_in_the_trial_is_not_kept(monkeypatch):
     assert not span_kernels._AGREES
 
 
-@pytest.mark.parametrize("span", [span for spans in span_kernels.TRIALS.values() for span in spans])
-def test_blocks_left_out_and_read_whole_are_so(span):
-    blocks = span_kernels.blocks_of(span, torch.device("cpu"))
-    (begin, end), (low, high) = span.queries, span.keys
-    seen = torch.as_tensor(span.seen(torch.arange(begin, end)[:, None], torch.arange(low, high)))
+@pytest.mark.parametrize("spans", span_kernels.TRIALS.values(), ids=span_kernels.TRIALS)
+def test_blocks_left_out_and_read_whole_are_so(spans):
+    blocks = span_kernels.blocks_of(spans, torch.device("cpu"))
+    (begin, end), (low, high) = span_kernels.sides_of(spans)
+    seen = torch.zeros(end - begin, high - low, dtype=torch.bool)
+    for span in spans:
+        queries, keys = torch.arange(*span.queries)[:, None], torch.arange(*span.keys)
+        seen[queries - begin, keys - low] = span.seen(queries, keys)
     some, whole = torch.zeros_like(seen), torch.zeros_like(seen)
     assert blocks.full_kv_num_blocks is not None
     assert blocks.full_kv_indices is not None
@@ -212,6 +216,15 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
         given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, layout
         got = torch.compile(rope.turned, dynamic=True)(*given)
         torch.testing.assert_close(got, rope.turned(*given), atol=1e-5, rtol=0)
+        turned, whole = [], random(7, 32)
+        rows = torch.arange(tokens, dtype=torch.int32) % 7  # of a table that several positions share
+        for turn in (device_attention._turn, torch.compile(device_attention._turn, dynamic=True)):
+            into = torch.zeros(500, 1, 4, 64)
+            turn(into.narrow(0, 50, tokens).permute(1, 2, 0, 3), rows, states, whole.cos(), whole.sin(), *given[3:])
+            turned.append(into)
+        torch.testing.assert_close(turned[1], turned[0], atol=1e-5, rtol=0)
+        wanted = rope.turned(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
+        torch.testing.assert_close(turned[0][50 : 50 + tokens].permute(1, 2, 0, 3), wanted, atol=1e-5, rtol=0)
         total, log_sum, part, sinks = (
             random(500, 8, 64),
             random(8, 500),
@@ -219,14 +232,15 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
             random(8),
         )
         log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
+        merge, sink = device_attention._merge, device_attention._sink
         results = []
-        for merge, sink in (
-            (device_attention._merge, device_attention._sink),
-            (torch.compile(device_attention._merge, dynamic=True), torch.compile(device_attention._sink, dynamic=True)),
-        ):
-            whole, logs = total.clone(), log_sum.clone()
-            views = whole.narrow(0, 50, tokens), logs.narrow(1, 50, tokens)
-            merge(*views, *part)
-            sink(*views, sinks)
-            results.append((whole, logs))
-        torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
+        for compiler in (lambda function: function, lambda function: torch.compile(function, dynamic=True)):
+            for apart in (True, False):  # sinks after the merge, or in it
+                whole, logs = total.clone(), log_sum.clone()
+                views = whole.narrow(0, 50, tokens), logs.narrow(1, 50, tokens)
+                compiler(merge)(*views, *part, None if apart else sinks)
+                if apart:
+                    compiler(sink)(*views, sinks)
+                results.append(whole)
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0], atol=1e-5, rtol=0)
