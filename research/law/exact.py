@@ -24,12 +24,13 @@ from probe.commands.predict.plan import configs
 from probe.thresholds.stated_window import NATS_ABOVE
 
 RESULTS = Path(__file__).parent / "results"
+MODELS = ("default", "seed1", "seed2", "untried", "small", "base-500000", "M-128", "M-512", "gqa", "wide")
 DRAWS = 10_000
 
 
 def main() -> None:
     """Prints the table and writes it."""
-    there = [name for name in ("default", "seed1", "seed2", "untried") if (RESULTS / f"{name}.json").exists()]
+    there = [name for name in MODELS if (RESULTS / f"{name}.json").exists()]
     rows = [row for name in there for row in rows_of(name)]
     table = pd.DataFrame(rows).round(4)
     table.to_csv(RESULTS / "exact.csv", index=False)

@@ -231,13 +231,13 @@ def test_a_file_that_states_the_length_before_scaling_leaves_no_question():
 
 def test_a_model_that_is_nowhere_is_refused_without_waiting(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    asked = Mock(side_effect=ConnectionError("no route"))
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", asked)
+    calls = Mock(side_effect=ConnectionError("no route"))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", calls)
     for call in (load, config_of, tokenizer_of):
         hub.cache_only.cache_clear()
         with pytest.raises(NotFound, match=r"no model 'no-such/model' .*cannot be reached \(no route\)"):
             call("no-such/model")
-    assert asked.call_count == 3
+    assert calls.call_count == 3
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **options: "there")
     hub.cache_only.cache_clear()
     assert hub.cache_only("no-such/model")
