@@ -58,6 +58,14 @@ def fitted(bridge):
     )
 
 
+def calling(name, *given, **options):
+    return lambda bridge: getattr(analysis, name)(bridge, *given, **options)
+
+
+def lens(name, *given, **options):
+    return lambda bridge: getattr(fitted(bridge), name)(bridge, *given, **options)
+
+
 def lens_hooks(name, *tokens, **options):
     def call(bridge):
         with bridge.hooks(getattr(fitted(bridge), name)(bridge, *tokens, layers=[1], **options)):
@@ -82,13 +90,11 @@ def circuit():
 
 
 CALLS = {
-    "attention_head_subspace_affinity": lambda bridge: analysis.attention_head_subspace_affinity(
-        bridge, target_role="Q"
-    ),
-    "attribution_patch": lambda bridge: analysis.attribution_patch(bridge, ONE, OTHER, metric),
+    "attention_head_subspace_affinity": calling("attention_head_subspace_affinity", target_role="Q"),
+    "attribution_patch": calling("attribution_patch", ONE, OTHER, metric),
     "collect_activations": lambda bridge: analysis.collect_activations(bridge, HOOK, CLEAN, last(bridge), positions=AT),
     "direct_logit_attribution": direct,
-    "faithfulness": lambda bridge: analysis.faithfulness(bridge, ONE, OTHER, metric, circuit()),
+    "faithfulness": calling("faithfulness", ONE, OTHER, metric, circuit()),
     "fit_das": lambda bridge: (
         analysis.fit_das(
             bridge, HOOK, CLEAN, CORRUPT, torch.tensor([0, 1]), last(bridge), rank=1, epochs=1, **BOTH
@@ -102,30 +108,26 @@ CALLS = {
     "run_with_intervention": lambda bridge: analysis.run_with_intervention(
         bridge, HOOK, added, CLEAN, torch.ones(2, 32), last(bridge), positions=AT
     ),
-    "logit_lens": lambda bridge: analysis.logit_lens(bridge, ONE),
-    "logit_readout": lambda bridge: analysis.logit_readout(bridge, torch.ones(2, 32)),
+    "logit_lens": calling("logit_lens", ONE),
+    "logit_readout": calling("logit_readout", torch.ones(2, 32)),
     "JacobianLens.fit": lambda bridge: fitted(bridge).jacobians,
     "JacobianLens.validate_model": lambda bridge: fitted(bridge).validate_model(bridge).jacobians,
-    "JacobianLens.readout": lambda bridge: fitted(bridge).readout(bridge, ONE),
-    "JacobianLens.lens_vectors": lambda bridge: fitted(bridge).lens_vectors(bridge, [5, 7], 1),
-    "JacobianLens.lens_vector_dictionary": lambda bridge: fitted(bridge).lens_vector_dictionary(bridge, 1),
-    "JacobianLens.decompose": lambda bridge: fitted(bridge).decompose(bridge, WORDS, 1, position=18, k=3),
+    "JacobianLens.readout": lens("readout", ONE),
+    "JacobianLens.lens_vectors": lens("lens_vectors", [5, 7], 1),
+    "JacobianLens.lens_vector_dictionary": lens("lens_vector_dictionary", 1),
+    "JacobianLens.decompose": lens("decompose", WORDS, 1, position=18, k=3),
     "JacobianLens.coordinate_patch": lambda bridge: fitted(bridge).coordinate_patch(
         bridge, WORDS, 1, active(bridge), 7, position=18, k=3
     ),
-    "JacobianLens.occupancy": lambda bridge: fitted(bridge).occupancy(
-        bridge, WORDS, 1, position=20, max_atoms=3, num_control_dictionaries=2
-    ),
-    "JacobianLens.fraction_of_variance": lambda bridge: fitted(bridge).fraction_of_variance(bridge, ONE, k=3),
+    "JacobianLens.occupancy": lens("occupancy", WORDS, 1, position=20, max_atoms=3, num_control_dictionaries=2),
+    "JacobianLens.fraction_of_variance": lens("fraction_of_variance", ONE, k=3),
     "JacobianLens.steering_hooks": lens_hooks("steering_hooks", 5),
     "JacobianLens.ablation_hooks": lens_hooks("ablation_hooks", 5),
     "JacobianLens.swap_hooks": lens_hooks("swap_hooks", 5, 7),
     "JacobianLens.swap_clamp_hooks": lambda bridge: lens_hooks(
         "swap_clamp_hooks", 5, 7, clean_cache=bridge.run_with_cache(ONE)[1]
     )(bridge),
-    "JacobianLens.coordinate_patch_hooks": lambda bridge: fitted(bridge).coordinate_patch_hooks(
-        bridge, 5, 7, [1], positions=[18]
-    ),
+    "JacobianLens.coordinate_patch_hooks": lens("coordinate_patch_hooks", 5, 7, [1], positions=[18]),
 }
 OTHERS = {
     "reinitialized": "refuses models with norms of transformers, which have no reset_parameters",
