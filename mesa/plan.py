@@ -42,10 +42,11 @@ class Bounded:
     def __post_init__(self) -> None:
         """Checks every number, also those in tuples."""
         for name, value in vars(self).items():
-            if value is None or callable(value):  # known sooner than that it is no Real; plans are made at every token
+            if value is None or callable(value):
                 continue
             for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, Bounded) or not isinstance(number, Real):
+                whole = type(number) is int  # sooner known than that it is a Real: plans are made at every token
+                if not whole and (isinstance(number, Bounded) or not isinstance(number, Real)):
                     continue
                 if not abs(float(number)) <= LARGEST:
                     raise Refused(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")

@@ -286,7 +286,7 @@ def _scores(schedule: Schedule, rows: Tensor, keys: Tensor, read: Read, scale: f
         part = one_launch(capped, part, schedule.softcap)
     if read.seen is None:
         return part
-    whole, *others = part.split(1, 2) if len(read.seen) > 1 else (part,)
+    whole, *others = torch.split_with_sizes(part, [1] * len(read.seen), 2) if len(read.seen) > 1 else (part,)
     for seen, other in zip(read.seen[1:], others, strict=True):
         whole = torch.where(seen, other, whole)
     return whole if read.unseen is None else whole.masked_fill(read.unseen, -math.inf)

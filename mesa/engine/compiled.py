@@ -23,13 +23,14 @@ def compiled_part(model: Any) -> str | None:
         return type(model).__name__
     inside, seen = [model], set()
     for module in inside:  # in every pass: names are found only where one is needed
-        if module is None or module in seen:
+        if module in seen:
             continue
         if _is_compiled(module):
             break
         seen.add(module)
-        if module._modules:
-            inside += module._modules.values()
+        for name, part in module._modules.items():
+            if part is not None and (part._modules or "rotary" in name or "layer_idx" in vars(part)):
+                inside.append(part)  # no other that has no parts attends
     else:
         return None
     named = ((name, module) for name, module in model.named_modules() if name and _is_compiled(module))

@@ -144,12 +144,13 @@ class ForwardPass:
     """What a pass is computed with; raises `MethodNotApplied` where it is used as the mask that it stands in for.
 
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
-    (batch, token) that keys are cached at. owner: the attachment; `why` tells what went wrong. ran, placed: the layers
-    that attended by it, and the kinds of layer that were given its positions.
+    (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; `why` tells what
+    went wrong. ran, placed: the layers that attended by it, and the kinds of layer that were given its positions.
     """
 
     def __init__(self, groups: list[RowGroup], total: int, cached: Tensor, owner: Any) -> None:
         self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
+        self.padded = len(cached) > sum(len(group.rows) for group in groups if group.length == total)
         self.ran: set[int] = set()
         self.placed: set[LayerKind] = set()
         self._span: Span | Refused | None = None
@@ -169,11 +170,6 @@ class ForwardPass:
         other = copy.copy(self)
         other._span = span
         return other
-
-    @property
-    def padded(self) -> bool:
-        """Whether any row has padding."""
-        return len(self.cached) > sum(len(group.rows) for group in self.groups if group.length == self.total)
 
     def to(self, *args: Any, **kwargs: Any) -> ForwardPass:
         """Itself: a model may move or convert its mask."""

@@ -239,9 +239,12 @@ class Attachment:
                     module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
             inner = module.module if place[1] else module
             states = next(states for states in given.values() if isinstance(states, Tensor))
-            return inner(**{
-                name: value.to(states.device) if isinstance(value, Tensor) else value for name, value in given.items()
-            })  # fmt: skip
+            apart = {
+                name: value.to(states.device)
+                for name, value in given.items()
+                if isinstance(value, Tensor) and value.device != states.device
+            }
+            return inner(**{**given, **apart})
 
     def mask(self, *args: Any, **kwargs: Any) -> passes.ForwardPass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""

@@ -413,20 +413,20 @@ def weight_of(norm: Any, like: Tensor) -> Tensor:
 _HARMLESS = ("position_ids", "sliding_window", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
 _HARMLESS += ("output_router_logits", "num_items_in_batch", "cache_position", "dropout", "max_length_q", "max_length_k")
 _HARMLESS += ("logits_to_keep", "attention_hooks", *CACHES, "position_embeddings")
+_KNOWN = frozenset({*_HARMLESS, "softcap", "s_aux"})
 
 
 def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """softcap and s_aux of a call of an attention function; Refused for an argument that is not known here."""
-    known = {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
     for name, value in kwargs.items():
-        if value is None or name in known or name in _HARMLESS or (name == "is_causal" and value):
+        if value is None or name in _KNOWN or (name == "is_causal" and value):
             continue
         raise Refused(
             f"model type {model.config.model_type!r} is not supported: {type(module).__name__} gives its attention "
             f"{name}={value if isinstance(value, bool | int | float | str) else type(value).__name__}, which methods "
             "do not know"
         )
-    return known
+    return {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
 
 
 @contextmanager

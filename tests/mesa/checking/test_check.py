@@ -185,8 +185,8 @@ def test_a_wrong_executor_fails(tokenizer, monkeypatch):
 
 def test_distances_a_tenth_too_large_fail_by_pairs_alone(tokenizer, monkeypatch):
     """Both executors are wrong alike, in what ReRoPE turns on from its cached position."""
-    turn = Rotation.__call__
-    monkeypatch.setattr(Rotation, "__call__", lambda self, states, by, plan: turn(self, states, by * 1.1, plan))
+    angles = Rotation._angles
+    monkeypatch.setattr(Rotation, "_angles", lambda self, by, plan, device: angles(self, by * 1.1, plan, device))
     failed = rows(checked(tiny.model(), tokenizer), "failed")
     assert {check for check, _ in failed} == {"fused against pairs"}
 

@@ -1,7 +1,6 @@
 """What one attention layer would take on a GPU, counted without one, stays within limits; and the counting counts."""
 
 import sys
-from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import budgets
 from on_paper import on_paper
 from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from mesa.methods import make, standard_methods
 from mesa.support import unfit
@@ -60,9 +58,6 @@ def cells():
             yield pytest.param(model, name, marks=marks)
 
 
-@pytest.mark.skipif(
-    "enable_gqa" not in signature(varlen_attn).parameters, reason="this torch has no varlen_attn for GQA"
-)
 @pytest.mark.parametrize(("model", "name"), list(cells()))
 def test_a_layer_stays_within_its_budget(model, name, device, models):
     method = make(name, budgets.MODELS[model][2])
