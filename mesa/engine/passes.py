@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import count
 from threading import local
@@ -131,7 +131,7 @@ class RowGroup:
         if known not in self.by_layer:
             whole = self.method_schedule if by_method else self.baseline_schedule
             assert whole is not None
-            whole = replace(whole, turn=self.turns.get(kind))
+            whole = whole.turning_by(self.turns.get(kind))
             self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
         return self.by_layer[known]
 

@@ -476,6 +476,10 @@ class Schedule:
         plan = replace(self.plan, regions=regions)
         return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={}, known={})
 
+    def turning_by(self, turn: Rotation | None) -> Schedule:
+        """The same for layers of this rotary embedding; None: of none."""
+        return replace(self, turn=turn, _reads={}, known={})
+
     def mask(self, region: Region, call: AttendedBlock, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
         queries, keys = len(range(*call.queries)), len(range(*call.keys))

@@ -37,11 +37,19 @@ STRUCTURES = {
     "soft cap": ("gemma2", {**SLIDING, "attn_logit_softcapping": 2.0}),
     "sinks": ("gpt_oss", {**SLIDING, **ROPE, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "some layers do not rotate": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
     "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
     "sliding, and full without rotary": ("cohere2", SLIDING),
     "MLA": ("deepseek_v3", MLA),
     "MLA, complex": ("deepseek_v2", MLA),
     "a rotary module for each kind": ("olmo3", SLIDING),
+    "two rotary bases, in rows shorter than the window": (
+        "gemma3_text",
+        {**SLIDING, "sliding_window": 64, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        }},
+    ),
     "interleaved, half of a head": ("glm4", ROPE | {"partial_rotary_factor": 0.5}),
     "chunks": (
         "llama4_text",
