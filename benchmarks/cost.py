@@ -1,7 +1,7 @@
 """Expected shares of stock's time on an H100, computed from plans (probe/experiment/cost.py) and never measured.
 
 Launches are those that budgets.py counts, of a layer at 32768 tokens. Checked: the operations of attention that it
-counts, as a share of the computed ones ("-": not counted).
+counts, as a share of the computed ones; those of a pattern by whole blocks of 128 x 128 pairs.
 
     python benchmarks/cost.py            # Llama-3-8B: results/cost.md
 """
@@ -36,9 +36,7 @@ def row(name: str, method: Any, counts: dict[str, Any]) -> list[str]:
         for phase, tokens in (("prefill", LENGTHS), ("decode", (1,) * len(LENGTHS)))
         for length, new in zip(LENGTHS, tokens, strict=True)
     ]
-    prefill = counts["prefill"][-1]
-    known = not any("flex" in name for name in prefill.names)  # whose pairs follow from a mask of blocks
-    checked = f"{prefill.flops / computed:.2f}" if known else "-"
+    checked = f"{counts['prefill'][-1].flops / computed:.2f}"
     return [method.name, *map(str, launches.values()), checked, *(f"{share:.2f}" for share in shares)]
 
 

@@ -86,9 +86,17 @@ class Device(TorchDispatchMode):
             self._keep(func, args, kwargs, given, output)
         return output
 
-    def _flex(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """One launch: the output, and the log-sum-exp and the largest score of each query."""
+    def _flex(
+        self, func: Any, query: Tensor, key: Tensor, value: Tensor, score: Any, mask: tuple[Any, ...], *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One launch: the output, and the log-sum-exp and the largest score of each query.
+
+        Its operations are those of all pairs of the blocks that the mask does not leave out.
+        """
         assert func.name() == "flex_attention", func
+        blocks = [self._known[part] for part in (mask[2], mask[4]) if part is not None and part in self._known]
+        pairs = sum(float(part.sum()) for part in blocks) * mask[-3] * mask[-2]
+        self.counts.flops += 4.0 * pairs * query.shape[0] * query.shape[1] * query.shape[3]
         compiled = self.compiled(lambda: (
             _permute_strides(query.new_empty(*query.shape[:-1], value.shape[-1]), query.stride()),
             *(query.new_empty(query.shape[:-1], dtype=torch.float32) for _ in range(2)),
@@ -257,8 +265,8 @@ def _moves_to_host(func: Any, kwargs: dict[str, Any], args: Any) -> bool:
 def _windowed(queries: int, keys: int, window: Any) -> int:
     """Pairs of so many last queries with keys in a window (left, right; -1: no end), aligned at the bottom right."""
     at = np.arange(keys - queries, keys)
-    low = np.maximum(0, at - window[0]) if window[0] >= 0 else 0
-    high = np.minimum(keys, at + window[1] + 1) if window[1] >= 0 else keys
+    low = np.maximum(0, at - window[0]) if window[0] >= 0 else np.zeros_like(at)
+    high = np.minimum(keys, at + window[1] + 1) if window[1] >= 0 else np.full_like(at, keys)
     return int(np.maximum(high - low, 0).sum()) if queries else 0
 
 

@@ -16,7 +16,6 @@ SLOWER = {"float32": 15, "float64": 30}
 """How many times fewer operations a second it does in other dtypes."""
 LAUNCHES, DECODED, OTHERS = 60, 25, 14
 """Launches of a layer: of its attention under a method at most, on a prompt and on a token; and of all else."""
-_SAMPLED = 4096  # pairs of a region with a pattern
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,10 @@ def _attention(
 
 
 def _pairs(region: Region, start: int, length: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """The queries of a region that see keys, how many each sees, and the first key and the end of the keys."""
+    """The queries of a region that see keys, how many each sees, and the first key and the end of the keys.
+
+    A pattern counts as all pairs in its range: a kernel computes whole blocks of them.
+    """
     tokens = np.arange(max(region.queries[0], start), min(region.queries[1], length))
     low = np.maximum(region.keys[0], tokens - (length if region.farthest is None else region.farthest))
     high = np.minimum(min(region.keys[1], length), tokens - region.nearest + 1)
@@ -122,9 +124,4 @@ def _pairs(region: Region, start: int, length: int) -> tuple[np.ndarray, np.ndar
     tokens, low, high = tokens[some], low[some], high[some]
     if not len(tokens):
         return tokens, low, (0, 0)
-    seen = (high - low).astype(float)
-    if region.holds is not None:
-        rng = np.random.default_rng(0)
-        at = rng.integers(0, len(tokens), _SAMPLED)
-        seen *= np.mean(region.holds(tokens[at], rng.integers(low[at], high[at])))
-    return tokens, seen, (int(low.min()), int(high.max()))
+    return tokens, high - low, (int(low.min()), int(high.max()))

@@ -22,8 +22,12 @@ STAIR = (
 OVER = {("qwen3-32b", "stair"): STAIR, ("gpt-oss-20b", "stair"): STAIR}
 """Cells that are over a limit, and why."""
 
-HARDEST = ("dca", "lampe", "mesa")
-"""Methods that are counted on all models in the quick suite."""
+QUICK = {
+    "llama-3-8b": {"origin", "rerope", "yarn", "dca", "string", "lampe", "crop", "lm-infinite", "streaming-llm",
+                   "self-extend", "stair", "mesa"},
+    "qwen3-32b": {"rerope", "lampe"}, "gemma-2-27b": {"dca", "mesa"}, "gpt-oss-20b": {"lampe", "mesa"},
+}  # fmt: skip
+"""What is counted in the quick suite, by model: plans that differ, and the cells nearest to a limit."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def cells():
         for name in standard_methods():
             if unfit(config, type(make(name, trained))):
                 continue
-            marks = [] if model == "llama-3-8b" or name in HARDEST else [pytest.mark.slow]
+            marks = [] if name in QUICK[model] else [pytest.mark.slow]
             if (model, name) in OVER:
                 marks.append(pytest.mark.xfail(strict=True, reason=OVER[model, name]))
             yield pytest.param(model, name, marks=marks)
