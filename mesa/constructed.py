@@ -10,21 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, MptConfig, MptForCausalLM
+from transformers import AutoModelForCausalLM, MptForCausalLM
 from transformers.models.mpt.modeling_mpt import MptAttention, MptMLP
 
-from mesa.families import CONSTRUCTED
+from mesa.constructed_config import ConstructedConfig
 from mesa.outside import cache_in
-
-
-class ConstructedConfig(MptConfig):
-    """MPT's config with sizes of heads and MLP of its own; `slope` is every head's, 0 for a model without positions."""
-
-    model_type = CONSTRUCTED
-    slope: float = 1.0
-    head_dim: int = 4
-    intermediate_size: int = 1
-    tie_word_embeddings: bool = False
 
 
 class ConstructedAttention(MptAttention):
@@ -92,5 +82,4 @@ class ConstructedForCausalLM(MptForCausalLM):
         self.post_init()
 
 
-AutoConfig.register(CONSTRUCTED, ConstructedConfig)
 AutoModelForCausalLM.register(ConstructedConfig, ConstructedForCausalLM)

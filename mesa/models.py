@@ -9,17 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers import __version__ as version
@@ -28,10 +26,13 @@ from transformers.utils import logging as transformers_logging
 from mesa.checkpoints.fitting import check_stored, within
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, place_with_options
-from mesa.constructed import ConstructedConfig  # transformers knows them from then on
+from mesa.constructed_config import ConstructedConfig  # transformers knows it from then on
 from mesa.errors import NotFound, Refused
 from mesa.finite import check_finite
 from mesa.support import note_stated
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
 _PARTS = {
@@ -102,7 +103,7 @@ def load(
             dtype = "float32"
         elif dtype is None and device_map is None and device == "cpu":
             dtype = chosen_dtype(config, {})
-        result: Any = AutoModelForCausalLM.from_pretrained(
+        result: Any = model_class().from_pretrained(
             place.where,
             dtype=DTYPES[dtype] if dtype else "auto",
             device_map=device_map,
@@ -124,6 +125,18 @@ def load(
         model.to(torch.device(device))
     commit = origin(name, model.config, revision)
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
+
+
+def model_class() -> Any:
+    """transformers' class of causal language models, which knows those of the theorems.
+
+    Imported here, since it takes longer than torch: configs, tokenizers and plans do without it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    import mesa.constructed  # noqa: F401
+
+    return AutoModelForCausalLM
 
 
 def _check_keys(name: str, info: Mapping[str, Any]) -> None:

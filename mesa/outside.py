@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache
-from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import decoder_of
 from mesa.errors import Refused
@@ -80,26 +78,34 @@ def with_cache(model: Any, cache: Any) -> dict[str, Any]:
     return {next((name for name in CACHES if name in names), CACHES[-1]): cache}
 
 
+def _interfaces() -> tuple[Any, Any]:
+    """Where transformers knows functions of attention and of masks; imported here, since it takes longer than torch."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    return AttentionInterface, AttentionMaskInterface
+
+
 def attention_function(name: str) -> Any:
     """The attention function that transformers has by this name, if any."""
-    return AttentionInterface._global_mapping.get(name)
+    return _interfaces()[0]._global_mapping.get(name)
 
 
 def mask_function(name: str) -> Any:
     """The mask function that transformers has by this name, if any."""
-    return AttentionMaskInterface._global_mapping.get(name)
+    return _interfaces()[1]._global_mapping.get(name)
 
 
 @contextmanager
 def attention_called(model: Any, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
     """The model calls these, which are known by `name`, for as long as this lasts."""
-    before = model.config._attn_implementation
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    before, interfaces = model.config._attn_implementation, _interfaces()
+    for interface, function in zip(interfaces, (attention, mask), strict=True):
+        interface.register(name, function)
     try:
         model.config._attn_implementation = name
         yield
     finally:
         model.config._attn_implementation = before
-        AttentionInterface._global_mapping.pop(name)
-        AttentionMaskInterface._global_mapping.pop(name)
+        for interface in interfaces:
+            interface._global_mapping.pop(name)

@@ -150,7 +150,7 @@ class MethodsRequest(ModelRequest):
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
         """Those of `fitting_methods`; what is left out is named on stderr."""
-        from mesa.engine.plug import check_executor
+        from mesa.engine.attention import check_executor
 
         check_executor(self.executor)
         methods, left_out = self.fitting_methods(config, trained_length, self.settings)

@@ -15,7 +15,8 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from mesa.constructed import ConstructedConfig, ConstructedForCausalLM
+from mesa.constructed import ConstructedForCausalLM
+from mesa.constructed_config import ConstructedConfig
 from mesa.errors import Refused
 from theory.model import MLP, Construction
 from theory.parts import FREE

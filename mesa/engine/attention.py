@@ -335,3 +335,9 @@ def _taken(states: Tensor, heads: list[int]) -> Tensor:
     if heads == list(range(first, last + 1, step)):
         return states[:, first : last + 1 : step]
     return states[:, heads]
+
+
+def check_executor(executor: str) -> None:
+    """Refused for an unknown executor."""
+    if not isinstance(executor, str) or executor not in EXECUTORS:
+        raise Refused(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")

@@ -6,13 +6,13 @@ What was traced of a model goes by the plan of one pass, or by none.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 
 from mesa.errors import Refused
 
@@ -48,8 +48,8 @@ def check_eager(model: Any) -> None:
 
 
 def _is_compiled(module: Any) -> bool:
-    own = vars(module)
-    if own.get("_compiled_call_impl") is not None or isinstance(module, OptimizedModule):
+    own, dynamo = vars(module), sys.modules.get("torch._dynamo.eval_frame")  # loaded where anything is compiled
+    if own.get("_compiled_call_impl") is not None or (dynamo and isinstance(module, dynamo.OptimizedModule)):
         return True
     return "forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable")
 

@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
-from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, hooked_attention, scores_only
+from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_executor, hooked_attention, scores_only
 from mesa.engine.compiled import by_launches, check_eager
 from mesa.engine.kernels import BLOCK
 from mesa.engine.passes import LayerKind
@@ -36,6 +35,9 @@ from mesa.methods.base import check_length
 from mesa.outside import attention_called, attention_function, cache_in, check_cache_name
 from mesa.plan import check_plan
 from mesa.support import check_method, is_rotary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
@@ -455,12 +457,6 @@ def _padded(
 def _of_rows(given: dict[str, Any], rows: Tensor) -> dict[str, Any]:
     """A rotary module's arguments for some rows of the batch."""
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in given.items()}
-
-
-def check_executor(executor: str) -> None:
-    """Refused for an unknown executor."""
-    if not isinstance(executor, str) or executor not in EXECUTORS:
-        raise Refused(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
 
 
 def attachment_of(model: PreTrainedModel) -> Attachment | None:

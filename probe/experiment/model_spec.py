@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity
-from mesa.models import Loaded, bytes_a_number, config_of, load
+from mesa.models import Loaded, bytes_a_number, config_of, load, model_class
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class ModelSpec:
         """Memory of all weights; loads none."""
         with torch.device("meta"):
             trusted = bool(self.options.get("trust_remote_code"))
-            model = AutoModelForCausalLM.from_config(self._config, trust_remote_code=trusted)
+            model = model_class().from_config(self._config, trust_remote_code=trusted)
         count = sum(parameter.numel() for parameter in model.parameters())
         return count * bytes_a_number(self._config, self.options)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from mesa.errors import Refused
 from mesa.models import Loaded
 from mesa.outside import with_cache
 from probe.tasks import sources
 from probe.tasks.retrieval import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SLICE = 1024
 """Tokens whose logits are copied at once."""

@@ -20,9 +20,9 @@ from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.run import Evaluation
 from probe.commands.probe import plan as probe_plan
-from probe.commands.probe import run as probe_run
 from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.request import ProbeRequest
+from probe.commands.probe.stages import work as probe_work
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
 from probe.request import LoadOptions, MethodsRequest, warn_skipped
@@ -214,7 +214,7 @@ def estimate(config: PaperConfig) -> tuple[str, dict[tuple[Method, int], float]]
             text = f"{len(plans[name].methods)} methods, lm-eval {', '.join(values['tasks'])}"
         else:
             planned, is_probe = plans[name], name == "probe"
-            work = probe_run.work(planned) if is_probe else work_of(each := Evaluation(planned), each.tasks({}))
+            work = probe_work(planned) if is_probe else work_of(each := Evaluation(planned), each.tasks({}))
             text = "\n".join([*([probe_plan.estimate(planned)] if is_probe else []), work_text(work, work)])
             everything += work
         lines.append(f"{name} ({SECTIONS[name].place}): {text}")

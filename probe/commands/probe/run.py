@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
 from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.commands.probe.verdict import terminal_text
-from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
 from probe.experiment.pool import Pool
@@ -93,19 +92,6 @@ def run_probe(
 def is_whole(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
     return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
-
-
-def work(plan: ProbePlan, out: Path | None = None) -> Work:
-    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
-    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
-    if out is not None:
-        with suppress(Refused):  # another's
-            path = store.find_store(store_of(out), template(plan))
-        if path is not None:
-            rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
-    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
-    measured = failure.tasks(rows) if plan.request.samples else ()
-    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]
 
 
 def remove_run(out: Path) -> None:

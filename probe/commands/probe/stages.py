@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -13,22 +14,21 @@ import numpy as np
 import torch
 
 import mesa
-from mesa.engine.bridge import bridge as bridge_to
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from probe.capture.capture import capture
 from probe.commands.eval import by_length
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.result import EvalKey
 from probe.commands.eval.run import Evaluation
 from probe.commands.eval.worker import eval_tasks, measure_with
-from probe.commands.probe.plan import ProbePlan
-from probe.experiment.journal import Journal, JournalRows
+from probe.commands.probe.plan import ProbePlan, evaluation_plan, template
+from probe.experiment.estimate import Work, work_of
+from probe.experiment.journal import Journal, JournalRows, known_rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.store import store
-from probe.store.reader import partial_path
+from probe.store.reader import partial_path, store_of
 from probe.store.regions import whole_passes
 from probe.store.select import reference_method
 from probe.thresholds.failure import measured_failure
@@ -167,7 +167,7 @@ class ProbeWorker(PlanWorker):
             nonlocal bridge
             if task.kind != "capture":
                 return measure(task)
-            bridge = bridge or bridge_to(loaded.model, loaded.tokenizer)
+            bridge = bridge or mesa.bridge(loaded.model, loaded.tokenizer)
             return self._states(bridge, *map(str, task.key))
 
         return result
@@ -186,5 +186,20 @@ class ProbeWorker(PlanWorker):
                 store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
 
     def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
+        from probe.capture.capture import capture  # with transformer-lens, which plans do without
+
         request, plan = self.plan.request, self.plan
         return capture(bridge, self.tokens[prompt], plan.methods[method], plan.kept, executor=request.executor)
+
+
+def work(plan: ProbePlan, out: Path | None = None) -> Work:
+    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
+    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
+    if out is not None:
+        with suppress(Refused):  # another's
+            path = store.find_store(store_of(out), template(plan))
+        if path is not None:
+            rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
+    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
+    measured = failure.tasks(rows) if plan.request.samples else ()
+    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]
