@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mesa.engine.compiled import by_launches, one_launch
-from mesa.engine.device_attention import on_device
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Read, Reads, Schedule, Stack
@@ -130,6 +129,8 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
     if by_launches(query.device):
+        from mesa.engine.device_attention import on_device  # with torch's compiler, which takes as long as torch
+
         return on_device(schedule, query, key, value, scale), None
     return _Layer(schedule, query, key, value, scale).output(), None
 
