@@ -1,4 +1,4 @@
-"""The requests of the commands: every parameter with its type, default, limits and help. Loads no torch."""
+"""What the requests of all commands share: model, methods, seed. Loads no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run opened for a notebook: verdict, drift, thresholds, heatmaps, curves, located effects, anatomy."""
+"""An opened run, as notebook, dashboard and export read it: its verdict, and a method for each part of its report."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ class Run(reader.StoredRun):
     """An opened run: hidden states, scores by length, and a method for each part of its report.
 
     `open_run` makes one. `hidden` and `evaluation` are xarray Datasets; `evaluation` is None where nothing was measured
-    by length. Each part is a `Result`: `data` (xarray), `figure(name)`, `names` of figures, and `save(folder,
-    formats)`. A notebook draws it, a terminal prints its text.
+    by length. Each part but `verdict` and `tokens` is a `Result`: `data` (xarray), `figure(name)`, `names` of figures,
+    and `save(folder, formats)`. A notebook draws it, a terminal prints its text.
 
     Examples:
         >>> run = probe.open_run("runs/example")

@@ -145,14 +145,15 @@ class ForwardPass:
 
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
     (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; `why` tells what
-    went wrong. ran, placed: the layers that attended by it, and the kinds of layer that were given its positions.
+    went wrong. ran, placed: the layers that attended by it, and the rotary
+    modules, by path and kind of layer, that were given its positions.
     """
 
     def __init__(self, groups: list[RowGroup], total: int, cached: Tensor, owner: Any) -> None:
         self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
         self.padded = len(cached) > sum(len(group.rows) for group in groups if group.length == total)
         self.ran: set[int] = set()
-        self.placed: set[LayerKind] = set()
+        self.placed: set[tuple[Any, ...]] = set()
         self._span: Span | Refused | None = None
         self.stock: Any = None
 
@@ -384,7 +385,7 @@ class GeneratePrompt:
 
 
 def _begins(given: Tensor, text: Tensor) -> bool:
-    """`Prompt.begins` for one of the things given."""
+    """`GeneratePrompt.begins` for one of the things given."""
     shared = min(given.shape[1], text.shape[1])
     if given.dim() != text.dim() or not shared or len(text) % len(given):
         return False

@@ -125,19 +125,19 @@ class Attachment:
         check_cache_name(kwargs, f"the forward of a {type(self.decoder).__name__}")
         cache = cache_in(kwargs)
         if cache is not None and not isinstance(cache, tuple(passes.CACHES)):
-            known = ", ".join(cls.__name__ for cls in passes.CACHES)
+            supported = ", ".join(cls.__name__ for cls in passes.CACHES)
             raise Refused(
-                f"a {type(cache).__name__} is not supported; pass a {known}, or cache_implementation='dynamic' to "
+                f"a {type(cache).__name__} is not supported; pass a {supported}, or cache_implementation='dynamic' to "
                 "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
-        known = passes.prompt_length_of(cache, self._block) if past else None
-        if past and known is None:
+        filled_for = passes.prompt_length_of(cache, self._block) if past else None
+        if past and filled_for is None:
             raise Refused(f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one")
         if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
             raise Refused("the fused executor has no attention weights for output_attentions; use executor='dense'")
         generated = self.generating.length(inputs)
-        prompt_length = known or self.prompt_length or generated or new
+        prompt_length = filled_for or self.prompt_length or generated or new
         whole = max(prompt_length, self.prompt_length or generated or 0)
         mask, at = kwargs.get("attention_mask"), kwargs.get("position_ids")
         real = None
@@ -145,8 +145,8 @@ class Attachment:
             real = passes.going_on(cache, batch, past, new)
         mask, at = passes.on_cpu(mask, at) if real is None else (real, None)
         real = passes.real_tokens(mask, batch, past + new, whole, generated is not None)
-        if known and not self.prompt_length and generated and generated != known:
-            prompt_length = passes.continued(self.method, self._frequencies, real, past, known, generated)
+        if filled_for and not self.prompt_length and generated and generated != filled_for:
+            prompt_length = passes.continued(self.method, self._frequencies, real, past, filled_for, generated)
             self.generating.settle(prompt_length)
         if cache is not None:
             passes.fill(cache, self._block, prompt_length, real)

@@ -26,10 +26,10 @@ _LEAST_RUNS = 8
 _DRAWS = 200
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _POSITIONS = ("first", "low", "high", "before")
-FALSE_DETECTIONS = "false detections"
+NO_DOUBT, FALSE_DETECTIONS, WIDE, CHANCE, WALK, WARM_UP = range(6)
 DOUBTS = (
     "",
-    FALSE_DETECTIONS,
+    "false detections",
     "its range inside M is too wide to leave",
     "no clearer than chance",
     "no further than a random walk",
@@ -280,16 +280,16 @@ def _judge(
     out = bool((level[judged] > limit).any())
     passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
-    doubt = 0
+    doubt = NO_DOUBT
     if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be judged
-        doubt = DOUBTS.index(FALSE_DETECTIONS)
+        doubt = FALSE_DETECTIONS
     elif limit >= rule.most(x.shape[1]) ** 2:
-        doubt = DOUBTS.index("its range inside M is too wide to leave")
+        doubt = WIDE
     elif out and chance > rule.chance:
-        doubt = DOUBTS.index("no clearer than chance")
+        doubt = CHANCE
     elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any():
-        doubt = DOUBTS.index("no further than a random walk")
-    trusted = doubt == 0
+        doubt = WALK
+    trusted = doubt == NO_DOUBT
     judged &= trusted
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
@@ -343,7 +343,7 @@ def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
         **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
         "trusted": False,
-        "doubt": DOUBTS.index("warm-up throughout"),
+        "doubt": WARM_UP,
         "level": none,
         "warm_up": np.ones(len(runs.begin), bool),
         "alarms": np.array([]),

@@ -129,7 +129,7 @@ def _call(at: xr.Dataset) -> DriftOnset:
     began = values["before"][called]
     began = began[np.isfinite(began)]
     untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
-    doubts = sorted(doubt + untried * (doubt == FALSE_DETECTIONS) for doubt in set(_doubts(at).values()))
+    doubts = sorted(doubt + untried * (doubt == DOUBTS[FALSE_DETECTIONS]) for doubt in set(_doubts(at).values()))
     reason = "" if trusted.any() else " or ".join(doubts)
     return DriftOnset(
         method=method,

@@ -94,7 +94,7 @@ def self_extend_and_stair(settings: VerifyOptions) -> Outcome:
             wrong += int(((grouped == floor) != (t % group >= i % group + window % group)).sum())
             if window % group == 0:
                 wrong += int(((grouped == ceil) != (t % group <= i % group)).sum())
-                wrong += int((np.abs(grouped - ceil) > 1).sum())
+                wrong += int(((ceil - grouped != 0) & (ceil - grouped != 1)).sum())
                 shares[group] = Fraction(int((grouped != ceil).sum()), len(t))
     limits = {group: Fraction(group - 1, 2 * group) for group in shares}
     return Outcome(
