@@ -91,10 +91,9 @@ class _Layer:
 
     def turns(self) -> list[tuple[int, int]]:
         """The queries of each turn, the last ones first: of the least new memory that `LAUNCHES` allow."""
-        launches = [
-            launch for part in self.schedule.parts(self.start, self.length) for launch in self._launches_of(part)
-        ]
-        place = "turns", self.query.shape, self.key.shape, *(kernel for kernel, _ in launches)
+        whole = self.schedule.parts(self.start, self.length)
+        kernels = [kernel for part in whole for kernel, _ in self._launches_of(part)]
+        place = "turns", self.query.shape, self.key.shape, self.schedule.sinks is None, *kernels
         if place not in self.schedule.known:
             for share in _SHARES:
                 turns = self._cut(share)
@@ -132,11 +131,8 @@ class _Layer:
             queries, keys = (side[1] - side[0] for side in (part.queries, part.keys))
             moved, keys_moved = self._placed(part)
             direct = {kernel is by_varlen for kernel, _ in self._launches_of(part)}
-            for size in (
-                keys * key_row * keys_moved,
-                queries * row * moved,
-                queries * row * (number > 0 and True in direct),
-            ):
+            output = queries * row * (number > 0 and True in direct)
+            for size in (keys * key_row * keys_moved, queries * row * moved, output):
                 free, new = (free - size, new) if size <= free else (free, new + size)
             if False in direct:
                 new += queries * (logs + row * (not self._alone(parts)))
