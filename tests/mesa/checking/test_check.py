@@ -185,6 +185,7 @@ def test_a_wrong_executor_fails(tokenizer, monkeypatch):
 
 def test_distances_a_tenth_too_large_fail_by_pairs_alone(tokenizer, monkeypatch):
     """Both executors are wrong alike, in what ReRoPE turns on from its cached position."""
+    assert rows(checked(tiny.model(), tokenizer), "failed") == {}  # which finds the model's structure as it is
     angles = Rotation._angles
     monkeypatch.setattr(Rotation, "_angles", lambda self, by, plan, device: angles(self, by * 1.1, plan, device))
     failed = rows(checked(tiny.model(), tokenizer), "failed")
