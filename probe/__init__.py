@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from probe.commands.eval.plan import plan as plan_evaluation
     from probe.commands.eval.request import EvalRequest
     from probe.commands.eval.run import run as run_evaluation
-    from probe.commands.predict.report import predict_failure
+    from probe.commands.predict.command import predict_failure
     from probe.commands.predict.request import PredictRequest
     from probe.commands.probe.report import write_report
     from probe.commands.probe.request import ProbeRequest
@@ -38,7 +38,7 @@ _MODULES = {
     "probe.capture.spec": "CaptureSpec",
     "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
     "probe.figures.heatmap": "default_regions regions",
-    "probe.commands.predict.report": "predict_failure",
+    "probe.commands.predict.command": "predict_failure",
     "probe.run": "Run open_run",
     "probe.commands.probe.report": "write_report",
     "probe.commands.eval.request": "EvalRequest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from mesa.methods import Method, make
 from mesa.plan import follows_length
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import StoredRun
+from probe.store.results import number
 from probe.store.select import hook_values, reference_method
 from probe.tasks.intervals import differences, intervals
 from probe.thresholds.drift import DriftRule, find_drift, resolution
@@ -303,18 +304,9 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
         drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
         drift_onset = _of(drift_onsets(drifts[analysis.prompt]), method)
-    result = MethodResult(
-        method=method,
-        drift_onset=drift_onset,
-        threshold_onset=by_prompt[analysis.prompt],
-        threshold_onset_by_prompt={prompt: str(onset) for prompt, onset in by_prompt.items()},
-        measured=None,
-        scores={},
-        longest=None,
-    )
-    if evaluation is None or measured is None:
-        return result
-    return replace(result, **scored(evaluation, measured, method, analysis.reference))
+    texts = {prompt: str(onset) for prompt, onset in by_prompt.items()}
+    found = {} if evaluation is None or measured is None else scored(evaluation, measured, method, analysis.reference)
+    return MethodResult(method, drift_onset, by_prompt[analysis.prompt], texts, **found)
 
 
 def scored(evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str) -> dict[str, Any]:
@@ -368,8 +360,7 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
 
 def _as_difference(values: Mapping[str, float | None]) -> Difference:
     """NaN for None."""
-    mean, low, high = (math.nan if (value := values[name]) is None else value for name in ("mean", "low", "high"))
-    return Difference(mean, low, high)
+    return Difference(*(number(values[name]) for name in ("mean", "low", "high")))
 
 
 def _control(control: xr.Dataset | str) -> Control | str:

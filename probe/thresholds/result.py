@@ -78,11 +78,11 @@ class MethodResult:
     """On the first prompt."""
     threshold_onset_by_prompt: dict[str, str]
     """In words."""
-    measured: Failure | None
+    measured: Failure | None = None
     """None: nothing was measured by length."""
-    scores: dict[int, Scores]
+    scores: dict[int, Scores] = field(default_factory=dict)
     """By length, those of the table."""
-    longest: LongestScores | None
+    longest: LongestScores | None = None
 
 
 @dataclass(frozen=True)

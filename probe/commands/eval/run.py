@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +21,12 @@ from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
+from probe.tasks.base import Score
 from probe.tasks.retrieval_tasks import RetrievalTask
 from probe.tasks.ruler import RulerTask
 
 TABLES = ("samples.csv", "summary.json")
+_SCORE = [field.name for field in fields(Score)]
 COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
 
 
@@ -100,12 +103,13 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
 
 
 def _is_score(score: Any, metrics: Collection[str]) -> bool:
-    if not isinstance(score, dict) or not {"length", "sample", "metric", "value", "seconds"} <= {*score}:
-        return False
     return (
-        score["metric"] in metrics
+        isinstance(score, dict)
+        and {*_SCORE} <= {*score}
+        and score["metric"] in metrics
         and all(isinstance(score[key], int) for key in ("length", "sample"))
-        and (isinstance(score["value"], int | float) and isinstance(score["seconds"], int | float | None))
+        and isinstance(score["value"], int | float)
+        and isinstance(score["seconds"], int | float | None)
     )
 
 
@@ -172,16 +176,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
 
 def _samples(rows: JournalRows) -> list[Sample]:
     return [
-        Sample(
-            str(task),
-            str(method),
-            score["length"],
-            score["sample"],
-            score["metric"],
-            score["value"],
-            score["seconds"],
-            row["peak_mib"],
-        )
-        for (task, method, length), row in rows.items()
+        Sample(str(task), str(method), *(score[name] for name in _SCORE), row["peak_mib"])
+        for (task, method, _), row in rows.items()
         for score in row["scores"]
     ]

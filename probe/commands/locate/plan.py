@@ -115,11 +115,9 @@ def plan(request: LocateRequest) -> LocatePlan:
 
 def _check_samples(request: LocateRequest) -> None:
     """Raises Refused where one sample does not do."""
-    for needed, reason in (
-        ("smallest" in request.kinds, "the smallest set is chosen on one half of them"),
-        ("passkey" in request.measures, "one answer has no interval"),
-    ):
-        if needed and request.samples < 2:
+    reasons = {"smallest": "the smallest set is chosen on one half of them", "passkey": "one answer has no interval"}
+    for name, reason in reasons.items() if request.samples < 2 else ():
+        if name in (*request.kinds, *request.measures):
             raise Refused(f"--samples {request.samples}: {reason}, give at least 2")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,8 @@ def summarize(plan: LocatePlan, journal: Journal) -> Located:
     for group in sorted(plan.items, key=lambda group: group[1]):
         inside += _inside(plan, rows, group)
         for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
-            gap = paired(plan, rows, group, name).gap
-            loss = Loss(
-                name,
-                group[1],
-                group[0],
-                gap.baseline,
-                gap.patched,
-                gap.low,
-                gap.high,
-                gap.judged,
-                len(plan.items[group]),
-            )
+            gap, (measure, length) = paired(plan, rows, group, name).gap, group
+            loss = Loss(name, length, measure, *astuple(gap), judged=gap.judged, items=len(plan.items[group]))
             gaps.append(loss)
             if gap.judged:
                 effects += _effects(plan, rows, group, loss)

@@ -70,10 +70,8 @@ class Calibration:
     @classmethod
     def of(cls, trained_length: int, tokens: int, longest: int, losses: Losses) -> Calibration:
         """From the losses of every pass."""
-        methods = [
-            method for method in gap_methods(trained_length, tokens, longest).values() if isinstance(method, Gap)
-        ]
-        methods = [method for method in methods if not method.masked]
+        passes = gap_methods(trained_length, tokens, longest).values()
+        methods = [method for method in passes if isinstance(method, Gap) and not method.masked]
         queries = scored_queries(tokens, tokens, QUERIES)
         gap_keys = [far_keys(method.plan(tokens), queries, trained_length) for method in methods]
         plan = make(ORIGIN, trained_length, log_n=True).plan(longest)
@@ -113,22 +111,27 @@ class Calibration:
 
     def fit_powers(self, curve: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         """The powers that fit the gaps' loss best: over no gap, and over the same keys masked."""
-        harms = [[_mean(self.gap_cost(at, masked=masked), weights) for at in self.gaps] for masked in (False, True)]
-        squares = np.zeros((2, len(POWERS)))
+        costs, squares = self.costs(weights), np.zeros((2, len(POWERS)))
         for number, power in enumerate(POWERS):
             law = Law(self.trained_length, curve, float(power))
-            squares[:, number] = ((law.at(self.gap_keys) - np.array(harms)) ** 2).sum(1)
+            squares[:, number] = ((law.at(self.gap_keys) - costs) ** 2).sum(1)
         raw, controlled = POWERS[squares.argmin(1)]
         return float(raw), float(controlled)
+
+    def costs(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """The mean loss (control, gap) under each gap, over no gap and over masking."""
+        return np.array(
+            [[_mean(self.gap_cost(at, masked=masked), weights) for at in self.gaps] for masked in (False, True)]
+        )
 
     def gap_cost(self, gap: tuple[int, int], *, masked: bool) -> np.ndarray:
         """The loss under a gap (text,) less that without one, or with the same keys masked."""
         other = gap_name(gap[0]) if masked else gap_name()
-        losses = [
+        gapped, control = (
             window_means(self.losses[name, self.tokens], self.tokens, self.tokens, self.tokens)
             for name in (gap_name(*gap), other)
-        ]
-        return losses[0] - losses[1]
+        )
+        return gapped - control
 
     def fit_scale_power(self, law: Law, weights: np.ndarray) -> Law:
         """The law with the `scale_power` that fits Origin with log n best; as it is where that was not run."""
@@ -144,17 +147,15 @@ class Calibration:
 
     def gap_rms(self, law: Law) -> float:
         """The root mean square (nats/token) of the law less the loss of the gaps, by either control."""
-        costs = [[self.gap_cost(at, masked=masked).mean() for at in self.gaps] for masked in (False, True)]
-        return float(np.sqrt(((law.at(self.gap_keys) - np.array(costs)) ** 2).mean()))
+        return float(np.sqrt(((law.at(self.gap_keys) - self.costs()) ** 2).mean()))
 
     def needed_factors(self, law: Law) -> np.ndarray:
         """The factors on Z, from 1/16 to 16, with which the law would have the loss of each gap, by either control."""
         factors = np.geomspace(1 / 16, 16, 81)
         predicted = np.array([law.at(self.gap_keys, factor) for factor in factors])
-        costs = [[self.gap_cost(at, masked=masked).mean() for at in self.gaps] for masked in (False, True)]
         seen = self.gap_keys.mean(self.gap_keys.sums[0]) > 0
         least = 1e-9 * abs(np.log(factors))[:, None]  # of equal ones the factor closest to 1
-        return np.concatenate([factors[(abs(predicted - cost) + least).argmin(0)][seen] for cost in np.array(costs)])
+        return np.concatenate([factors[(abs(predicted - cost) + least).argmin(0)][seen] for cost in self.costs()])
 
     def refusal(self) -> str:
         """Why nothing can be predicted from these losses; empty where something can.
@@ -192,11 +193,11 @@ class Calibration:
     def _gap_harm(self, gap: int) -> np.ndarray:
         """The loss under a gap less that with the same keys masked, mean of the two smaller boundaries, by quarter."""
         boundaries = sorted({boundary for boundary, _ in self.gaps})[:2]
-        losses = [
+        harms = [
             self.losses[gap_name(boundary, gap), self.tokens] - self.losses[gap_name(boundary), self.tokens]
             for boundary in boundaries
         ]
-        return quarters(np.mean(losses, axis=0))
+        return quarters(np.mean(harms, axis=0))
 
 
 def resampled(texts: int, draws: int, seed: int = 0) -> Sequence[np.ndarray]:
@@ -223,5 +224,5 @@ def _shown(values: np.ndarray, confidence: float = 0.95) -> str:
     return f"{shown(float(values.mean()), *student(values.tolist(), confidence), '+z.2f')} nats/token"
 
 
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _mean(values: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     return np.average(values, axis=0, weights=weights)

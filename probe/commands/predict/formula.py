@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression
 from mesa.methods import Method
 from mesa.plan import Plan, query_scales, relative_positions
 from probe.commands.predict.result import FittedLaw
+from probe.thresholds.failure import lasting
 from probe.thresholds.stated_window import NATS_ABOVE
 
 POWERS = np.array([*np.arange(0, 2.05, 0.1), 2.5, 3, 4, 6, 8, 12])
@@ -130,9 +131,7 @@ def far_keys_by_length(method: Method, lengths: Sequence[int], count: int) -> Fa
 
 def failure_length(lengths: Sequence[int], excess: np.ndarray) -> int | None:
     """The first length from which on the excess is `NATS_ABOVE` or more at every one; None: not at the longest."""
-    holds = np.flatnonzero(np.asarray(excess) < NATS_ABOVE)
-    first = int(holds[-1]) + 1 if len(holds) else 0
-    return int(lengths[first]) if first < len(lengths) else None
+    return lasting(~(np.asarray(excess) < NATS_ABOVE), np.asarray(lengths))
 
 
 def length_grid(lengths: Sequence[int], trained_length: int, count: int = 40) -> list[int]:

@@ -81,7 +81,8 @@ def kind_of(losses: Losses, trained_length: int, tokens: int, longest: int) -> F
     clear = harm is not None and harm > 0 and low is not None and high is not None and not low <= 0 <= high
     distance = (longest - tokens + 5 * tokens / 8) / trained_length  # from the middle of what is scored
     few = low is not None and low > 0 if clear else None
-    return FarKeyCosts(few, round(distance, 2), _estimate(one - base), tokens // 2 - 1, _estimate(half - base))
+    costs = student_estimate(one - base), student_estimate(half - base)
+    return FarKeyCosts(few, round(distance, 2), costs[0], tokens // 2 - 1, costs[1])
 
 
 def kind_sentence(kind: FarKeyCosts | None, fails: int | None) -> str:
@@ -99,6 +100,7 @@ def kind_sentence(kind: FarKeyCosts | None, fails: int | None) -> str:
     return f"On this model far keys add up{begins}: {costs}"
 
 
-def _estimate(values: np.ndarray) -> Estimate:
+def student_estimate(values: np.ndarray) -> Estimate:
+    """The mean with Student's interval."""
     low, high = student(values.tolist())
     return Estimate(float(values.mean()), (number(low), number(high)))

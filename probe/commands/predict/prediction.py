@@ -11,7 +11,7 @@ import numpy as np
 from mesa.methods import Method
 from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
 from probe.commands.predict.formula import Law, failure_length, far_keys_by_length, length_grid
-from probe.commands.predict.kind import kind_of
+from probe.commands.predict.kind import kind_of, student_estimate
 from probe.commands.predict.plan import PredictPlan
 from probe.commands.predict.result import (
     Agreement,
@@ -26,7 +26,6 @@ from probe.commands.predict.result import (
     Misfit,
     Prediction,
 )
-from probe.statistics import student
 from probe.store.results import number
 from probe.thresholds.stated_window import NATS_ABOVE
 
@@ -72,9 +71,7 @@ def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> 
         np.array([[entry.excess for entry in getattr(row, side)] for row in methods])
         for side in ("predicted", "measured")
     )
-    steps = [
-        abs(_step(first, lengths) - _step(second, lengths)) for first, second in zip(predicted, measured, strict=True)
-    ]
+    steps = [abs(_step(one, lengths) - _step(other, lengths)) for one, other in zip(predicted, measured, strict=True)]
     errors = predicted - measured
     return Agreement(
         methods=len(methods),
@@ -112,8 +109,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 def _misfit(calibration: Calibration, law: Law) -> Misfit:
     rms = calibration.gap_rms(law)
-    largest = float(max(calibration.gap_cost(at, masked=False).mean() for at in calibration.gaps))
-    return Misfit(rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), largest)
+    return Misfit(rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max()))
 
 
 def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> FittedLaw:
@@ -132,8 +128,10 @@ def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> 
             (positions + calibration.trained_length - 1).tolist(), first.excess[positions].tolist(), (low, high)
         ),
         gaps=[
-            GapCost(*at, value, *(float(calibration.gap_cost(at, masked=masked).mean()) for masked in (False, True)))
-            for at, value in zip(calibration.gaps, first.at(calibration.gap_keys).tolist(), strict=True)
+            GapCost(*at, value, *costs)
+            for at, value, costs in zip(
+                calibration.gaps, first.at(calibration.gap_keys).tolist(), calibration.costs().T.tolist(), strict=True
+            )
         ],
     )
 
@@ -177,8 +175,8 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
         prompt = length if (name, length) in losses else plan.longest
         nll = window_means(losses[name, prompt], prompt, length, plan.trained_length)
         excess = nll - window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
-        level = Estimate(float(nll.mean()), _student(nll))
-        rows.append(AtLength(length, float(excess.mean()), _student(excess), level))
+        difference = student_estimate(excess)
+        rows.append(AtLength(length, difference.value, difference.ends, student_estimate(nll)))
     failure = failure_length(plan.lengths, np.array([row.excess for row in rows]))
     return {"measured": rows, "measured_failure": failure}
 
@@ -199,8 +197,3 @@ def _estimate(values: Sequence[float] | np.ndarray) -> Estimate:
 def _ends(values: Sequence[float] | np.ndarray) -> Interval:
     low, high = np.quantile(values, [0.025, 0.975]).tolist()
     return low, high
-
-
-def _student(values: np.ndarray) -> Interval:
-    low, high = student(values.tolist())
-    return number(low), number(high)
