@@ -57,9 +57,9 @@ def json_text(value: Any, indent: int | None = 1, **options: Any) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False, **options)
 
 
-def write_json(path: Path, value: Any, indent: int = 1) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Writes `json_text` and a last line break, as `write` does."""
-    write(path, (json_text(value, indent) + "\n").encode())
+    write(path, (json_text(value) + "\n").encode())
 
 
 def write_result(path: Path, value: JsonObject, indent: int | None = 1) -> None:

@@ -10,8 +10,6 @@ from scipy.special import stdtrit
 
 Ends = tuple[float, float] | tuple[None, None]
 """Low and high; None where there is no interval."""
-Estimate = tuple[float, float | None, float | None]
-"""A number with its ends; None where there is no interval."""
 
 _Z = 1.959964  # of 95%
 
@@ -77,29 +75,6 @@ def bonett_price(gained: float, lost: float, count: int) -> tuple[float, float]:
     count, difference = count + 2, gained - lost
     half = _Z * math.sqrt(gained + lost + 2 - difference**2 / count) / count
     return max(-1.0, difference / count - half), min(1.0, difference / count + half)
-
-
-def combined(parts: Sequence[Estimate], weights: Sequence[float], correlation: float = 0.0) -> Estimate:
-    """The weighted sum of numbers, with the interval that follows from theirs (Zou and Donner 2008).
-
-    correlation: of two parts, weighted by opposite signs.
-
-    >>> [round(end, 2) for end in combined([(1, 0.5, 2), (1, 0, 1.5)], [1, -1])]
-    [0, -0.71, 1.41]
-    """
-    value = sum(weight * part[0] for weight, part in zip(weights, parts, strict=True))
-    down, up = [], []
-    for weight, (middle, low, high) in zip(weights, parts, strict=True):
-        if low is None or high is None:
-            return value, None, None
-        ends = sorted((weight * (low - middle), weight * (high - middle)))
-        down.append(ends[0])
-        up.append(ends[1])
-    shared = [2 * correlation * math.prod(ends) for ends in (down, up)] if correlation else [0.0, 0.0]
-    below, above = (
-        math.sqrt(max(0.0, sum(end**2 for end in ends) - both)) for ends, both in zip((down, up), shared, strict=True)
-    )
-    return value, value - below, value + above
 
 
 def shown(value: float, low: float | None, high: float | None, form: str = "z.3g") -> str:

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, computed_field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from mesa.errors import NotFound, Refused
 from probe.files import JsonObject, json_text, read_result, write_result
@@ -79,6 +80,17 @@ class ResultFile(Generic[T]):
     @cached_property
     def _adapter(self) -> TypeAdapter[T]:
         return TypeAdapter(self.type)
+
+
+@pydantic_dataclass(frozen=True)
+class InWords:
+    """A result that stands in words in its file too."""
+
+    @computed_field
+    @property
+    def text(self) -> str:
+        """As `str`."""
+        return str(self)
 
 
 class OfHead:

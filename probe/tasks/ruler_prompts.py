@@ -29,7 +29,7 @@ LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 class ListPrompt(Prompt):
     """A prompt with several answers. expected: the strings that RULER looks for in what is generated.
 
-    key_position: where the one line with the answer begins; where there are more, the first thing after the header.
+    key_position: where what follows the header begins.
     """
 
     expected: tuple[str, ...]
@@ -54,21 +54,14 @@ def draw_distinct(draw: Callable[[], str], count: int) -> list[str]:
 
 
 def assemble(
-    tokenizer: Tokenizer,
-    start: Ids,
-    body: Sequence[Ids],
-    end: Ids,
-    length: int,
-    expected: Sequence[str],
-    answer: str,
-    needle: int = 0,
+    tokenizer: Tokenizer, start: Ids, body: Sequence[Ids], end: Ids, length: int, expected: Sequence[str]
 ) -> ListPrompt:
-    """The prompt; line breaks after its header make up the length. needle: which piece has the answer."""
+    """The prompt, answered by all strings `expected`; line breaks after its header make up the length."""
     missing = length - len(start) - sum(map(len, body)) - len(end)
     newline = encode(tokenizer, "\n")[-1:]
-    before = len(start) + missing + sum(map(len, body[:needle]))
+    answer = " ".join(expected)
     ids = (*start, *(newline * missing), *itertools.chain(*body), *end)
-    return ListPrompt(ids, encode_once(tokenizer, " " + answer), answer, before, tuple(expected))
+    return ListPrompt(ids, encode_once(tokenizer, " " + answer), answer, len(start) + missing, tuple(expected))
 
 
 def _example(tokenizer: Tokenizer, header: str, body: Sequence[Ids], question: Ids, answer: str) -> Ids:
@@ -87,7 +80,7 @@ VT_QUESTION = (
 
 
 def variables(
-    tokenizer: Tokenizer, length: int, rng: Random, setting: PromptSpec, *, hops: int = 4, example: int | None = 10
+    tokenizer: Tokenizer, length: int, rng: Random, setting: PromptSpec, *, hops: int, example: int | None
 ) -> ListPrompt:
     """RULER's variable tracking, one chain in repeated sentences. example: its rounds of them; None: no example."""
     start = first_ids(tokenizer)
@@ -100,7 +93,7 @@ def variables(
     noise = encode(tokenizer, VT_NOISE)
     room = room_for(length, start, end, *chain)
     rounds = [noise[: room - at] for at in range(0, room, len(noise))]
-    return assemble(tokenizer, start, insert_pieces(rounds, chain, rng), end, length, names, " ".join(names))
+    return assemble(tokenizer, start, insert_pieces(rounds, chain, rng), end, length, names)
 
 
 def _chain(tokenizer: Tokenizer, rng: Random, hops: int, letters: int) -> tuple[list[str], list[Ids], Ids]:

@@ -167,15 +167,12 @@ def _or_reason(make: Callable[[], Derived]) -> Derived:
         return str(error)
 
 
-def drifts(
-    run: StoredRun, hidden: xr.DataArray, reference: str, trained_length: int | None = None
-) -> dict[str, xr.Dataset]:
+def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr.Dataset]:
     """`find_drift` of the first prompt, of every other that is not text, and of the mean over texts (`MEAN`).
 
-    trained_length: M in tokens; None: the run's. Raises Refused where too few positions were captured.
+    Raises Refused where too few positions were captured.
     """
-    trained = run.trained_length if trained_length is None else trained_length
-    attrs = run.hidden.attrs
+    trained, attrs = run.trained_length, run.hidden.attrs
     prompts = hidden["prompt"].values.tolist()
     texts = [name for name in prompts if name.startswith("text-")]
     judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}

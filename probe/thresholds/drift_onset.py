@@ -7,14 +7,14 @@ from itertools import groupby
 
 import numpy as np
 import xarray as xr
-from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
+from probe.store.result_file import InWords
 from probe.thresholds.drift import DOUBTS, FALSE_DETECTIONS
 
 
 @dataclass(frozen=True)
-class DriftOnset:
+class DriftOnset(InWords):
     """Where a method's states begin to drift, by the rule `drift`; positions in tokens. It does not predict failure.
 
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
@@ -51,12 +51,6 @@ class DriftOnset:
     reason: str
     descriptive: bool = False
     chance: float | None = None
-
-    @computed_field
-    @property
-    def text(self) -> str:
-        """As `str`."""
-        return str(self)
 
     def __str__(self) -> str:
         """The onset in words."""

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import xarray as xr
-from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.statistics import half_width, wilson
+from probe.store.result_file import InWords
 from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
 CHANCE_NATS = 0.1
@@ -20,7 +20,7 @@ NLL, PASSKEY = RULES = ("tail NLL", "passkey")
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(InWords):
     """From which measured length on, in tokens, a method fails at every one; None if it does not at the longest.
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
@@ -52,12 +52,6 @@ class Failure:
     def holds(self) -> bool:
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
         return self.length is None and bool(self.judged_by) and not self.chance
-
-    @computed_field
-    @property
-    def text(self) -> str:
-        """As `str`."""
-        return str(self)
 
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""

@@ -14,6 +14,7 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from probe.statistics import shown, student, wilson
+from probe.store.result_file import InWords
 
 NATS_ABOVE = 0.5
 MIN_ACCURACY = 0.5
@@ -43,7 +44,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class StatedWindow:
+class StatedWindow(InWords):
     """What the measured lengths say of the stated M.
 
     outcome: `FITS`, `TOO_LARGE`, `MAY_BE_TOO_LARGE`, `TOO_SMALL` or `CANNOT_TELL`. signs: what speaks against the
@@ -77,12 +78,6 @@ class StatedWindow:
         """Why nothing that rests on M can be judged; empty where it can."""
         broken = f"{self.reference} already fails inside the given M = {self.stated} tokens"
         return broken if self.is_wrong else ""
-
-    @computed_field
-    @property
-    def text(self) -> str:
-        """As `str`."""
-        return str(self)
 
     def __str__(self) -> str:
         """One or two sentences; empty where M fits."""

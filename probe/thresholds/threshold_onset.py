@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
+from probe.store.result_file import InWords
 from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, search, searches, whole_window
 
 TOP = 10
@@ -28,7 +28,7 @@ _PAIR = ("layer", "dim")
 
 
 @dataclass(frozen=True)
-class ThresholdOnset:
+class ThresholdOnset(InWords):
     """Where a method crosses the thresholds of the best dims, in tokens. No prediction of failure.
 
     length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
@@ -51,12 +51,6 @@ class ThresholdOnset:
     def known(self) -> bool:
         """Whether `least` dims are judged, so that no length means none."""
         return self.judged >= self.least
-
-    @computed_field
-    @property
-    def text(self) -> str:
-        """As `str`."""
-        return str(self)
 
     def __str__(self) -> str:
         """The onset in words."""

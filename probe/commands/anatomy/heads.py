@@ -31,6 +31,8 @@ PARTS = ("first", "near", "window", "beyond")
 """Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
 QUERIES, STRONGEST = 32, 12
 """Queries whose attention is stored token by token, and how many keys of each."""
+OFFSETS = (0, 1)
+"""Tokens after the one that is emitted, of the keys that `retrieval_scores` counts."""
 HeadMeasure = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
 """Statistics (head, ...) by name, of some heads of one layer: from schedule, queries, keys and scale."""
 
@@ -180,12 +182,10 @@ def needle_positions(prompt: Prompt) -> np.ndarray:
 
 
 @torch.no_grad()
-def retrieval_scores(
-    model: PreTrainedModel, prompt: Prompt, method: Method, *, offsets: Sequence[int] = (0, 1)
-) -> xr.DataArray:
+def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> xr.DataArray:
     """How often each head retrieves: (layer, head, offset), the share of the answer's tokens.
 
-    A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
+    A head retrieves a token when the key it attends to most stands `offset` tokens, 0 or 1, after a place in the needle
     (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It misses heads that
     read the token from the one after it, where an earlier layer has moved it: offset 1 counts those. Tokens are decoded
     one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises Refused
@@ -193,7 +193,7 @@ def retrieval_scores(
     """
     needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
     top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
-    hits = np.zeros((*top.shape, len(offsets)))
+    hits = np.zeros((*top.shape, len(OFFSETS)))
 
     def observer(
         layer: int, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, scale: float
@@ -213,8 +213,8 @@ def retrieval_scores(
             if (top < 0).any():
                 raise Failed(f"{method.name}: not every head of every layer was seen")
             holds = np.flatnonzero(needle & (np.array(prompt.ids) == emitted))
-            for number, offset in enumerate(offsets):
+            for number, offset in enumerate(OFFSETS):
                 hits[..., number] += np.isin(top - offset, holds)
             tokens.append(emitted)
-    labels = {"layer": range(len(top)), "head": range(top.shape[1]), "offset": list(offsets)}
+    labels = {"layer": range(len(top)), "head": range(top.shape[1]), "offset": list(OFFSETS)}
     return xr.DataArray(hits / len(prompt.answer_ids), labels, ("layer", "head", "offset"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.commands.anatomy.heads import OFFSETS, QUERIES, sampled_queries
 from probe.commands.anatomy.heads import PARTS as MASS_PARTS
-from probe.commands.anatomy.heads import QUERIES, sampled_queries
 from probe.commands.anatomy.plan import PARTS, AnatomyPlan
 from probe.commands.anatomy.result import (
     ANATOMY,
@@ -29,7 +29,6 @@ from probe.files import JsonObject
 from probe.statistics import half_width, wilson
 from probe.store.result_file import having
 
-_OFFSETS = (0, 1)
 _STATISTICS = ("entropy", "mean_distance", "sink", "previous")
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
 
@@ -94,9 +93,9 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
 def _retrieval(plan: AnatomyPlan, labels: JsonObject, rows: Sequence[JsonObject]) -> list[Retrieval]:
     """An entry a head: its score at each offset, and at the better one."""
     scores = np.array([row["score"] for row in rows])
-    entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in _OFFSETS})
+    entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in OFFSETS})
     for entry in entries:
-        best = max(_OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
+        best = max(OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
         entry |= {"best_offset": best, "best": entry[f"offset_{best}"]}
     return [Retrieval(**entry) for entry in entries]
 

@@ -176,7 +176,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
 
 def _samples(rows: JournalRows) -> list[Sample]:
     return [
-        Sample(str(task), str(method), *(score[name] for name in _SCORE), row["peak_mib"])
+        Sample._make((str(task), str(method), *(score[name] for name in _SCORE), row["peak_mib"]))
         for (task, method, _), row in rows.items()
         for score in row["scores"]
     ]

@@ -16,6 +16,7 @@ from probe.thresholds.stated_window import NATS_ABOVE
 
 POWERS = np.array([*np.arange(0, 2.05, 0.1), 2.5, 3, 4, 6, 8, 12])
 """The powers p that distances beyond M are tried with; 0 counts keys, a large one follows the largest distance."""
+_GRID = 40  # lengths between M and the longest
 _BLOCK = 2_000_000  # query-key pairs at a time
 
 
@@ -134,7 +135,7 @@ def failure_length(lengths: Sequence[int], excess: np.ndarray) -> int | None:
     return lasting(~(np.asarray(excess) < NATS_ABOVE), np.asarray(lengths))
 
 
-def length_grid(lengths: Sequence[int], trained_length: int, count: int = 40) -> list[int]:
+def length_grid(lengths: Sequence[int], trained_length: int) -> list[int]:
     """These lengths, M, and others between it and the longest, spaced by equal factors."""
-    between = np.geomspace(trained_length, max(lengths), count).round().astype(int).tolist()
+    between = np.geomspace(trained_length, max(lengths), _GRID).round().astype(int).tolist()
     return sorted({*lengths, *between})
