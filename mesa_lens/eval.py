@@ -33,7 +33,7 @@ def _run_harness(request: EvalRequest, harness: HarnessOptions, options: RunOpti
     """lm-eval's results, written and printed."""
     from probe.commands.eval.harness import RESULTS, run_harness
     from probe.commands.eval.plan import plan
-    from probe.commands.eval.text import harness_table
+    from probe.commands.eval.sections import harness_table
     from probe.store.result_file import result_text
     from probe.tables import plain_table
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from probe.commands.anatomy.export import anatomy_tables
 from probe.commands.anatomy.plan import AnatomyPlan
-from probe.commands.anatomy.result import ANATOMY
-from probe.commands.anatomy.results import write
+from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.anatomy.results import summarize, token_summary
 from probe.commands.anatomy.run import AnatomyExperiment
 from probe.commands.anatomy.sections import headline, sections, title
 from probe.experiment.run import CommandResult
@@ -19,9 +19,12 @@ from probe.figures.section import as_text, write_page
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
     journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
-    summary = write(plan, journal, out)
+    summary = summarize(plan, journal)
     text = as_text(headline(summary))
     if journal.rows:
+        ANATOMY.write(out, summary)
+        if tokens := token_summary(plan, journal):
+            TOKENS.write(out, tokens)
         folder = out / ANATOMY.command
         write_page(folder, title(summary), sections(summary), anatomy_tables(summary, {}))
         text += f"\n\nwrote {folder}: report.html, summary.json, tables"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from probe.commands.anatomy.heads import OFFSETS, QUERIES, sampled_queries
 from probe.commands.anatomy.heads import PARTS as MASS_PARTS
 from probe.commands.anatomy.plan import PARTS, AnatomyPlan
 from probe.commands.anatomy.result import (
-    ANATOMY,
-    TOKENS,
     Anatomy,
     Captured,
     HeadMeasured,
@@ -31,16 +28,6 @@ from probe.store.result_file import having
 
 _STATISTICS = ("entropy", "mean_distance", "sink", "previous")
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
-
-
-def write(plan: AnatomyPlan, journal: Journal, out: Path) -> Anatomy:
-    """The summary, which is written to the run's folder if there is a row to tell of."""
-    summary = summarize(plan, journal)
-    if journal.rows:
-        ANATOMY.write(out, summary)
-    if tokens := token_summary(plan, journal):
-        TOKENS.write(out, tokens)
-    return summary
 
 
 def token_summary(plan: AnatomyPlan, journal: Journal) -> Tokens | None:

@@ -8,9 +8,8 @@ from typing import Any
 from probe.commands.eval.figures import write_curves
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.run import run as run_cells
-from probe.commands.eval.sections import sections, title
+from probe.commands.eval.sections import notes, sections, title
 from probe.commands.eval.summary import score_tables
-from probe.commands.eval.text import notes
 from probe.experiment.run import CommandResult
 from probe.figures.section import Section, as_text, provenance, write_page
 

@@ -8,7 +8,7 @@ from typing import Any
 from probe.commands.locate.export import TABLES, located_tables
 from probe.commands.locate.plan import LocatePlan
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.results import write
+from probe.commands.locate.results import summarize
 from probe.commands.locate.run import locate
 from probe.commands.locate.sections import places, sections, title
 from probe.experiment.run import CommandResult
@@ -18,9 +18,10 @@ from probe.figures.section import as_text, write_page
 def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
     journal, failed = locate(plan, out, **how)
-    summary = write(plan, journal, out)
+    summary = summarize(plan, journal)
     text = as_text(places(summary))
     if journal.rows:
+        LOCATED.write(out, summary)
         folder = out / LOCATED.command
         for name in TABLES:
             (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from probe.commands.locate.head_search import (
 from probe.commands.locate.interventions import JOURNALED, Heads, by_layer
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan
-from probe.commands.locate.result import LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.commands.locate.tasks import no_gap, remaining
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.run import summary_of
@@ -60,14 +59,6 @@ def summarize(plan: LocatePlan, journal: Journal) -> Located:
         smallest=smallest,
         inside=inside,
     )
-
-
-def write(plan: LocatePlan, journal: Journal, out: Path) -> Located:
-    """The summary, which is written to the run's folder if there is a row to tell of."""
-    summary = summarize(plan, journal)
-    if journal.rows:
-        LOCATED.write(out, summary)
-    return summary
 
 
 def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) -> list[Effect]:
