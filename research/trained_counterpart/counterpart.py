@@ -321,7 +321,7 @@ def _held(plan: Counterpart, journal: Journal, length: int) -> list[dict[str, An
     for name in (name for name in SETS if name in losses):
         gained = origin - losses[name]
         random = np.array([origin - values for other, values in losses.items() if other.startswith(f"{name} random ")])
-        share = judge.share(losses[name]) if gap.judged else None
+        share = judge.share(losses[name]) if gap.significant else None
         entry: dict[str, Any] = {
             "length": length,
             "set": name,

@@ -43,7 +43,7 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
         "methods": {name: {"name": name} for name in METHODS},
         "tasks_left": 0,
         **tables,
-        "retrieval_heads": [place | {"beyond": scores, "lost": True, "kept": False, "restored": ["rerope"]}],
+        "retrieval_heads": [place | {"beyond": scores, "lost": True, "kept": False, "recovered_by": ["rerope"]}],
     }
 
 

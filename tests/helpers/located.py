@@ -1,4 +1,4 @@
-"""What `mesa-lens locate` writes, made up: one place that counts, one method that is not judged, missing numbers."""
+"""What `mesa-lens locate` writes, made up: one place that counts, one loss that is not significant, missing numbers."""
 
 from pathlib import Path
 
@@ -16,19 +16,19 @@ TOP = {"rerope": 0.82, "mesa": 0.7, "dynamic-ntk": 0.3}  # recovered by the seco
 
 
 def summary(layers=4, heads=8, seed=0, model="default", trained=256):
-    """The third method is not judged at 512 tokens."""
+    """The third method is not significant at 512 tokens."""
     rng = np.random.default_rng(seed)
     headed = list(range(layers))
     gaps, effects, smallest = [], [], []
     for measure in ("nll", "passkey"):
         for length in LENGTHS:
             for method in METHODS:
-                judged = not (method == "dynamic-ntk" and length == 512)
+                significant = not (method == "dynamic-ntk" and length == 512)
                 labels = {"method": method, "length": length, "measure": measure}
-                gap = [3.23, 2.03, 0.86, 1.56] if judged else [3.1, 3.06, -0.05, 0.13]
+                gap = [3.23, 2.03, 0.86, 1.56] if significant else [3.1, 3.06, -0.05, 0.13]
                 names = ("baseline", "patched", "low", "high")
-                gaps.append(labels | dict(zip(names, gap, strict=True)) | {"judged": judged, "items": 12})
-                if judged:
+                gaps.append(labels | dict(zip(names, gap, strict=True)) | {"significant": significant, "items": 12})
+                if significant:
                     shares = _shares(rng, layers, heads, headed, TOP[method])
                     effects += [labels | row for row in (*_patches(rng, shares, headed), *_clamps(rng, layers))]
                     smallest.append(labels | _smallest(shares, headed, method))

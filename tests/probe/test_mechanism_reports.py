@@ -69,7 +69,7 @@ def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
 def test_where_nothing_is_judged_the_report_states_it(tmp_path):
     summary = located.summary()
     for gap in summary["loss_gaps"]:
-        gap |= {"judged": False, "low": -1.0}
+        gap |= {"significant": False, "low": -1.0}
     text = located.report(tmp_path, located.typed(summary | {"effects": [], "smallest": []})).read_text()
     assert "No loss is clear at any length and measure, so nothing is located." in text
     assert figures_in(text) == 0

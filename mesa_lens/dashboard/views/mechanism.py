@@ -41,7 +41,7 @@ def _located(context: Context) -> None:
         with st.expander(f"All {effects.sizes['row']} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}
             ui.sheet(effects.to_dataframe(), "Every effect with its interval", column_config=formats)
-    if having(summary.loss_gaps, **chosen, judged=True):
+    if having(summary.loss_gaps, **chosen, significant=True):
         stem = ui.file_stem(context.run.name, "locate", *chosen.values())
         several = {f"{name}s": values for name, values in labels.items()}
         ui.buttons(lambda: located_export(summary, **several), stem, ui.FORMS, ui.FORMS)

@@ -34,7 +34,7 @@ def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
     tables = {name: [_flat(row) for row in getattr(summary, name)] for name in ("heads", "all_heads", "retrieval")}
     tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
-        {"method": method, **_flat(head), **_flat({"beyond": beyond, "restored": method in head.restored})}
+        {"method": method, **_flat(head), **_flat({"beyond": beyond, "recovered": method in head.recovered_by})}
         for head in summary.retrieval_heads
         for method, beyond in head.beyond.items()
     ]

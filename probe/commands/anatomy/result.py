@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from pydantic import AliasChoices, Field
 from pydantic.dataclasses import dataclass
 
 from probe.store.result_file import Number, OfHead, ResultFile, RunSummary
@@ -87,8 +88,8 @@ class RetrievalHead(OfHead):
     """By method."""
     lost: bool
     kept: bool
-    restored: list[str]
-    """The methods that recover it."""
+    recovered_by: Annotated[list[str], Field(validation_alias=AliasChoices("recovered_by", "restored"))]
+    """Methods; earlier files: restored."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def retrieval_heads(
 
     `inside`, and `beyond` by method, are at the offset that is better inside. `lost`: under the reference the score is
     less than half, and the intervals are disjoint. `kept`: its interval lies above half; neither: the prompts do not
-    decide. `restored`: by the methods whose score is at least half of that inside, with an interval above the
+    decide. `recovered_by`: the methods whose score is at least half of that inside, with an interval above the
     reference's.
     """
     scores = {(row.method, row.length, row.layer, row.head): row for row in rows}
@@ -148,7 +148,7 @@ def retrieval_heads(
                 continue
             base, half = beyond[reference], row.best.mean / 2
             lost = base.mean < half and row.best.low > base.high
-            restored = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
+            recovered = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
             place = (length, row.layer, row.head, row.best_offset, row.best)
-            heads.append(RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, restored=restored))
+            heads.append(RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered))
     return heads

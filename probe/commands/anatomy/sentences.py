@@ -71,7 +71,7 @@ def _lost(rows: Sequence[RetrievalHead], reference: str, prompts: str) -> str:
 
 def _recovered(lost: Sequence[RetrievalHead], name: str) -> str:
     """How many lost heads retrieve again under a method, and of how many that is open."""
-    others = [row for row in lost if name not in row.restored]
+    others = [row for row in lost if name not in row.recovered_by]
     unclear = sum(not (name in row.beyond and row.beyond[name].high < row.inside.mean / 2) for row in others)
     return f"{len(lost) - len(others)} of {len(lost)} by {name}{f' (cannot tell: {unclear})' if unclear else ''}"
 

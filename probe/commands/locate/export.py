@@ -26,13 +26,13 @@ def located_export(
     lengths: Sequence[int] | None = None,
     measures: Sequence[str] | None = None,
 ) -> Export:
-    """Figures as `locate-NAME-METHOD-LENGTH-MEASURE`, and their tables; default: everything judged.
+    """Figures as `locate-NAME-METHOD-LENGTH-MEASURE`, and their tables; default: every significant loss.
 
     Raises Refused for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
-    judged = _labels(having(summary.loss_gaps, judged=True))
-    chosen = chosen_labels(requested, _labels(summary.loss_gaps), judged, "located")
+    significant = _labels(having(summary.loss_gaps, significant=True))
+    chosen = chosen_labels(requested, _labels(summary.loss_gaps), significant, "located")
     places = product(chosen["length"], chosen["measure"])
     figures = figures_of([place(summary, length, measure, chosen["method"]) for length, measure in places])
     if not figures:

@@ -40,7 +40,7 @@ class LossGap:
         return self.baseline - self.patched
 
     @property
-    def judged(self) -> bool:
+    def significant(self) -> bool:
         """Whether the baseline is significantly worse, by `MIN_EXCESS_LOSS` or more, so that shares are defined."""
         return self.low > 0 and self.size >= MIN_EXCESS_LOSS
 

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
@@ -30,8 +30,8 @@ class Loss:
     low: Number
     """95% interval of baseline minus patched, over items; NaN where there is none."""
     high: Number
-    judged: bool
-    """Whether baseline is significantly above patched, so that shares of it are defined."""
+    significant: Annotated[bool, Field(validation_alias=AliasChoices("significant", "judged"))]
+    """Whether baseline is significantly above patched, so that shares of it are defined; earlier files: judged."""
     items: int
     """Number of texts or prompts."""
 
@@ -145,9 +145,9 @@ class Located(RunSummary):
 
     @property
     def clearest(self) -> Loss | None:
-        """The clearest loss, tail NLL before all else; None if nothing is judged."""
-        judged = [gap for gap in self.loss_gaps if gap.judged]
-        return max(judged, key=lambda gap: (gap.measure == "nll", gap.low)) if judged else None
+        """The clearest loss, tail NLL before all else; None if none is significant."""
+        significant = [gap for gap in self.loss_gaps if gap.significant]
+        return max(significant, key=lambda gap: (gap.measure == "nll", gap.low), default=None)
 
 
 LOCATED = ResultFile(Path("locate", "summary.json"), Located)

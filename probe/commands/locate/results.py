@@ -43,9 +43,9 @@ def summarize(plan: LocatePlan, journal: Journal) -> Located:
         inside += _inside(plan, rows, group)
         for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
             gap, (measure, length) = paired(plan, rows, group, name).gap, group
-            loss = Loss(name, length, measure, *astuple(gap), judged=gap.judged, items=len(plan.items[group]))
+            loss = Loss(name, length, measure, *astuple(gap), significant=gap.significant, items=len(plan.items[group]))
             gaps.append(loss)
-            if gap.judged:
+            if gap.significant:
                 effects += _effects(plan, rows, group, loss)
                 smallest += _smallest(plan, rows, group, loss)
     return Located(

@@ -51,7 +51,7 @@ def clearest(summary: Located) -> Section:
 def places(summary: Located) -> list[Section]:
     """A section for each length and measure."""
     at = dict.fromkeys((gap.length, gap.measure) for gap in summary.loss_gaps)
-    methods = list(dict.fromkeys(gap.method for gap in having(summary.loss_gaps, judged=True)))
+    methods = list(dict.fromkeys(gap.method for gap in having(summary.loss_gaps, significant=True)))
     return [place(summary, length, measure, methods) for length, measure in at]
 
 
@@ -125,5 +125,5 @@ def _loss(gap: Loss) -> tuple[str, ...]:
         f"{gap.baseline:z.2f}",
         f"{gap.patched:z.2f}",
         shown(gap.size, gap.low, gap.high, "z.2f"),
-        "yes" if gap.judged else "no",
+        "yes" if gap.significant else "no",
     )

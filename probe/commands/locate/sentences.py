@@ -30,7 +30,7 @@ def _sentences(summary: Located, gap: Loss) -> list[str]:
     items = "1 item, so the interval covers that text alone" if gap.items == 1 else f"{gap.items} items"
     if gap.high < 0:
         return [f"{at} {method} is worse than {origin} (excess loss {size}; {items}): there is no loss to recover."]
-    if not gap.judged:
+    if not gap.significant:
         reason = "too small to locate" if gap.low > 0 else "not significant"
         return [f"{at} the excess loss of {origin} over {method} is {reason} ({size}; {items})."]
     effects = [row for row in having(summary.effects, **gap.labels) if not math.isnan(row.share)]

@@ -35,7 +35,7 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
     ):
         plain = Plain(BASELINE if place[2] == ORIGIN else PATCHED)
         result += _on_item(plan, rows, "run", place, [plain], batch)
-    tried = {group: judged_methods(plan, rows, group) for group in groups}
+    tried = {group: significant_methods(plan, rows, group) for group in groups}
     if foresee:
         for group, names in tried.items():
             names += [name for name in plan.compared if not has_runs(plan, rows, group, name)]
@@ -68,15 +68,15 @@ def remaining(plan: LocatePlan, rows: JournalRows) -> int:
     return sum(len(task.inputs) + (task.kind == DIMS) for task in foreseen if task.kind != CHOSEN) + len(searches)
 
 
-def judged_methods(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[str]:
+def significant_methods(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[str]:
     """The methods with a significant excess loss of Origin, of those whose plain runs are all there."""
     there = [name for name in plan.compared if has_runs(plan, rows, group, name)]
-    return [name for name in there if paired(plan, rows, group, name).gap.judged]
+    return [name for name in there if paired(plan, rows, group, name).gap.significant]
 
 
 def no_gap(plan: LocatePlan, rows: JournalRows) -> str:
     """Why a run that has all its rows has no loss to recover; empty where it has, or is not finished."""
-    if tasks(plan, rows) or any(judged_methods(plan, rows, group) for group in plan.items):
+    if tasks(plan, rows) or any(significant_methods(plan, rows, group) for group in plan.items):
         return ""
     gaps = {(name, *group): paired(plan, rows, group, name).gap for group in plan.items for name in plan.compared}
     intervals = [

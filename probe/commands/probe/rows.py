@@ -79,7 +79,7 @@ def is_worse(row: Row) -> bool:
 
 def smallest_set(located: Located, method: str) -> HeadSet | None:
     """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
-    gaps = having(located.loss_gaps, method=method, judged=True)
+    gaps = having(located.loss_gaps, method=method, significant=True)
     sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
     if not sets:
         return None

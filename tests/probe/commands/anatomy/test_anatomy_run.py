@@ -84,8 +84,8 @@ def test_every_part_is_in_the_summary(whole):
     assert mean["entropy"][0] == pytest.approx(np.mean([row["entropy"][0] for row in heads]), abs=1e-5)
 
 
-def test_a_head_is_lost_and_restored_by_its_intervals():
-    scores = {  # inside, beyond under origin, beyond under rerope; lost, kept, restored
+def test_a_head_is_lost_and_recovered_by_its_intervals():
+    scores = {  # inside, beyond under origin, beyond under rerope; lost, kept, recovered by
         0: ([0.9, 0.8, 1.0], [0.1, 0.0, 0.2], [0.8, 0.7, 0.9], True, False, ["rerope"]),
         1: ([0.9, 0.8, 1.0], [0.1, 0.0, 0.2], [0.2, 0.1, 0.3], True, False, []),
         2: ([0.9, 0.1, 1.0], [0.1, 0.0, 0.2], [0.8, 0.7, 0.9], False, False, []),  # too uncertain
@@ -98,7 +98,7 @@ def test_a_head_is_lost_and_restored_by_its_intervals():
             score = Mean(*score)
             rows.append(Retrieval(method, length, 4, 0, head, Mean(0.0, 0.0, 0.0), score, 1, score))
     entry = retrieval_heads(rows, M, "origin", ["origin", "rerope"])
-    result = {row.head: (row.lost, row.kept, row.restored) for row in entry}
+    result = {row.head: (row.lost, row.kept, row.recovered_by) for row in entry}
     assert result == {head: tuple(values[3:]) for head, values in scores.items() if head < 4}
 
 

@@ -38,7 +38,7 @@ def test_what_was_not_run_is_not_called_absent():
 
 
 def test_one_prompt_cannot_tell_of_loss():
-    one = {"inside": [0.75, None, None], "beyond": {"origin": [0.0, None, None]}, "lost": False, "restored": []}
+    one = {"inside": [0.75, None, None], "beyond": {"origin": [0.0, None, None]}, "lost": False, "recovered_by": []}
     text = retrieval(retrieval_heads=[anatomized.summary()["retrieval_heads"][0] | one])
     assert "At 1024 tokens (4 prompts; score inside to beyond M): cannot tell 1: L2H3 (0.75 to 0.00)." in text
     assert "lost" not in text

@@ -45,7 +45,7 @@ INSIDE = [
     CLAMP | {"which": "threshold", "cost": 0.07, "low": 0.0, "high": 0.14},
     CLAMP | {"which": "random 0", "cost": 0.1, "low": 0.02, "high": 0.19},
 ]
-LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": False}
+LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "significant": False}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_headline_is_the_clearest_loss_by_nll():
     for gap in located.matching(summary["loss_gaps"], measure="nll"):
         gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
     assert located.typed(summary).clearest.labels == {"method": "mesa", "length": 512, "measure": "nll"}
-    unjudged = [gap | {"judged": False} for gap in summary["loss_gaps"]]
+    unjudged = [gap | {"significant": False} for gap in summary["loss_gaps"]]
     assert located.typed(summary | {"loss_gaps": unjudged}).clearest is None
 
 
@@ -117,6 +117,7 @@ def test_a_summary_is_read_or_its_remedy_named(tmp_path):
             LOCATED.find(folder)
 
 
-def test_what_earlier_versions_called_a_weave_is_a_patch():
+def test_what_earlier_versions_called_a_weave_is_a_patch_and_judged_significant():
     earlier = changed("effects", {"kind": "weave"}, kind="patch")
+    earlier["loss_gaps"] = [{"judged": gap.pop("significant"), **gap} for gap in earlier["loss_gaps"]]
     assert as_json(located.typed(earlier)) == as_json(located.typed())

@@ -13,14 +13,14 @@ def test_one_number_and_an_insignificant_gap_have_no_interval():
         (PairedLosses([[1.0], [2.0]], [[0.0]] * 2), [[0.5], [1.0]]),
     ):
         share = losses.share(patched)
-        assert (losses.gap.judged, share.share) == (False, 0.5)
+        assert (losses.gap.significant, share.share) == (False, 0.5)
         assert np.isnan([share.low, share.high]).all()
 
 
 @pytest.mark.parametrize("items", [2, 4])
 def test_few_items_without_a_gap_are_rarely_judged(items):
     rng = np.random.default_rng(0)
-    drawn = [PairedLosses(rng.normal(0, 1, (items, 1)), np.zeros((items, 1))).gap.judged for _ in range(100)]
+    drawn = [PairedLosses(rng.normal(0, 1, (items, 1)), np.zeros((items, 1))).gap.significant for _ in range(100)]
     assert sum(drawn) <= 6  # 2.5 of 100; by resampling alone 25 of pairs are
 
 
@@ -32,7 +32,7 @@ def test_intervals_of_shares_of_few_items_cover_the_truth(items):
         gap, part = rng.normal(1, 0.35, (items, 1)), rng.normal(0.6, 0.2, (items, 1))
         noise = rng.normal(0, 0.5, (items, 8))
         losses = PairedLosses(gap + noise, 0 * noise)
-        if losses.gap.judged:
+        if losses.gap.significant:
             share = losses.share(gap * (1 - part) + 0.4 * noise + rng.normal(0, 0.3, (items, 8)))
             covered.append(share.low <= 0.6 <= share.high)
     assert sum(covered) >= 184  # 190 of 200; of resampled items alone 150, 172 and 181
@@ -48,11 +48,11 @@ def test_shares_are_paired():
     rng = np.random.default_rng(0)
     level = rng.normal(3, 2, (6, 4))  # prompts differ far more than the gap
     losses = PairedLosses(level + 1, level)
-    assert losses.gap.judged
+    assert losses.gap.significant
     share = losses.share(level + 0.25 + rng.normal(0, 0.05, (6, 4)))
     assert share.share == pytest.approx(0.75, abs=0.05)
     assert share.high - share.low < 0.2
     assert losses.share(level + 0.25, again=True).share == pytest.approx(0.25)
     same = PairedLosses(level + rng.normal(0, 0.5, (6, 4)), level)
-    assert not same.gap.judged
+    assert not same.gap.significant
     assert np.isnan(same.share(level).low)

@@ -96,6 +96,6 @@ def test_no_set_is_searched_for_where_a_half_has_no_gap(model, tmp_path):
     locate_plan = planned(model, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
     summary = summarize(locate_plan, journal)
-    assert summary.loss_gaps[0].judged
+    assert summary.loss_gaps[0].significant
     assert summary.smallest[0].heads == []
     assert remaining(locate_plan, journal.rows) == 0
