@@ -92,7 +92,7 @@ def test_a_model_without_an_excess_loss_has_nothing_to_recover(tmp_path, capsys)
     (run / "locate" / "summary.json").write_text("{}")
     for again in ((), ("--overwrite",)):
         assert located(model, run, *again) == 1
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "locating" not in line and line]
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mesa-lens: ")]
         assert reason in line
         assert read_result(run / "locate" / "summary.json")["refusal"].startswith(reason)
 
