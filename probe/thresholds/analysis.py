@@ -302,8 +302,10 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
     else:
         drift_onset = _of(drift_onsets(drifts[analysis.prompt]), method)
     texts = {prompt: str(onset) for prompt, onset in by_prompt.items()}
-    found = {} if evaluation is None or measured is None else scored(evaluation, measured, method, analysis.reference)
-    return MethodResult(method, drift_onset, by_prompt[analysis.prompt], texts, **found)
+    by_length = (
+        {} if evaluation is None or measured is None else scored(evaluation, measured, method, analysis.reference)
+    )
+    return MethodResult(method, drift_onset, by_prompt[analysis.prompt], texts, **by_length)
 
 
 def scored(evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str) -> dict[str, Any]:
