@@ -101,12 +101,17 @@ class WorkerOptions(ThreadOptions):
 
 
 @dataclass(frozen=True)
-class RunOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
+class RunOptions(WorkerOptions, JsonOptions, OutputOptions):
+    """All of an experiment, but for how long it takes."""
+
+
+@dataclass(frozen=True)
+class TimedOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
     """All of an experiment."""
 
 
 @dataclass(frozen=True)
-class AddedOptions(RunOptions):
+class AddedOptions(TimedOptions):
     """All of an experiment whose results a run's report takes up."""
 
     out: OutputFolder = option(
@@ -224,33 +229,36 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Runner:
     return runner
 
 
-def run_experiment(
-    command: Command,
-    request: Any,
-    options: RunOptions,
-) -> int:
-    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status."""
-    from probe.experiment.journal import known_rows
+def run_options(command: Command) -> type[RunOptions | TimedOptions]:
+    """How a command runs, in options."""
+    return AddedOptions if command.layout.folder else TimedOptions if command.timed else RunOptions
+
+
+def run_experiment(command: Command, request: Any, *more: Any) -> int:
+    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
+
+    more: the further options of the command, and `run_options`.
+    """
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
     from probe.store.result_file import result_text
 
-    plan, experiment, run_and_report = command.load()
-    runner, until = runner_of(options, request.load), deadline(options.minutes)
-    planned = plan(request)
+    *own, options = more
+    minutes = getattr(options, "minutes", None)
+    if listing := command.listing(*own):
+        lines = "\n".join(f"{name:18s} {text}" for name, text in listing.items())
+        print(json.dumps(listing, indent=1) if options.json else lines)
+        return 0
+    plan, estimate, run_and_report = command.load()
+    runner, until = runner_of(options, request.load), deadline(minutes)
+    planned = plan(request, *own)
     if options.estimate:
-        from probe.experiment.estimate import passes_of, work_of, work_text
-
-        tried = experiment(planned)
-        place = options.out / tried.folder / tried.journal
-        rows = {} if options.overwrite else known_rows(place, planned.settings)
-        work, left = (work_of(tried, tried.all_tasks(done)) for done in ({}, rows))
-        text = work_text(work, left, options.out)
-        print_estimate(text, planned.config, passes_of(left), request, options.threads, as_json=options.json)
+        text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
+        print_estimate(text, planned.config, left, request, options.threads, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
-        results = run_and_report(planned, options.out, overwrite=options.overwrite, until=until, runner=runner)
+        results = run_and_report(planned, options.out, *own, overwrite=options.overwrite, until=until, runner=runner)
         if command.layout.folder and results.text:  # a probe's report there tells of it
             from probe.commands.probe.report import write_report
             from probe.store.reader import store_of
@@ -262,7 +270,7 @@ def run_experiment(
     if results.failed:
         print_continues(options, f"{results.failed} cells failed")
     elif results.left:
-        over = f"{options.minutes:g} minutes are over, " if options.minutes else ""
+        over = f"{minutes:g} minutes are over, " if minutes else ""
         print_continues(options, f"{over}{results.left} tasks are left")
     if options.json:
         print(json_text(results.summary) if isinstance(results.summary, dict) else result_text(results.summary))

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from mesa.errors import Failed, Refused
 from mesa.methods import meant
 from mesa_lens import __version__
-from mesa_lens.arguments import AddedOptions, add_command, run_experiment
+from mesa_lens.arguments import add_command, run_experiment, run_options
 from probe.commands.table import COMMANDS
 from probe.experiment.interrupts import interruptible
 
@@ -89,12 +89,11 @@ def parser() -> Parser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in _ORDER:
         if command := COMMANDS.get(name):
-            own = name in ("probe", "eval")  # with options of their own
             add_command(
                 commands,
                 name,
-                importlib.import_module(f"mesa_lens.{name}").run if own else partial(run_experiment, command),
-                option_classes=() if own else (*command.options, AddedOptions),
+                partial(run_experiment, command),
+                option_classes=(*command.options, run_options(command)),
                 example=f"mesa-lens {name} {command.example}",
                 help=command.help,
                 description=f"`mesa-lens {name}`: {command.about}.",

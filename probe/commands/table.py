@@ -21,17 +21,18 @@ from probe.options import options
 
 @dataclass(frozen=True)
 class Command:
-    """A command. options: the dataclasses of what it is asked for, the request first. experiment: its class in run.py.
+    """A command. options: the dataclasses of what it is asked for, the request first.
 
-    about: the first line of its help; help: its line in the list of commands; out: --out's default.
+    about: the first line of its help; help: its line in the list of commands; out: --out's default. timed: whether
+    --minutes can end it.
     """
 
     name: str
     help: str
     about: str
     example: str
-    experiment: str
     options: tuple[type, ...]
+    timed: bool = True
 
     @property
     def out(self) -> str:
@@ -43,12 +44,15 @@ class Command:
         """Where it writes."""
         return LAYOUTS[self.name]
 
+    def listing(self, *own: Any) -> dict[str, str]:
+        """Texts by name that are printed in place of a run, where an option other than the request's asks for them."""
+        module = importlib.import_module(f"probe.commands.{self.name}.command")
+        return getattr(module, "listing", lambda *_: {})(*own)
+
     def load(self) -> tuple[Any, Any, Any]:
-        """`plan` of a request, the experiment of a plan, and `run_and_report`; loads torch."""
-        modules = (importlib.import_module(f"probe.commands.{self.name}.{name}") for name in ("plan", "run", "command"))
-        names = ("plan", self.experiment, "run_and_report")
-        plan, experiment, run_and_report = map(getattr, modules, names)
-        return plan, experiment, run_and_report
+        """`plan` of what is asked, `estimate` and `run_and_report` of the plan; loads torch."""
+        module = importlib.import_module(f"probe.commands.{self.name}.command")
+        return module.plan, module.estimate, module.run_and_report
 
 
 COMMANDS = {
@@ -59,15 +63,14 @@ COMMANDS = {
             "measure at which length each method fails, and store hidden states",
             "measures at which length the model fails under each method, and stores its hidden states",
             "--length 2048 --out runs/demo",
-            "",
             (ProbeRequest, RuleOptions),
+            timed=False,
         ),
         Command(
             "predict",
             "predict at which length each method fails, from the unmodified model's loss",
             "predicts the length at which each method fails, from one curve and the method's distances",
             "--config leaky-rerope:k=2,log_n=false --check --out runs/predict",
-            "Predict",
             (PredictRequest,),
         ),
         Command(
@@ -75,7 +78,6 @@ COMMANDS = {
             "apply a method in one layer or head alone: what share of the loss comes back?",
             "finds the layers and heads where a method recovers the loss beyond M",
             "--out runs/demo",
-            "Locate",
             (LocateRequest,),
         ),
         Command(
@@ -83,7 +85,6 @@ COMMANDS = {
             "measure what every head attends to under each method",
             "measures what every head attends to under each method, and which heads retrieve a passkey",
             "--out runs/demo",
-            "AnatomyExperiment",
             (AnatomyRequest,),
         ),
         Command(
@@ -91,7 +92,6 @@ COMMANDS = {
             "run passkey, RULER, LongEval, NLL, latency or lm-eval tasks under each method",
             "scores tasks under each method at several lengths, with 95% intervals and curves",
             "--task passkey,nll --samples 10 --out runs/eval",
-            "Evaluation",
             (EvalRequest, HarnessOptions),
         ),
     )

@@ -22,6 +22,7 @@ from mesa.plan import BASE
 from mesa.support import is_rotary
 from probe.capture.memory import check_memory
 from probe.experiment import cost
+from probe.experiment.journal import known_rows
 from probe.experiment.progress import format_seconds
 from probe.experiment.run import Experiment
 from probe.experiment.task import Task
@@ -30,6 +31,8 @@ Work = Sequence[tuple[Task, Method | None]]
 """Tasks with their methods; None: no pass."""
 Passes = Mapping[tuple[Method, int], float]
 """Number of passes by method and length in tokens."""
+Estimate = tuple[str, Passes]
+"""What a run takes beside time, in words, and the passes that are left."""
 _SHORTEST = 64  # tokens
 _USUAL = 0.4  # of a GPU's peak rates
 _SECONDS, _LEAST_ROUNDS, _ROUNDS = 1.5, 4, 8  # of timed passes, one a method and round
@@ -39,6 +42,15 @@ _UNCOUNTED = 1.3  # decoded tokens and what surrounds passes, at most, where a m
 def work_of(experiment: Experiment, tasks: Sequence[Task]) -> Work:
     """Tasks of an experiment, with the methods that they are under."""
     return [(task, experiment.method(task.key)) for task in tasks]
+
+
+def estimated(experiment_class: type[Experiment], plan: Any, out: Path, *_: Any, overwrite: bool) -> Estimate:
+    """What an experiment of this class takes: all of the plan, and what the folder `out` lacks of it."""
+    experiment: Any = experiment_class
+    tried = experiment(plan)
+    rows = {} if overwrite else known_rows(out / tried.folder / tried.journal, plan.settings)
+    work, left = (work_of(tried, tried.all_tasks(done)) for done in ({}, rows))
+    return work_text(work, left, out), passes_of(left)
 
 
 def passes_of(work: Work) -> dict[tuple[Method, int], float]:

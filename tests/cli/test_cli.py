@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import importlib
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ import pytest
 from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
-from mesa_lens import cli
+from mesa_lens import cli, status
 from probe.tables import Table, plain_table
 
 PARSERS = parsers(cli.parser())
@@ -117,16 +116,17 @@ def test_the_shipped_models_windows(capsys, model, window):
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"),
-    [(["eval"], "fix its permissions or choose another --out"), (["status", "runs"], "fix its permissions")],
+    ("words", "place", "remedy"),
+    [
+        (["eval"], cli.run_experiment, "fix its permissions or choose another --out"),
+        (["status", "runs"], status.run, "fix its permissions"),
+    ],
 )
-def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
-    run = importlib.import_module(f"mesa_lens.{words[0]}").run
-
-    @functools.wraps(run)
+def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, place, remedy, monkeypatch, capsys):
+    @functools.wraps(place)
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 
-    monkeypatch.setattr(f"mesa_lens.{words[0]}.run", refused)
+    monkeypatch.setattr(cli if words == ["eval"] else status, place.__name__, refused)
     assert main(words) == 1
     assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"

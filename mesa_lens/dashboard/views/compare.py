@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import streamlit as st
 
@@ -17,7 +17,9 @@ from probe.commands.probe.tables import failure_text, onset_title
 from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
+from probe.figures.section import Section
 from probe.run import Run
+from probe.tables import Table
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 _UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()
@@ -43,13 +45,7 @@ def page(context: Context) -> None:
             runs[name] = _read(others[name])
         except (Refused, OSError) as error:
             st.warning(ui.plain(f"{name} is left out: {error}"))
-    st.subheader("Failure lengths and onsets")
-    ui.sheet(_failures(runs), "Failure lengths of the runs by method", height="content")
-    st.subheader("Settings that differ")
-    if differing := _differences(runs):
-        ui.sheet(differing, "Settings in which the runs differ", height="content")
-    else:
-        st.markdown("None of those that are recorded.")
+    ui.draw([Section("Failure lengths and onsets", tables=[_failures(runs)]), _differences(runs)], "compare")
     _curves(runs)
 
 
@@ -57,7 +53,7 @@ def _read(entry: Entry) -> tuple[Run, Summary]:
     return opened(entry), summary_of(entry)
 
 
-def _failures(runs: Runs) -> list[dict[str, Any]]:
+def _failures(runs: Runs) -> Table:
     """One row a method: by run what was measured, what `mesa-lens predict` computed if it was run, and the onset."""
     columns: dict[str, dict[str, str]] = {}
     summaries = {name: summary for name, (_, summary) in runs.items()}
@@ -74,10 +70,8 @@ def _failures(runs: Runs) -> list[dict[str, Any]]:
         title = onset_title(summary.onset_by)
         columns[f"{title}, {name}"] = {result.method: str(summary.onset_of(result)) for result in summary.methods}
     methods = dict.fromkeys(method for column in columns.values() for method in column)
-    return [
-        {"method": method, **{title: column.get(method, "not run") for title, column in columns.items()}}
-        for method in methods
-    ]
+    rows = ((method, *(column.get(method, "not run") for column in columns.values())) for method in methods)
+    return Table("", ("method", *columns), tuple(rows))
 
 
 def _curves(runs: Runs) -> None:
@@ -87,8 +81,7 @@ def _curves(runs: Runs) -> None:
         return
     charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}
     chart = overlaid([(name, str(runs[name][1].model), one) for name, one in charts.items()])
-    st.subheader("Scores over length", anchor=False)
-    ui.show(chart, "curves")
+    ui.draw([Section("Scores over length", figures={"curves": chart})], "compare")
 
     def export() -> Export:
         tables = {
@@ -101,16 +94,18 @@ def _curves(runs: Runs) -> None:
     ui.buttons(export, ui.file_stem(*measured, "curves"), ui.FORMS, ("csv",))
 
 
-def _differences(runs: Runs) -> list[dict[str, Any]]:
+def _differences(runs: Runs) -> Section:
     """Every recorded setting that is not the same in all runs: provenance, what was captured, methods' settings."""
     settings = {name: _settings(run) for name, (run, _) in runs.items()}
     names = dict.fromkeys(name for values in settings.values() for name in values)
-    return [
-        {"setting": name.replace("_", " ")}
-        | {run: values.get(name, "not recorded") for run, values in settings.items()}
+    rows = tuple(
+        (name.replace("_", " "), *(values.get(name, "not recorded") for values in settings.values()))
         for name in names
         if len({values.get(name) for values in settings.values()}) > 1
-    ]
+    )
+    if not rows:
+        return Section("Settings that differ", ["None of those that are recorded."])
+    return Section("Settings that differ", tables=[Table("", ("setting", *settings), rows)])
 
 
 def _settings(run: Run) -> dict[str, str]:

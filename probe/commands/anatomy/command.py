@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from probe.commands.anatomy.export import anatomy_tables
-from probe.commands.anatomy.plan import AnatomyPlan
+from probe.commands.anatomy.plan import AnatomyPlan, plan
 from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.commands.anatomy.results import summarize, token_summary
 from probe.commands.anatomy.run import AnatomyExperiment
 from probe.commands.anatomy.sections import headline, sections, title
+from probe.experiment.estimate import estimated
 from probe.experiment.run import CommandResult
 from probe.experiment.run import run as run_plan
 from probe.figures.section import as_text, write_page
+
+__all__ = ["estimate", "plan", "run_and_report"]
+estimate = partial(estimated, AnatomyExperiment)
+"""What a plan takes."""
 
 
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from probe.commands.locate.export import TABLES, located_tables
-from probe.commands.locate.plan import LocatePlan
+from probe.commands.locate.plan import LocatePlan, plan
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.results import summarize
-from probe.commands.locate.run import locate
+from probe.commands.locate.run import Locate, locate
 from probe.commands.locate.sections import places, sections, title
+from probe.experiment.estimate import estimated
 from probe.experiment.run import CommandResult
 from probe.figures.section import as_text, write_page
+
+__all__ = ["estimate", "plan", "run_and_report"]
+estimate = partial(estimated, Locate)
+"""What a plan takes."""
 
 
 def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:

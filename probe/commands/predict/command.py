@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.result import PREDICTION, Prediction
 from probe.commands.predict.run import FOLDER, Predict, losses_of
 from probe.commands.predict.sections import sections, title
+from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.run import CommandResult
@@ -24,6 +26,10 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.figures.render import rendered
 from probe.figures.section import as_text, page
 from probe.files import write as write_file
+
+__all__ = ["estimate", "plan", "run_and_report"]
+estimate = partial(estimated, Predict)
+"""What a plan takes."""
 
 
 def predict_failure(

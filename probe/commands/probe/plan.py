@@ -144,7 +144,7 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
     return tuple(length for length in lengths if length not in short)
 
 
-def estimate(plan: ProbePlan) -> str:
+def kept_text(plan: ProbePlan) -> str:
     """What is captured, and the host's memory and the disk that it takes, as text; loads no weights."""
     kept = plan.kept
     axes = ", ".join(

@@ -77,7 +77,12 @@ def run_probe(
         >>> [(row.method, row.rank, row.measured.length) for row in summary.verdict.rows]  # fails at 768 tokens, or not
         [('rerope', 1, None), ('origin', 2, 768)]
     """
-    plan = make_plan(request)
+    return run_plan(make_plan(request), out, overwrite=overwrite, by=by, runner=runner)
+
+
+def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Runner) -> tuple[Summary, str]:
+    """As `run_probe`, of a plan."""
+    request = plan.request
     runner.check(request.load)
     with owned(out):
         check_apart(out, ("journal.jsonl",))
