@@ -152,15 +152,16 @@ class Rotation:
             return None
         first, last = begin // STEPS * STEPS, (end - 1) // STEPS * STEPS + STEPS
         place = at, cached, first, last, dtype
-        if place not in self._kept:
+        table = self._kept.get(place)
+        if table is None:
             index = np.arange(first, last)
             turns = np.stack([position(index) - cached(index) for position in at], 1)
             positions = torch.from_numpy(turns.astype(np.float32).ravel())
             cos, sin = (part.to(dtype) for part in self._angles(positions, plan, torch.device("cpu")))
-            for oldest in list(self._kept)[: len(self._kept) - _KEPT + 1]:
+            for oldest in list(self._kept)[: max(0, len(self._kept) - _KEPT + 1)]:
                 self._kept.pop(oldest, None)
-            self._kept[place] = self.layout.spread(cos, sin)
-        cos, sin = self._kept[place]
+            table = self._kept[place] = self.layout.spread(cos, sin)
+        cos, sin = table
         rows = slice((begin - first) * len(at), (end - first) * len(at))
         return cos[rows], sin[rows]
 

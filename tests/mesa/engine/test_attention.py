@@ -6,10 +6,10 @@ import pytest
 import torch
 from attended import DIM, OF_OTHERS, given, heads_by_formula, rotate, states
 
-from mesa.engine import attention
+from mesa.engine import attention, rope
 from mesa.engine.schedule import AttendedBlock, Schedule, calls
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
-from mesa.plan import Plan, Region, token_index
+from mesa.plan import Constant, Plan, Region, token_index
 
 
 @torch.no_grad()
@@ -133,3 +133,10 @@ def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
     with pytest.raises(RuntimeError, match="executor='dense'"):
         attention.fused(schedule, query.requires_grad_(), key, value, 1.0)
     assert attention.dense(schedule, query, key, value, 1.0)[0].requires_grad
+
+
+def test_the_last_tables_of_steps_are_kept():
+    turn, places = rotate(), [(Constant(number),) for number in range(rope._KEPT + 4)]
+    for at in places:
+        turn.stepped(at, token_index, 130, 131, Plan(131, ()), torch.float32)
+    assert [place[0] for place in turn._kept] == places[4:]

@@ -33,6 +33,16 @@ def test_without_a_cache_every_step_keeps_the_prompts_length(family, name):
     torch.testing.assert_close(anew, cached, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["rerope", "self-extend", "dca", "mesa"])
+def test_steps_across_the_tables_kept_for_128_tokens_equal_one_pass(name):
+    model, method, (ids, mask) = tiny.model(), cases.method(name, log_n=True), tiny.padded(0, 5, length=137)
+    with mesa.applied(model, method, prompt_length=124):
+        steps = tiny.in_pieces(model, ids, *range(124, 137), mask=mask)
+    with mesa.applied(model, method, executor="dense", prompt_length=124), torch.no_grad():
+        whole = model(ids, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(steps[mask.bool()], whole[mask.bool()], atol=3e-5, rtol=0)
+
+
 def test_a_stated_prompt_length_stands_before_that_of_what_generate_is_given():
     model, ids = tiny.model(), tokens(1, PROMPT)
     with mesa.applied(model, cases.method("mesa"), prompt_length=2 * PROMPT), torch.no_grad():
