@@ -257,9 +257,10 @@ class Schedule:
 
     def parts(self, begin: int, end: int) -> list[Part]:
         """The parts of the queries begin .. end - 1."""
-        place = "parts", begin, end
+        aligned = self.query_weight is None  # a weight goes with what is turned
+        place = "parts", begin, end, aligned
         if place not in self.known:
-            self.known[place] = parts(self.plan, begin, end, self.first_key)
+            self.known[place] = parts(self.plan, begin, end, self.first_key, aligned)
         return self.known[place]
 
     def index(self, position: Position, begin: int, end: int, device: torch.device) -> Tensor:

@@ -122,14 +122,18 @@ class Part(NamedTuple):
         yield run
 
 
-def parts(plan: Plan, begin: int, end: int, first_key: int) -> list[Part]:
-    """The parts of the queries begin .. end - 1 and the keys from `first_key` on, each pair in one of them."""
+def parts(plan: Plan, begin: int, end: int, first_key: int, aligned: bool = True) -> list[Part]:
+    """The parts of the queries begin .. end - 1 and the keys from `first_key` on, each pair in one of them.
+
+    aligned: whether queries may be moved in place of keys, as where a distance says a score.
+    """
     groups: list[tuple[Any, list[tuple[Region, Position, PairSpan]]]] = []
     for region in plan.regions:
         span = span_of(region, begin, min(end, plan.length), first_key)
         if span is None:
             continue
-        query_position, key_position = _aligned(region)
+        at = region.query_position, region.key_position
+        query_position, key_position = _aligned(*at) if aligned else at
         place = key_position, region.key_scale
         into = next((held for at, held in groups if at == place and held[-1][2].queries[1] <= span.queries[0]), None)
         if into is None:
@@ -158,9 +162,8 @@ def _joined(pieces: dict[tuple[int, int], Any], ranges: dict[tuple[int, int], An
     return Piecewise(tuple(pieces.items()), otherwise) if pieces else None
 
 
-def _aligned(region: Region) -> tuple[Position, Position]:
+def _aligned(query: Position, key: Position) -> tuple[Position, Position]:
     """Positions of queries and of keys, those moved where these are indices that are moved."""
-    query, key = region.query_position, region.key_position
     if isinstance(key, Stepped) and key.width == 1:
         return Shifted(query, key.shift + key.offset), token_index
     return query, key

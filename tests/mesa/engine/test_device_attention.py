@@ -91,9 +91,10 @@ def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
-def test_grouped_heads_in_a_batch_with_soft_caps_and_sinks_equal_dense(name, kernel):
+def test_grouped_heads_in_a_batch_with_soft_caps_sinks_and_weights_equal_dense(name, kernel):
     tensors = states(83, heads=4, key_heads=2, batch=3)
-    for scoring in ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}):
+    sinks, weight = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.linspace(0.5, 1.5, 8, dtype=torch.float64)
+    for scoring in ({}, {"softcap": 1.5}, {"sinks": sinks, "query_weight": weight}):
         expected, got = by_both(*given(cases.method(name), tensors, 0, 80, **scoring))
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
 
