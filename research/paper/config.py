@@ -215,7 +215,7 @@ def estimate(config: PaperConfig) -> tuple[str, dict[tuple[Method, int], float]]
         else:
             planned, is_probe = plans[name], name == "probe"
             work = probe_work(planned) if is_probe else work_of(each := Evaluation(planned), each.tasks({}))
-            text = "\n".join([*([probe_plan.estimate(planned)] if is_probe else []), work_text(work, work)])
+            text = "\n".join([*([probe_plan.kept_text(planned)] if is_probe else []), work_text(work, work)])
             everything += work
         lines.append(f"{name} ({SECTIONS[name].place}): {text}")
     return "\n".join(lines), passes_of(everything)

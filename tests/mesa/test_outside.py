@@ -21,6 +21,7 @@ OURS = {
     "_asdict",
     "_fields",
     "_replace",
+    "_make",
     "_StoreAction",
     "_option_string_actions",
     "_temp_dir",

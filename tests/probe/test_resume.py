@@ -13,10 +13,11 @@ import xarray as xr
 from commands import main
 from elsewhere import Elsewhere
 
+from probe.capture import capture
 from probe.capture import capture as capturing
 from probe.capture.spec import CaptureSpec
 from probe.commands.probe import plan as planning
-from probe.commands.probe import run, stages
+from probe.commands.probe import run
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
 from probe.experiment import model_spec as source
@@ -77,7 +78,7 @@ def same(out, other):
 
 
 def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, monkeypatch):
-    interrupt_at(monkeypatch, stages, "capture", 1)
+    interrupt_at(monkeypatch, capture, "capture", 1)
     words = [word for word in command_line(model, tmp_path / "out", "--samples", "0") if ":80" not in word]
     words.remove("--lengths")
     assert main(words) == 1
@@ -87,7 +88,7 @@ def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, 
 
 @pytest.mark.parametrize(
     ("place", "name", "calls_before", "calls"),
-    [(stages, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
+    [(capture, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
 )
 def test_a_terminated_run_goes_on_to_the_same_bytes(
     model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls
@@ -121,7 +122,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
 
 def cut_short(monkeypatch, model, out, *more):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, stages, "capture", 2)
+        interrupt_at(patch, capture, "capture", 2)
         assert main(command_line(model, out, *more)) == 1
 
 
