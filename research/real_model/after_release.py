@@ -41,7 +41,7 @@ RELEASED = "2024-11-30"
 M, LONGEST, TAIL = 8192, 16384, 2048
 PASSES = (
     ("origin", M),  # what `crop` gives at every length beyond M
-    *((name, length) for length in (12288, LONGEST) for name in ("rerope", "origin", "mesa", "dynamic-ntk")),
+    *((name, length) for length in (LONGEST, 12288) for name in ("rerope", "origin", "mesa", "dynamic-ntk")),
     *((name, M) for name in ("rerope", "mesa", "dynamic-ntk")),
 )
 """Methods and prompt lengths (tokens), in the order in which all texts are measured."""
