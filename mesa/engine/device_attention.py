@@ -1,7 +1,7 @@
 """The executor of devices other than CPUs: few launches, no copies of keys, memory for a few queries at a time.
 
 What is turned for some queries, and a part's output for them, lies where the output of queries to come will be: those
-are done from the last ones on, in turns so large that little new memory is needed. It has not run on a GPU: it is
+are done from the last ones on, in blocks so large that little new memory is needed. It has not run on a GPU: it is
 tested on a CPU and counted on shapes.
 """
 
@@ -23,16 +23,16 @@ from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
 from mesa.plan import Position, Scale
 
 LAUNCHES = 60
-"""At most so many of a layer: turns are made as small as that allows."""
+"""At most so many of a layer: blocks are made as small as that allows."""
 
 _SHARES = (0.415, 0.35, 0.3, 0.25, 0.2, 0.15)
-"""New memory of a turn, as shares of all keys and values: the first, or the last of those that `LAUNCHES` allow."""
+"""New memory of a block, as shares of all keys and values: the first, or the last of those that `LAUNCHES` allow."""
 
 _LITTLE = 2**23
 """New memory that is little at any length (bytes)."""
 
 _LEAST = 64
-"""Queries of a turn (tokens): a multiple of them, or of a 128th of all that are left."""
+"""Queries of a block (tokens): a multiple of them, or of a 128th of all that are left."""
 
 _FLOAT = 4
 """Bytes of a number of a log-sum-exp."""
@@ -41,9 +41,9 @@ _FLOAT = 4
 def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output (batch, head, query, dim): part by part, some queries at a time, merged by log-sum-exp."""
     layer = _Layer(schedule, query, key, value, scale)
-    turns = layer.turns()
-    layer.lay_out(turns)
-    for begin, end in turns:
+    blocks = layer.query_blocks()
+    layer.lay_out(blocks)
+    for begin, end in blocks:
         layer.attend(begin, end)
     return layer.output()
 
@@ -51,8 +51,8 @@ def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sca
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 
-class _Room:
-    """Memory for what one part of a turn needs: that of the output which is not computed yet, then new one."""
+class _Workspace:
+    """Memory for what one part of a block needs: that of the output which is not computed yet, then new one."""
 
     def __init__(self, free: Tensor) -> None:
         self.free = free.view(-1)
@@ -89,25 +89,25 @@ class _Layer:
         """The output (batch, head, query, dim)."""
         return self.total.permute(1, 2, 0, 3)
 
-    def turns(self) -> list[tuple[int, int]]:
-        """The queries of each turn, the last ones first: of the least new memory that `LAUNCHES` allow."""
+    def query_blocks(self) -> list[tuple[int, int]]:
+        """The queries of each block, the last ones first: of the least new memory that `LAUNCHES` allow."""
         whole = self.schedule.parts(self.start, self.length)
         kernels = [kernel for part in whole for kernel, _ in self._launches_of(part)]
-        place = "turns", self.query.shape, self.key.shape, self.schedule.sinks is None, *kernels
+        place = "blocks", self.query.shape, self.key.shape, self.schedule.sinks is None, *kernels
         if place not in self.schedule.known:
             for share in _SHARES:
-                turns = self._cut(share)
-                fits = sum(self._count(*turn) for turn in turns) <= LAUNCHES
+                blocks = self._cut(share)
+                fits = sum(self._count(*block) for block in blocks) <= LAUNCHES
                 if fits or share == _SHARES[0]:
-                    self.schedule.known[place] = turns
+                    self.schedule.known[place] = blocks
                 if not fits:
                     break
         return self.schedule.known[place]
 
     def _cut(self, share: float) -> list[tuple[int, int]]:
-        """Turns that need no more new memory than a share of all keys and values, each as large as possible."""
+        """Blocks that need no more new memory than a share of all keys and values, each as large as possible."""
         most = max(_LITTLE, share * 2 * self.key.numel() * self.key.itemsize)
-        turns, end = list[tuple[int, int]](), self.length
+        blocks, end = list[tuple[int, int]](), self.length
         while end > self.start:
             unit = -(-(end - self.start) // (128 * _LEAST)) * _LEAST
             least, many = 1, -(-(end - self.start) // unit)
@@ -117,12 +117,12 @@ class _Layer:
                 size = (least + many + 1) // 2
                 least, many = (size, many) if self._new_memory(end - size * unit, end) <= most else (least, size - 1)
             begin = max(self.start, end - many * unit)
-            turns.append((begin, end))
+            blocks.append((begin, end))
             end = begin
-        return turns
+        return blocks
 
     def _new_memory(self, begin: int, end: int) -> int:
-        """Bytes that a turn needs beside the output, as `_Room` gives them."""
+        """Bytes that a block needs beside the output, as `_Workspace` gives them."""
         row, key_row = (len(part) * part.shape[1] * part.shape[3] * part.itemsize for part in (self.query, self.key))
         logs = len(self.query) * self.query.shape[1] * _FLOAT
         most, parts = 0, self.schedule.parts(begin, end)
@@ -140,7 +140,7 @@ class _Layer:
         return most
 
     def _count(self, begin: int, end: int) -> int:
-        """How many launches a turn is."""
+        """How many launches a block is."""
         parts = self.schedule.parts(begin, end)
         merged = self._merged_with(parts, (begin, end))
         count = (self.schedule.sinks is not None and merged is None) - self._alone(parts)
@@ -179,9 +179,9 @@ class _Layer:
         )
         return queries or schedule.query_weight is not None, keys
 
-    def lay_out(self, turns: list[tuple[int, int]]) -> None:
+    def lay_out(self, blocks: list[tuple[int, int]]) -> None:
         """Makes what all layers share, which takes memory on the way, before this one takes its own."""
-        parts = [part for turn in turns for part in self.schedule.parts(*turn)]
+        parts = [part for block in blocks for part in self.schedule.parts(*block)]
         sides = [(part.query_position, part.query_scale, *part.queries) for part in parts]
         sides += [(part.key_position, part.key_scale, *part.keys) for part in parts]
         places = tuple(dict.fromkeys(self._place(at, begin, end) for at, _, begin, end in sides))
@@ -202,7 +202,7 @@ class _Layer:
         """Fills in the output of the queries begin .. end - 1."""
         parts, log_sum = self.schedule.parts(begin, end), None
         if self._alone(parts):
-            ((_, output, log_sum),) = self._outputs(parts[0], _Room(self.query.new_empty(0)), None)
+            ((_, output, log_sum),) = self._outputs(parts[0], _Workspace(self.query.new_empty(0)), None)
             self._total, parts = output.unflatten(1, (len(self.query), -1)), []
         total = self.total.narrow(0, begin - self.start, end - begin).flatten(1, 2)
         if log_sum is None and not (parts and parts[0].queries == (begin, end) and _gapless(parts[0].spans)):
@@ -214,7 +214,7 @@ class _Layer:
             one_launch(_sink, total, log_sum, sinks)
 
     def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> Part | None:
-        """The part whose merge can take in sinks as well: one launch over all queries of a turn."""
+        """The part whose merge can take in sinks as well: one launch over all queries of a block."""
         return next((part for part in parts[1:] if part.queries == queries and self._joint(part)), None)
 
     def _joint(self, part: Part) -> bool:
@@ -229,8 +229,8 @@ class _Layer:
 
         log_sum: of what is there; None where nothing is. sinks: to be taken in on the way, if any.
         """
-        (low, high), room = part.queries, _Room(self.total.narrow(0, 0, begin - self.start))
-        given = self._outputs(part, room, total.narrow(0, low - begin, high - low) if log_sum is None else None)
+        (low, high), workspace = part.queries, _Workspace(self.total.narrow(0, 0, begin - self.start))
+        given = self._outputs(part, workspace, total.narrow(0, low - begin, high - low) if log_sum is None else None)
         logs = [log for _, _, log in given]
         if log_sum is not None:
             for (first, last), output, log in given:
@@ -244,7 +244,9 @@ class _Layer:
             log_sum.narrow(1, first - begin, last - first).copy_(log)
         return log_sum
 
-    def _outputs(self, part: Part, room: _Room, into: Tensor | None) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
+    def _outputs(
+        self, part: Part, workspace: _Workspace, into: Tensor | None
+    ) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
         """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
 
         One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
@@ -254,13 +256,13 @@ class _Layer:
         first_key, launches = self.schedule.first_key, self._launches_of(part)
         values = self.value.narrow(2, low_key - first_key, high_key - low_key)
         keys = self.key.narrow(2, low_key - first_key, high_key - low_key)
-        keys = self._turned(keys, part.key_position, part.key_scale, *part.keys, room)
+        keys = self._turned(keys, part.key_position, part.key_scale, *part.keys, workspace)
         rows = self.query.narrow(2, low - self.start, high - low)
         weight = self.schedule.query_weight
-        rows = self._turned(rows, part.query_position, part.query_scale, *part.queries, room, weight)
+        rows = self._turned(rows, part.query_position, part.query_scale, *part.queries, workspace, weight)
         apart, results = None, []
         if into is None and any(kernel is by_varlen for kernel, _ in launches):
-            apart = room.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
+            apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
         for kernel, spans in launches:
             (first, last), (from_key, to_key) = sides_of(spans)
             place = apart if into is None and kernel is by_varlen else into
@@ -289,7 +291,7 @@ class _Layer:
         return Scoring(self.scale, self.schedule.softcap, known[place], *at)
 
     def _turned(
-        self, states: Tensor, position: Position, scale: Scale | None, begin: int, end: int, room: _Room,
+        self, states: Tensor, position: Position, scale: Scale | None, begin: int, end: int, workspace: _Workspace,
         weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """States of the tokens begin .. end - 1 at a position and a scale."""
@@ -300,7 +302,7 @@ class _Layer:
         if rows is not None and len(rows) > 1:
             rows = rows.narrow(0, begin - place[1], end - begin)
         table = (None, None) if rows is None or self._table is None else self._table
-        layout, into = turn.layout if isinstance(turn, Rotation) else None, room.take(states, end - begin)
+        layout, into = turn.layout if isinstance(turn, Rotation) else None, workspace.take(states, end - begin)
         one_launch(_turn, into, rows, states, *table, factors, weight, layout)
         return into
 

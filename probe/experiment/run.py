@@ -205,7 +205,7 @@ def run_tasks(
         if journal is not None and experiment.unit == "token":
             tokens, longest = sum(task.weight for task in tasks), max(task.length for task in tasks)
             text = f"{len(tasks)} tasks, {tokens:,} tokens, at most {longest} in one"
-            progress.write(f"{text}; --estimate tells the time; after an interrupt the same command continues")
+            progress.write(f"{text}; --estimate gives the time; after an interrupt the same command continues")
         while tasks:
             attempted |= set(tasks)
             if journal is not None:

@@ -203,8 +203,8 @@ def _by_passkeys(findings: Findings, rows: MethodRows) -> str:
     rows = [row for row in rows if to_crop(row) and not beats(row)]
     if findings.level is None or not rows:
         return ""
-    speaks = f"What speaks for {several(rows)} is passkeys"
-    return f"{speaks}: truncation sees none that stands before its last {findings.level.length} tokens."
+    use = f"The case for {several(rows)} rests on passkeys"
+    return f"{use}: truncation cannot see those before its last {findings.level.length} tokens."
 
 
 def _below(less: Difference) -> str:

@@ -53,8 +53,8 @@ def test_a_planted_break_is_in_the_verdict(planted):
         "Use mesa or rerope: neither fails up to 320 tokens (5x M), the longest length measured (6 texts and 20 "
         "passkeys). mesa has the lowest mean tail NLL there (not clearly below rerope), 0.82 [0.80, 0.83] nats/token "
         "below the unmodified model. dynamic-ntk fails later than the unmodified model, between 256 and 320 tokens. No "
-        "method clearly beats truncation (`crop`) by tail NLL. What speaks for mesa and rerope is passkeys: truncation "
-        "sees none that stands before its last 64 tokens."
+        "method clearly beats truncation (`crop`) by tail NLL. The case for mesa and rerope rests on passkeys: "
+        "truncation cannot see those before its last 64 tokens."
     )
     assert texts["How sure"].startswith(
         "Control: 0 false detections in 96 tests inside M (mesa, rerope, dynamic-ntk and origin; a test is a layer "
@@ -199,15 +199,15 @@ def test_a_method_worse_than_crop_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
     by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
-    seen = "truncation sees none that stands before its last 64 tokens."
+    seen = "truncation cannot see those before its last 64 tokens."
     assert texts_of(summary)["What fixes it"].endswith(
         " No method clearly beats truncation (`crop`) by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
-        f"than truncation. What speaks for mesa and rerope is passkeys: {seen}"
+        f"than truncation. The case for mesa and rerope rests on passkeys: {seen}"
     )
     by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
     assert texts_of(summary)["What fixes it"].endswith(
         " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation (`crop`). rerope (+0.24 [+0.12, +0.36] "
-        f"nats/token) is worse than truncation. What speaks for rerope is passkeys: {seen}"
+        f"nats/token) is worse than truncation. The case for rerope rests on passkeys: {seen}"
     )
 
 
