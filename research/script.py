@@ -30,6 +30,16 @@ def make_parser(description: str | None, out: str, prog: str) -> argparse.Argume
     return parser
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Adds --device to a script that measures in float32 anywhere."""
+    parser.add_argument("--device", default="cpu", help="e.g. cuda:0; float32 there too")
+
+
+def on_device(args: argparse.Namespace) -> dict[str, str]:
+    """What a row of a journal says of a device other than the CPU."""
+    return {} if args.device == "cpu" else {"device": args.device}
+
+
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `mesa.load`."""
     options = {"revision": None, "dtype": args.dtype, "device": args.device, "device_map": None}

@@ -24,7 +24,8 @@ from probe.commands.predict.plan import configs
 from probe.thresholds.stated_window import NATS_ABOVE
 
 RESULTS = Path(__file__).parent / "results"
-MODELS = ("default", "seed1", "seed2", "untried", "small", "base-500000", "M-128", "M-512", "gqa", "wide")
+TRAINED = ("small", "base-500000", "M-128", "M-512", "gqa", "wide")
+MODELS = ("default", "seed1", "seed2", "untried", *TRAINED, "smollm2-twelve", "seed1-again", "seed2-again")
 DRAWS = 10_000
 
 

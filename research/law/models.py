@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from research.script import deadline, run
+from research.script import add_device, deadline, run
 from research.shipped_models import train
 
 SMALL = train.TrainConfig(
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
         out = args.out / name
         if (out / "config.json").exists() and not (out / train.STATE).exists():
             continue
-        training = train.begin(config)
+        training = train.begin(config, args.device)
         if (out / train.STATE).exists():
             training.restore(out, config)
         mixture, about = train.read_corpus(config)
@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = argparse.ArgumentParser(prog="python research/law/models.py", description=__doc__)
     top.add_argument("--out", type=Path, default=Path("runs/law-models"), help="folder of the models")
+    add_device(top)
     top.add_argument("--minutes", type=float, help="stop after this; the same command continues")
     return top
 

@@ -248,7 +248,7 @@ def main(args: argparse.Namespace) -> None:
     finished = sum(all((*key, text) in rows for key in configs) for text in range(len(planned.texts)))
     planned = replace(planned, texts=planned.texts[:finished])
     losses = losses_of(planned, rows)
-    label = f"{name} {args.configs}" if args.configs == "untried" else name
+    label = f"{name} {args.configs}" if args.configs in ("untried", "twelve") else name
     rows, by_config = judge(planned, losses, name)
     table = pd.DataFrame(rows).assign(model=label).round(4)
     path = RESULTS / "rules.csv"

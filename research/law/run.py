@@ -23,7 +23,7 @@ from probe.experiment.journal import read_journal
 from probe.files import write_json
 from probe.options import parse_lengths
 from research.law.judge import judge
-from research.script import run
+from research.script import add_device, run
 
 CONFIGS = {
     "default": (
@@ -63,6 +63,14 @@ CONFIGS = {
         "self-extend:group=2",
     ),
 }
+CONFIGS["twelve"] = (  # of SmolLM2
+    *CONFIGS["smollm2"],
+    *(f"leaky-rerope:k={k}{log_n}" for k in (1.2, 1.5) for log_n in (",log_n=false", "")),
+    "self-extend:group=2,window=4096",
+    "self-extend:group=3,window=6144,log_n=true",
+    "stair:width=2",
+    "stair:width=2,window=4096,log_n=false",
+)
 FITTED = "leaky-rerope:k=2,log_n=false"
 RESULTS = Path(__file__).parent / "results"
 
@@ -76,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--samples", type=int, default=16, help="texts")
     top.add_argument("--text", help="text file or folder")
     top.add_argument("--minutes", help="stop after this; the same command continues")
+    add_device(top)
     top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL); its name is the results'")
     top.add_argument("--fitted-on", type=Path, help="folder of another run, from whose even texts p and q are taken")
     return top
@@ -88,6 +97,8 @@ def main(args: argparse.Namespace) -> None:
     configs = CONFIGS[args.configs or (name if name in CONFIGS else "default")]
     words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
     words += [word for config in configs for word in ("--config", config)]
+    if args.device != "cpu":
+        words += ["--device", args.device, "--dtype", "float32"]
     for flag in ("lengths", "samples", "text", "minutes"):
         if value := getattr(args, flag):
             words += [f"--{flag}", str(value)]

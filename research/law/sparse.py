@@ -30,7 +30,7 @@ from probe.commands.predict.request import PredictRequest
 from probe.options import parse_lengths
 from probe.statistics import student
 from probe.tasks.score import nll
-from research.script import Journal, deadline, run
+from research.script import Journal, add_device, deadline, on_device, run
 
 RESULTS = Path(__file__).parent / "results" / "sparse"
 COUNTS, SIZES, TEXTS = (1, 4, 16, 64, 320), 6, 8
@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> None:
             gap = sizes(trained, longest, tokens)[-1]
             cells += [(place, count, 0, gap) for place in (f"in {text}", f"not in {text}")]
     left = [(*cell, text) for text in range(len(texts)) for cell in cells if (*cell, text) not in journal.rows]
-    loaded: Any = load(args.model) if left and not over() else None
+    loaded: Any = load(args.model, dtype="float32", device=args.device) if left and not over() else None
     for number, (place, count, with_first, gap, text) in enumerate(left):
         if over():
             break
@@ -101,7 +101,8 @@ def main(args: argparse.Namespace) -> None:
         with mesa.applied(loaded.model, method, executor="dense"):
             losses = nll(loaded.model, texts[text], tokens // 4).double().numpy()
         parts = [float(part.mean()) for part in np.array_split(losses, PARTS)]
-        journal.add((place, count, with_first, gap, text), {"nll": [round(part, 4) for part in parts]})
+        row = {"nll": [round(part, 4) for part in parts], **on_device(args)}
+        journal.add((place, count, with_first, gap, text), row)
         if number % 50 == 0:
             print(f"{number} of {len(left)}", flush=True)
     write_table()
@@ -132,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--lengths", help="tokens, as for `mesa-lens predict`")
     top.add_argument("--samples", type=int, default=16, help="texts; every second one is used")
     top.add_argument("--heads", nargs="*", default=[], help="sets of heads, e.g. '16:0;19:3'")
+    add_device(top)
     top.add_argument("--minutes", type=float, help="start nothing after this; the same command continues")
     return top
 

@@ -34,7 +34,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import load, tokenizer_of
 from probe.statistics import student
 from probe.tasks.score import nll
-from research.script import Journal, deadline, run
+from research.script import Journal, add_device, deadline, on_device, run
 
 RESULTS = Path(__file__).parent / "results"
 RELEASED = "2024-11-30"
@@ -116,7 +116,7 @@ def main(args: argparse.Namespace) -> None:
     windows = [np.array(tokenizer(module.text(args.texts)).input_ids[:LONGEST]) for module in MODULES]
     if any(len(window) < LONGEST for window in windows):
         raise ValueError(f"a file has fewer than {LONGEST} tokens")
-    loaded: Any = load("smollm2")
+    loaded: Any = load("smollm2", dtype="float32", device=args.device)
     settings = {
         "model": "smollm2",
         "modules": [f"{module.package} {module.version} {module.path} sha256 {module.sha256}" for module in MODULES],
@@ -132,7 +132,7 @@ def main(args: argparse.Namespace) -> None:
                 return
             with mesa.applied(loaded.model, mesa.make(name, M)):
                 loss = float(nll(loaded.model, window[-length:], TAIL, reduction="mean"))
-            journal.add((name, length, number), {"nll": round(loss, 4)})
+            journal.add((name, length, number), {"nll": round(loss, 4), **on_device(args)})
             print(name, length, number, f"{loss:z.4f}", flush=True)
             write_table(journal)
 
@@ -156,6 +156,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = argparse.ArgumentParser(prog="python research/real_model/after_release.py", description=__doc__)
     top.add_argument("--texts", type=Path, default=Path("runs/after-release"), help="folder of the wheels")
+    add_device(top)
     top.add_argument("--minutes", type=float, help="start nothing after this; the same command continues")
     return top
 

@@ -22,6 +22,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--seed", type=int, default=0, help="of weights and rows")
     top.add_argument("--minutes", type=float, help="stop after this; the same command continues")
     top.add_argument("--device", default="cpu", help="e.g. cuda:0")
+    top.add_argument("--stdlib", type=Path, help="standard library that is read (None: the running interpreter's)")
+    top.add_argument("--no-card", action="store_true", help="stop once the weights are written; measure nothing")
     return top
 
 
@@ -37,12 +39,14 @@ def main(args: argparse.Namespace) -> None:
     training = train.begin(config, args.device)
     if (args.out / train.STATE).exists():
         training.restore(args.out, config)
-    mixture, about = train.read_corpus(config)
+    mixture, about = train.read_corpus(config, args.stdlib)
     args.out.mkdir(parents=True, exist_ok=True)
     if not train.train(config, args.out, training, mixture, about, deadline(args.minutes)):
         print(f"stopped after {training.step:,} of {config.steps:,} steps; the same command continues in {args.out}")
         return
-    card.write_card(args.out, card.measure(load(str(args.out))))
+    if args.no_card:
+        return
+    card.write_card(args.out, card.measure(load(str(args.out), dtype="float32", device=args.device)))
     (args.out / train.STATE).unlink()
     print(f"wrote {args.out}; use it with --model {args.out}")
 

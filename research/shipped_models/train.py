@@ -1,6 +1,6 @@
 """Trains the default model: a small model that retrieves inside its window and breaks beyond it.
 
-Seeded and offline: the text is the running interpreter's standard library (`training_files`), the rest is drawn by
+Seeded and offline: the text is the standard library (`training_files`), the rest is drawn by
 `research.shipped_models.mixture`. Lengths grow from 48 tokens to the trained window over the first 40% of the tokens;
 without that the model finds nothing but positional shortcuts.
 """
@@ -117,9 +117,12 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.T
     return (losses * scale).sum() / scale.sum()
 
 
-def training_files() -> list[Path]:
-    """The standard library's modules (docstrings and `pydoc` topics included), without tests and held-out files."""
-    root = Path(sysconfig.get_path("stdlib"))
+def training_files(root: Path | None = None) -> list[Path]:
+    """A standard library's modules (docstrings and `pydoc` topics included), without tests and held-out files.
+
+    root: its folder; None: the running interpreter's.
+    """
+    root = root or Path(sysconfig.get_path("stdlib"))
     paths = (
         path
         for path in root.rglob("*.py")
@@ -129,9 +132,9 @@ def training_files() -> list[Path]:
     return sorted(paths)
 
 
-def read_corpus(config: TrainConfig) -> tuple[Mixture, dict[str, int]]:
+def read_corpus(config: TrainConfig, stdlib: Path | None = None) -> tuple[Mixture, dict[str, int]]:
     """What is read while training, and what `training.json` says of it."""
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in training_files()]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in training_files(stdlib)]
     tokenizer = train_tokenizer(texts, config.vocabulary, quizzes.PROMPTS)
     encoded = [np.array(ids, np.int64) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     text = np.concatenate(encoded)

@@ -24,14 +24,14 @@ TINY = train.TrainConfig(
 def read():
     """A corpus of one file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "training_files", lambda files=train.training_files: files()[:1])
+        patch.setattr(train, "training_files", lambda root, files=train.training_files: files(root)[:1])
         return train.read_corpus(TINY)
 
 
 @pytest.fixture
 def short(read, monkeypatch):
     """Tiny recipes, a checkpoint every step, and little measured."""
-    monkeypatch.setattr(train, "read_corpus", lambda config: read)
+    monkeypatch.setattr(train, "read_corpus", lambda config, stdlib: read)
     recipes = {name: replace(TINY, architecture=recipe.architecture) for name, recipe in train.RECIPES.items()}
     monkeypatch.setattr(train, "RECIPES", recipes)
     monkeypatch.setattr(train, "SAVE_SECONDS", -1)
@@ -64,3 +64,24 @@ def test_a_recipe_is_a_model_that_plain_transformers_loads(recipe, tmp_path):
     ids = torch.randint(0, TINY.vocabulary, (1, TINY.trained_length + 40))
     with torch.no_grad(), mesa.applied(loaded.model, mesa.make("origin", TINY.trained_length)):
         torch.testing.assert_close(loaded.model(ids).logits, plain(ids).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("short")
+def test_weights_alone_are_measured_later(tmp_path):
+    run(tmp_path, "--no-card")
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert not (tmp_path / "README.md").exists()
+    run(tmp_path)
+    assert (tmp_path / "README.md").exists()
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+
+
+def test_another_standard_library_is_read_without_its_tests_and_held_out_files(tmp_path):
+    for name in ("b.py", "a/c.py", "test/d.py", "argparse.py", "a/argparse.py", "e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in train.training_files(tmp_path)] == [
+        "a/argparse.py",
+        "a/c.py",
+        "b.py",
+    ]
