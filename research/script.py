@@ -35,6 +35,14 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="e.g. cuda:0; float32 there too")
 
 
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    """Adds --executor, and --device, to a script that measures long prompts."""
+    add_device(parser)
+    parser.add_argument(
+        "--executor", default="fused", help="dense: compiles nothing on a GPU, and takes 35 GB at 16384 tokens"
+    )
+
+
 def on_device(args: argparse.Namespace) -> dict[str, str]:
     """What a row of a journal says of a device other than the CPU."""
     return {} if args.device == "cpu" else {"device": args.device}

@@ -23,7 +23,7 @@ from probe.experiment.journal import read_journal
 from probe.files import write_json
 from probe.options import parse_lengths
 from research.law.judge import judge
-from research.script import add_device, run
+from research.script import add_executor, run
 
 CONFIGS = {
     "default": (
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--samples", type=int, default=16, help="texts")
     top.add_argument("--text", help="text file or folder")
     top.add_argument("--minutes", help="stop after this; the same command continues")
-    add_device(top)
+    add_executor(top)
     top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL); its name is the results'")
     top.add_argument("--fitted-on", type=Path, help="folder of another run, from whose even texts p and q are taken")
     return top
@@ -96,6 +96,7 @@ def main(args: argparse.Namespace) -> None:
     out = args.out or Path("runs/law") / name
     configs = CONFIGS[args.configs or (name if name in CONFIGS else "default")]
     words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
+    words += ["--executor", args.executor]
     words += [word for config in configs for word in ("--config", config)]
     if args.device != "cpu":
         words += ["--device", args.device, "--dtype", "float32"]

@@ -34,7 +34,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import load, tokenizer_of
 from probe.statistics import student
 from probe.tasks.score import nll
-from research.script import Journal, add_device, deadline, on_device, run
+from research.script import Journal, add_executor, deadline, on_device, run
 
 RESULTS = Path(__file__).parent / "results"
 RELEASED = "2024-11-30"
@@ -130,7 +130,7 @@ def main(args: argparse.Namespace) -> None:
                 continue
             if over():
                 return
-            with mesa.applied(loaded.model, mesa.make(name, M)):
+            with mesa.applied(loaded.model, mesa.make(name, M), executor=args.executor):
                 loss = float(nll(loaded.model, window[-length:], TAIL, reduction="mean"))
             journal.add((name, length, number), {"nll": round(loss, 4), **on_device(args)})
             print(name, length, number, f"{loss:z.4f}", flush=True)
@@ -156,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = argparse.ArgumentParser(prog="python research/real_model/after_release.py", description=__doc__)
     top.add_argument("--texts", type=Path, default=Path("runs/after-release"), help="folder of the wheels")
-    add_device(top)
+    add_executor(top)
     top.add_argument("--minutes", type=float, help="start nothing after this; the same command continues")
     return top
 
