@@ -20,14 +20,13 @@ from mesa.models import chosen_dtype, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.capture.memory import check_memory
 from probe.commands.eval import by_length
-from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.worker import eval_tasks
 from probe.commands.probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
 from probe.commands.probe.plan import plan as make_plan
 from probe.commands.probe.report import check_report, remove_report, write_report
 from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
-from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
+from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, pass_tasks
 from probe.commands.probe.verdict import terminal_text
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
@@ -35,7 +34,7 @@ from probe.experiment.pool import Pool
 from probe.experiment.resume import REQUEST, recorded
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Task, TasksLost
+from probe.experiment.task import TasksLost
 from probe.identity import check_of_run
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
@@ -89,7 +88,17 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
         if not overwrite:
             known = {**provenance(plan), **identity(request.model, plan.config)}
             check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
-        summary = _finished_summary(plan, out, overwrite, by, runner)
+        whole = not overwrite and _store_of_run(plan, out) == store_of(out)
+        summary = run_summary(out) if whole else None
+        if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
+            warn_finished(out)
+        else:
+            if not overwrite:
+                check_report(out)
+            if not whole:
+                _measure_and_capture(plan, out, overwrite, by, runner)
+            with _resumable(out, overwrite):
+                summary = write_report(out, by)
     heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
     return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"
 
@@ -106,21 +115,6 @@ def remove_run(out: Path) -> None:
     store.remove(store_of(out))
 
 
-def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> Summary:
-    whole = not overwrite and _store_of_run(plan, out) == store_of(out)
-    summary = run_summary(out) if whole else None
-    if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
-        warn_finished(out)
-        return summary
-    if not overwrite:
-        check_report(out)
-    if not whole:
-        with ExitStack() as stack:
-            _measure_and_capture(plan, out, overwrite, by, runner, stack)
-    with _resumable(out, overwrite):
-        return write_report(out, by)
-
-
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
     path = store_of(out)
@@ -129,39 +123,40 @@ def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     return store.find_store(path, template(plan, fingerprints(plan, *prepare(plan))))
 
 
-def _measure_and_capture(
-    plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner, stack: ExitStack
-) -> None:
-    """Completes the store; workers last as long as the stack."""
+def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> None:
+    """Completes the store."""
     if runner.is_local:
         check_fits(plan)
     documents, tokens = prepare(plan)
     evaluation, path = evaluation_plan(plan, documents), store_of(out)
-
-    @cache
-    def pool() -> Pool:
-        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan)]
-        worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
-        return stack.enter_context(runner.pool(worker, tasks))
-
+    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, path)
     attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
     layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
     if plan.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
-    journal = None
-    if overwrite:  # nothing is removed for a run that cannot be
-        pool()
-    elif plan.request.samples:  # another's is refused
-        journal = FailureByLength(evaluation, plan.refine).open_journal(out)
-    with _resumable(out, overwrite):
-        store.create(path, layout, overwrite=overwrite)
-        if overwrite:
-            (out / by_length.JOURNAL).unlink(missing_ok=True)
-            journal = FailureByLength(evaluation, plan.refine).open_journal(out) if plan.request.samples else None
-        store.write_group(path, TOKENS, token_texts(plan, tokens))
-        _run_stages(plan, evaluation, journal, out, pool)
-        remove_report(out)
-        store.finish(path)
+    with ExitStack() as stack:
+
+        @cache
+        def pool() -> Pool:
+            tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan)]
+            worker = ProbeWorker.of(plan, evaluation=replace(evaluation, config=None), tokens=tokens)
+            return stack.enter_context(runner.pool(worker, tasks))
+
+        if overwrite:  # nothing is removed for a run that cannot be
+            pool()
+        elif plan.request.samples:  # another's is refused
+            failure.open_journal(out)
+        with _resumable(out, overwrite):
+            store.create(path, layout, overwrite=overwrite)
+            if overwrite:
+                (out / by_length.JOURNAL).unlink(missing_ok=True)
+            journal = failure.open_journal(out) if plan.request.samples else None
+            store.write_group(path, TOKENS, token_texts(plan, tokens))
+            _run_stages(failure, states, journal, pool)
+            if journal is not None:
+                store.write_group(path, EVALUATION, failure.scores(journal.rows))
+            remove_report(out)
+            store.finish(path)
 
 
 @contextmanager
@@ -192,16 +187,12 @@ def check_fits(plan: ProbePlan) -> None:
 
 
 def _run_stages(
-    plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]
+    failure: FailureByLength, states: HiddenStates, journal: Journal | None, pool: Callable[[], Pool]
 ) -> None:
     """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""
-    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, store_of(out))
-    unmeasured, uncaptured, passes = list[Task](), list[Task](), states.tasks({})
-    if journal is not None:  # before the capture: the bridge wraps the model
-        unmeasured = run_tasks(failure, journal, pool)
-    if passes:
-        uncaptured = run_tasks(states, None, pool)
-    messages = []
+    messages, passes = [], states.tasks({})
+    unmeasured = [] if journal is None else run_tasks(failure, journal, pool)
+    uncaptured = run_tasks(states, None, pool)  # after what is measured: the bridge wraps the model
     if unmeasured:
         task, name, length = unmeasured[0].key
         messages.append(f"no worker could finish {task} under {name} at {length} tokens; the same command tries again")
@@ -209,9 +200,6 @@ def _run_stages(
         messages.append(f"no worker could capture {uncaptured[0]} ({len(uncaptured)} of {len(passes)} passes failed)")
     if messages:
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
-    if journal is not None:
-        further = further_lengths(evaluation, journal.rows, plan.refine)
-        store.write_group(store_of(out), EVALUATION, by_length.scores(evaluation, journal.rows, further))
 
 
 def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:

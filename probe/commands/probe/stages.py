@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xarray as xr
 
 import mesa
 from mesa.errors import Failed, Refused
@@ -63,6 +64,10 @@ class FailureByLength(Evaluation):
             for task in by_length.TASKS
         ]
         return eval_tasks(self.plan, [key for key in keys if key not in rows])
+
+    def scores(self, rows: JournalRows) -> xr.Dataset:
+        """The scores by length of all rows."""
+        return by_length.scores(self.plan, rows, further_lengths(self.plan, rows, self.rounds))
 
     def remaining(self, rows: JournalRows) -> None:
         """The store tells which lengths there are to be."""
