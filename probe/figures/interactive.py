@@ -41,6 +41,8 @@ _ENTRY, _TITLE = 42, 36  # characters in a line of the legend or of a note, whic
 _SYMBOLS = {"diamond": ("diamond-open", 15), "tick": ("line-ns-open", 20)}  # of points, and their size
 _TITLE_LINE, _LEGEND_LINE, _PLOT = 19, 21, 340  # pixels of height
 _KEY, _LETTER, _LEGEND_WIDTH = 50, 6.5, 280  # pixels of width: a legend's symbols, a letter, room below a panel
+ROOM_BELOW = 111
+"""Pixels below a chart's plot: labels, their title, and a line of the legend."""
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
@@ -202,7 +204,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
         for rule in panel.rules:
             _add_rule(figure, rule, panel, column)
         _axes(figure, panel, column)
-    below = 90 + _LEGEND_LINE * _legend_lines(listed, len(chart.panels))
+    below = ROOM_BELOW + _LEGEND_LINE * (_legend_lines(listed, len(chart.panels)) - 1)
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         height=_PLOT + head + below,

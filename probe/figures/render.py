@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from mesa.errors import Refused
 from probe.figures.figure_data import Chart, Drawable, Figure, Raster
-from probe.figures.interactive import draw
+from probe.figures.interactive import ROOM_BELOW, draw
 from probe.figures.raster import write_png
 from probe.figures.static import picture
 from probe.files import GENERATOR
@@ -90,7 +90,8 @@ def least_width(figure: Drawable) -> int:
 def plots(figure: Drawable) -> list[go.Figure]:
     """A plotly figure a panel, so that a phone has them one below the other, with axes at the same height; or one.
 
-    Without the title, and the room for it: on pages that is text that wraps.
+    Without the title, and the room for it: on pages that is text that wraps. What a legend takes on a phone, plotly
+    takes from the plot of a single panel, which is taller where the page is wider.
     """
     parts = [replace(figure, panels=(panel,)) for panel in figure.panels] if isinstance(figure, Chart) else [figure]
     drawn: list[Any] = [draw(part) for part in parts]
@@ -98,5 +99,6 @@ def plots(figure: Drawable) -> list[go.Figure]:
     for one in drawn:
         margin = one.layout.margin
         height = one.layout.height + top - margin.t + below - margin.b - _HEAD
-        one.update_layout(height=height, margin={"t": top - _HEAD, "b": below, "pad": 0}, title_text=None)
+        margins = {"t": top - _HEAD, "b": ROOM_BELOW if len(parts) == 1 and isinstance(figure, Chart) else below}
+        one.update_layout(height=height, margin=margins | {"pad": 0}, title_text=None)
     return drawn
