@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -147,16 +147,18 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
 def kept_text(plan: ProbePlan) -> str:
     """What is captured, and the host's memory and the disk that it takes, as text; loads no weights."""
     kept = plan.kept
-    axes = ", ".join(
-        f"{hook} ({' x '.join(f'{len(labels)} {name}(s)' for name, labels in each.items())})"
-        for hook, each in kept.axes.items()
-    )
+    sizes = {"method": plan.methods, "prompt": plan.prompts, "layer": kept.layers}
+    methods, prompts, layers = _counted(sizes)
+    hooks = "; ".join(f"{hook}, {' x '.join(_counted(axes))}" for hook, axes in kept.axes.items())
     return (
         f"model {plan.request.model}, trained length M = {plan.trained_length}, captured length {plan.length} tokens\n"
-        f"kept: {len(plan.methods)} method(s) x {len(plan.prompts)} prompt(s) x {len(kept.layers)} layer(s), each "
-        f"{axes}\n"
+        f"stores hidden states under {methods}, on {prompts}, in {layers}: {hooks}\n"
         f"memory for captured values: about {plan.host_bytes / 2**20:.0f} MiB; disk: {plan.kept_bytes / 2**20:.0f} MiB"
     )
+
+
+def _counted(labels: Mapping[str, Sized]) -> list[str]:
+    return [f"{len(of)} {name}{'s' * (len(of) != 1)}" for name, of in labels.items()]
 
 
 def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
