@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from mesa.engine.bridge import bridge as bridge_to
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
+    from probe.commands.anatomy.token_views import token_losses
     from probe.commands.eval.plan import plan as plan_evaluation
     from probe.commands.eval.request import EvalRequest
     from probe.commands.eval.run import run as run_evaluation
     from probe.commands.predict.command import predict_failure
     from probe.commands.predict.request import PredictRequest
+    from probe.commands.probe.export import curves_export, drift_export, threshold_export
     from probe.commands.probe.report import write_report
     from probe.commands.probe.request import ProbeRequest
     from probe.commands.probe.run import run_probe
-    from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
+    from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, regions
     from probe.run import Run, open_run
     from probe.store.select import hook_values
@@ -36,10 +38,12 @@ if TYPE_CHECKING:
 _MODULES = {
     "probe.capture.capture": "capture_states",
     "probe.capture.spec": "CaptureSpec",
-    "probe.figures.export": "curves_export drift_export heatmap_export threshold_export",
+    "probe.figures.export": "heatmap_export",
     "probe.figures.heatmap": "default_regions regions",
+    "probe.commands.anatomy.token_views": "token_losses",
     "probe.commands.predict.command": "predict_failure",
     "probe.run": "Run open_run",
+    "probe.commands.probe.export": "curves_export drift_export threshold_export",
     "probe.commands.probe.report": "write_report",
     "probe.commands.eval.request": "EvalRequest",
     "probe.commands.predict.request": "PredictRequest",
@@ -68,7 +72,7 @@ __all__ = [
     "bridge_to", "capture_states", "curves_export", "default_regions", "drift_export", "drift_onsets", "find_drift",
     "heatmap_export", "heldout", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation",
     "predict_failure", "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export",
-    "threshold_onsets", "write_report",
+    "threshold_onsets", "token_losses", "write_report",
 ]
 # fmt: on
 

@@ -17,19 +17,20 @@ from mesa.errors import NotFound, Refused
 from probe.commands.anatomy.export import anatomy_export
 from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.commands.anatomy.sections import headline
-from probe.commands.anatomy.token_views import attention_view, loss_view
+from probe.commands.anatomy.token_views import HTML, attention_view, loss_view
 from probe.commands.locate.export import located_export, located_tables
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest, places
 from probe.commands.predict.figures import prediction_export
 from probe.commands.predict.result import PREDICTION
 from probe.commands.predict.sections import sections as prediction_sections
+from probe.commands.probe.export import curves_of, drift_export, threshold_export, with_tables
 from probe.commands.probe.report import whole_summary
 from probe.commands.probe.result import Summary, Verdict, run_summary
-from probe.commands.probe.rows import predicted_failure
-from probe.commands.probe.tables import drift_table, onset_title
+from probe.commands.probe.sections import control, onsets
+from probe.commands.probe.tables import crossing_table, drift_table, onset_title
 from probe.commands.probe.verdict import verdict
-from probe.figures.export import Export, curves_export, drift_export, heatmap_export, threshold_export
+from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import (
     default_regions,
@@ -48,25 +49,17 @@ from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.labelled import labelled
-from probe.store.select import check_labels, hook_values, one_prompt, reference_method
+from probe.store.select import check_labels, hook_values, one_prompt
 from probe.tables import Table, plain_table
-from probe.thresholds.analysis import Analysis, analyse
+from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.drift_onset import drift_onsets
-from probe.thresholds.failure import measured_failure
-from probe.thresholds.threshold_onset import best, crossing_texts
+from probe.thresholds.threshold_onset import best
 
 PLOTLY = "application/vnd.plotly.v1+json"
 """The MIME type of interactive figures in JupyterLab, VS Code and Colab."""
 _DPI = 110  # of the picture where a figure cannot be interactive
 _CELLS = 100_000  # values of a heatmap in a notebook
 _WHOLE = 25_000_000  # values of hidden states in memory at once
-
-
-class HTML(str):
-    """A part of a page, which a notebook displays."""
-
-    def _repr_html_(self) -> str:
-        return str(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,10 +188,8 @@ class Run(reader.StoredRun):
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
             raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
-        onsets = drift_onsets(drifts[name])
-        return Result(
-            drifts[name], plain_table(drift_table(onsets, name)), drift_export(drifts[name], name, layers, methods)
-        )
+        text = plain_table(drift_table(drift_onsets(drifts[name]), name))
+        return Result(drifts[name], text, drift_export(drifts[name], name, layers, methods))
 
     def thresholds(
         self,
@@ -231,8 +222,10 @@ class Run(reader.StoredRun):
         names = search["method"].values.tolist() if methods is None else list(methods)
         check_labels(hidden, "method", names)
         export = threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
-        onsets = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
-        return Result(search, f"{_pair_table(search, pairs)}\nthreshold onset: {onsets}", export)
+        export = with_tables(export, summarize(analysis), methods, onsets, control)
+        text = plain_table(crossing_table(hidden, search, pairs))
+        first = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
+        return Result(search, f"{text}\nthreshold onset: {first}", export)
 
     def heatmap(
         self,
@@ -313,30 +306,16 @@ class Run(reader.StoredRun):
         """
         if self.evaluation is None:
             raise Refused(f"{self.path} holds no scores by length; probe with --samples above 0")
-        attrs, reference = self.hidden.attrs, reference_method(self.hidden["method"].values.tolist())
-        measured = measured_failure(self.evaluation, self.trained_length, reference)
         try:
             summary = self.summary
-            onsets, rule = [summary.onset_of(result) for result in summary.methods], summary.onset_by
         except Refused:  # positions that onsets need were not captured
-            onsets, rule = [], "drift"
-        by_method = {onset.method: str(onset) for onset in onsets}
-        rows = tuple((row.method, str(row), by_method.get(row.method, "not judged")) for row in measured.failures)
-        scores = self.evaluation
-        if methods is not None:
-            check_labels(scores, "method", methods)
-            scores = scores.sel({"method": list(methods)})
-        prediction, configs = PREDICTION.find(self.folder), json.loads(attrs.get("method_configs", "{}"))
-        of_run = (attrs.get("model"), self.trained_length)
-        predicted = {
-            failure.method: expected
-            for failure in measured.failures
-            if failure.method != reference
-            and (expected := predicted_failure(of_run, configs.get(failure.method), failure.method, prediction))
-        }
-        export = curves_export(scores, measured, self.trained_length, onsets, predicted)
-        table = Table("", ("method", "measured failure", onset_title(rule)), rows)
-        return Result(self.evaluation, plain_table(table), export)
+            summary = None
+        export = curves_of(self, summary, methods)
+        failures = export.numbers["failures"]
+        onset = next(name for name in failures if str(name).endswith("onset_text"))
+        rows = zip(*(failures[name].values for name in ("method", "measured_text", onset)), strict=True)
+        head = ("method", "measured failure", onset_title(summary.onset_by if summary else "drift"))
+        return Result(self.evaluation, plain_table(Table("", head, tuple(rows))), export)
 
     def prediction(self) -> Result:
         """What `mesa-lens predict` computed in the folder: excess loss and failure length by method (docs/law.md).
@@ -418,15 +397,3 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """
     run = reader.open_run(path)
     return Run(run.path, labelled(run.hidden), labelled(run.evaluation))
-
-
-def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
-    """Score, threshold and where each method crosses it, by layer:dim."""
-    rows = []
-    for layer, dim in pairs:
-        at = search.sel(layer=layer, dim=dim)
-        scores = f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}"
-        rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
-    head = ("layer:dim", "score", "threshold", *search["method"].values)
-    where = f"{search.attrs['hook']} on prompt {search['prompt'].item()}"
-    return plain_table(Table(f"thresholds of {where}, and where each method crosses them", head, tuple(rows)))

@@ -18,11 +18,12 @@ _NARROWEST = 8  # characters of a column that wraps
 
 @dataclass(frozen=True)
 class Table:
-    """Texts: a row a method, a column a length."""
+    """Texts: a row a method, a column a length. name: of its file in an export; empty: it has none."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    name: str = ""
 
 
 def filled(text: str) -> str:

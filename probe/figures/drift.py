@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from probe.figures.export import safe_name
 from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, grouped, trained_rule
 from probe.figures.styles import RED, style
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets
@@ -18,6 +19,11 @@ COLOURS = ((0.0, "#F4F8FB"), (0.4, "#C6DBEF"), (0.4, "#FDCDB5"), (0.6, "#EF6548"
 NOTE = ("judged from M on", "circle: drift begins", "grey: warm-up, layer not judged, or not captured")
 COLUMNS = 256
 """Columns of a drift map; of the runs in one column the largest distance is drawn."""
+
+
+def drift_name(drift: xr.Dataset, prompt: str) -> str:
+    """What files of one prompt's drift begin with."""
+    return f"drift-{drift.attrs['hook']}-{safe_name(prompt)}"
 
 
 def drift_layers(drift: xr.Dataset) -> list[int]:

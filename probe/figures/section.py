@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from probe.figures.figure_data import Drawable
 from probe.figures.render import html_embed
-from probe.figures.tables import csv_bytes
+from probe.figures.tables import csv_bytes, row_table
 from probe.files import write
 from probe.glossary import template
 from probe.store.result_file import RunSummary
@@ -64,6 +64,16 @@ def figures_of(sections: Sequence[Section]) -> dict[str, Drawable]:
         figures |= {name: figure for name, figure in section.figures.items() if not isinstance(figure, Markup)}
         figures |= figures_of(section.parts)
     return figures
+
+
+def tables_of(sections: Sequence[Section]) -> dict[str, xr.Dataset]:
+    """The tables with a name of the sections and their parts, as texts by row, in the order of the page."""
+    tables: dict[str, xr.Dataset] = {}
+    for section in sections:
+        for table in filter(lambda table: table.name, section.tables):
+            tables[table.name] = row_table([dict(zip(table.head, row, strict=True)) for row in table.rows])
+        tables |= tables_of(section.parts)
+    return tables
 
 
 def as_text(sections: Sequence[Section]) -> str:

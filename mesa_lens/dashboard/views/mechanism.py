@@ -6,15 +6,17 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import drifted, summary_of
+from mesa_lens.dashboard.state import drifted
 from probe.commands.locate.export import located_export, located_tables
 from probe.commands.locate.figures import MEASURES
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest, losses, place
-from probe.commands.probe.sections import drift_tables
-from probe.figures.drift import drift_map
-from probe.figures.export import Export, drift_export
+from probe.commands.probe.export import drift_export, map_section
+from probe.commands.probe.tables import drift_table
+from probe.figures.export import Export
+from probe.figures.section import Section, figures_of
 from probe.store.result_file import having
+from probe.thresholds.drift_onset import drift_onsets
 
 
 def page(context: Context) -> None:
@@ -50,15 +52,15 @@ def _located(context: Context) -> None:
 def _drift(context: Context) -> None:
     """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
     st.subheader("Where hidden states drift", anchor=False)
-    drifts, summary = drifted(context.run), summary_of(context.run)
+    drifts = drifted(context.run)
     if isinstance(drifts, str):
         st.info(ui.plain(f"Drift could not be judged: {drifts}."))
         return
     prompt, drift = next(iter(drifts.items()))
-    figure = drift_map(drift, prompt)
-    ui.show(figure, "drift-map")
+    figures = figures_of([map_section(drift, prompt)])
+    ui.draw([Section(figures=figures)], "drift")
     stem = ui.file_stem(context.run.name, prompt, "drift-map")
-    ui.buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
+    ui.buttons(lambda: Export(figures, drift_export(drift, prompt).numbers), stem, ui.FORMS, ("csv",))
     with st.expander("Drift, prompt by prompt"):
-        for table in drift_tables(summary):
-            ui.table(table)
+        for name, of_prompt in drifts.items():
+            ui.table(drift_table(drift_onsets(of_prompt), name))

@@ -11,7 +11,7 @@ import xarray as xr
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from mesa_lens.dashboard.state import choose_states, opened, searched, states
-from probe.figures.export import threshold_export
+from probe.commands.probe.export import threshold_export
 from probe.figures.thresholds import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.run import Run

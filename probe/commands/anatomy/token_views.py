@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import escape
 
 from mesa.errors import Refused
-from probe.commands.anatomy.result import Tokens
+from probe.commands.anatomy.result import Captured, Tokens
 
 SHOWN = 1024
 """Tokens of a view: of a longer text those around M, and the last."""
@@ -65,6 +65,34 @@ root.querySelectorAll("i[role]").forEach(token => ["click", "focus"].forEach(eve
 pick(QUERY);
 root.querySelector(".tokens").scrollTop = root.querySelector(".query").offsetTop - 200;
 })()</script>"""
+
+
+class HTML(str):
+    """A part of a page, which a notebook displays."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def token_losses(tokens: Sequence[str], losses: Mapping[str, Sequence[float]], trained_length: int) -> HTML:
+    """A text token by token under two methods, each token coloured by its loss.
+
+    Args:
+        tokens: The text's tokens.
+        losses: By method the loss of every token but the first, nats. The first method is the reference, the last is
+            compared with it.
+        trained_length: M, tokens.
+
+    Returns:
+        HTML, which a notebook displays; every text is escaped.
+
+    Examples:
+        >>> shown = probe.token_losses(["<bos>", "A", "B"], {"origin": [2.0, 6.5], "rerope": [2.0, 1.5]}, 2)
+        >>> "1 of 1 tokens beyond M lose 2 nats or more over their loss under rerope" in shown
+        True
+    """
+    methods = {name: Captured(list(values), weight=[], key=[]) for name, values in losses.items()}
+    return HTML(loss_view(Tokens(trained_length, next(iter(losses)), [], "", list(tokens), [], methods)))
 
 
 def methods_of(tokens: Tokens, method: str | None = None) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,18 @@ from tqdm import tqdm
 from mesa.errors import Occupied
 from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
+from probe.commands.probe.export import curves_of, drift_section, map_section, threshold_section
 from probe.commands.probe.result import SUMMARY, Summary
-from probe.commands.probe.sections import sections, title
+from probe.commands.probe.sections import Drawn, Figures, sections, title
 from probe.commands.probe.verdict import verdict
-from probe.figures.curves import curves_chart, parted
-from probe.figures.drift import drift_chart, drift_layers, drift_map
-from probe.figures.export import SIDE_BY_SIDE, grids, labelled_numbers, pooled_name, safe_name
-from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
+from probe.figures.drift import drift_layers
+from probe.figures.export import SIDE_BY_SIDE, file_name, grids, labelled_numbers, pooled_name, safe_name
+from probe.figures.figure_data import Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.render import page, rendered
+from probe.figures.section import Section, figures_of
 from probe.figures.section import page as section_page
 from probe.figures.tables import npz_bytes
-from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
 from probe.store.cache import DERIVED, save
 from probe.store.reader import open_run, store_mark
@@ -96,9 +95,9 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
     remove_report(folder)
     for name, datasets in derived.items():
         save(run, name, datasets)
-    maps, charts = Maps.of(analysis), charts_of(analysis, summary)
-    write_figures(analysis, folder / "figures", maps, charts)
-    write(folder / "report.html", render(analysis, summary, maps, charts).encode())
+    maps, drawn = Maps.of(analysis), drawn_sections(analysis, summary)
+    write_figures(analysis, folder / "figures", maps, drawn)
+    write(folder / "report.html", render(analysis, summary, maps, drawn).encode())
     SUMMARY.write(folder, summary)
     return summary
 
@@ -132,23 +131,17 @@ def remove_report(folder: Path) -> None:
             path.unlink()
 
 
-def render(analysis: Analysis, summary: Summary, maps: Maps, charts: Mapping[str, Drawable]) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped. charts: what `charts_of` returns."""
-    drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
+def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`."""
     raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
-    curves = parted(cast(Chart, charts["curves"])) if "curves" in charts else []
-    figures = {
-        "curves": {f"curves-{number}": chart for number, chart in enumerate(curves)},
-        "map": {name: chart for name, chart in charts.items() if name == "drift-map"},
-        "drift": {f"drift-{name}": drift_chart(drift, prompt=name) for name, drift in drifts.items()},
-        "thresholds": {name: chart for name, chart in charts.items() if name.startswith("threshold")},
+    heatmaps = {
         "differences": {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))},
         "raw": {f"heatmaps-{number}": grid for number, grid in enumerate(raw)},
     }
-    return section_page(title(summary), sections(summary, analysis.run, figures))
+    return section_page(title(summary), sections(summary, analysis.run, drawn, heatmaps))
 
 
-def write_figures(analysis: Analysis, folder: Path, maps: Maps, charts: Mapping[str, Drawable]) -> None:
+def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
@@ -176,26 +169,25 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, charts: Mapping[
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
+    charts = figures_of([section for name in drawn for section in drawn[name][:1]])
+    of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
-            write(folder / f"{name}.{form}", rendered(chart, form))
+            write(folder / f"{name.replace(of_prompt, '')}.{form}", rendered(chart, form))
 
 
-def charts_of(analysis: Analysis, summary: Summary) -> dict[str, Drawable]:
-    """The headline prompt's figures but its heatmaps, by file name; without what was not measured or judged."""
-    prompt, trained, run = analysis.prompt, analysis.trained_length, analysis.run
+def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
+    """Sections with figures but heatmaps, the headline prompt's first; none of what was not measured or judged."""
+    prompt, run = analysis.prompt, analysis.run
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
-    charts: dict[str, Drawable] = {
-        f"threshold-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim)
-        for layer, dim in analysis.best[:_THRESHOLDS]
+    drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
+    pairs = analysis.best[:_THRESHOLDS]
+    return {
+        "thresholds": [threshold_section(hidden, search, pairs)] if pairs else [],
+        "curves": [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
+        "drift": [drift_section(drift, name) for name, drift in drifts.items()],
+        "map": [map_section(drifts[prompt], prompt)] if drifts else [],
     }
-    if run.evaluation is not None and analysis.measured is not None:
-        predicted = summary.verdict.predicted
-        charts["curves"] = curves_chart(run.evaluation, analysis.measured, trained, predicted)
-    if not isinstance(analysis.drifts, str):
-        drift = analysis.drifts[prompt]
-        charts |= {"drift": drift_chart(drift, prompt=prompt), "drift-map": drift_map(drift, prompt)}
-    return charts
 
 
 def _differences(analysis: Analysis, maps: Maps) -> list[Heatmaps]:

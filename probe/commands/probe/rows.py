@@ -25,7 +25,11 @@ RANKED = (
 
 def ranked(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(findings, result, located, prediction) for result in findings.methods), key=_key)
+    of_run = (findings.model, findings.trained_length)
+    predicted = predicted_failures(prediction, of_run, findings.method_configs, findings.reference)
+    rows = sorted(
+        (_row(findings, result, located, predicted.get(result.method)) for result in findings.methods), key=_key
+    )
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
         if row.longest_passing is None:
@@ -99,10 +103,9 @@ def smallest_set(located: Located, method: str) -> HeadSet | None:
     )
 
 
-def _row(findings: Findings, result: MethodResult, located: Located | None, prediction: Prediction | None) -> Row:
+def _row(findings: Findings, result: MethodResult, located: Located | None, predicted: PredictedFailure | None) -> Row:
     method, measured, drift, longest_passing = result.method, result.measured, findings.drift, None
-    is_reference, config = method == findings.reference, findings.method_configs.get(method)
-    of_run = (findings.model, findings.trained_length)
+    is_reference = method == findings.reference
     if measured and measured.judged_by:
         longest_passing = measured.longest if measured.length is None else measured.before or 0
     onsets = [] if isinstance(drift, str) else having(drift.prompts[findings.prompt].methods, method=method)
@@ -112,25 +115,26 @@ def _row(findings: Findings, result: MethodResult, located: Located | None, pred
         measured=measured,
         longest_passing=longest_passing,
         nll=_nll(result.longest, is_reference),
-        predicted=None if is_reference else predicted_failure(of_run, config, method, prediction),
+        predicted=predicted,
         drift=onsets[0] if onsets else None,
         heads=None if located is None else smallest_set(located, method),
     )
 
 
-def predicted_failure(
-    of_run: tuple[str | None, int], config: Mapping[str, Any] | None, method: str, prediction: Prediction | None
-) -> PredictedFailure | None:
-    """What was predicted of a method; None for another model, M or parameters. of_run: its model and M.
+def predicted_failures(
+    prediction: Prediction | None, of_run: tuple[str | None, int], configs: Mapping[str, Any], reference: str
+) -> dict[str, PredictedFailure]:
+    """By method what was predicted of a run's model, M and parameters. of_run: its model and M.
 
     The reference has none: its own losses are what the prediction rests on.
     """
     if prediction is None or (prediction.model, prediction.trained_length) != of_run:
-        return None
-    row = prediction.methods.get(method)
-    if row is None or row.failure is None or row.config != config:
-        return None
-    return PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
+        return {}
+    return {
+        method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
+        for method, row in prediction.methods.items()
+        if method != reference and row.failure is not None and row.config == configs.get(method)
+    }
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:

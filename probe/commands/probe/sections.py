@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from markupsafe import Markup
 
@@ -15,16 +16,19 @@ from probe.commands.anatomy.token_views import token_views
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest
 from probe.commands.probe.result import Summary
-from probe.commands.probe.tables import difference_table, drift_table, interval_table, onset_title, threshold_doubt
-from probe.figures.figure_data import Drawable
-from probe.figures.section import REPORT, Section
+from probe.commands.probe.tables import difference_table, interval_table, onset_title, threshold_doubt
+from probe.figures.curves import parted
+from probe.figures.figure_data import Chart, Drawable
+from probe.figures.section import REPORT, Section, figures_of
 from probe.glossary import TERMS
 from probe.store.reader import StoredRun
 from probe.tables import Table
-from probe.thresholds.result import Control
+from probe.thresholds.result import Control, Findings
 from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 Figures = Mapping[str, Drawable]
+Drawn = Mapping[str, Sequence[Section]]
+"""Sections with figures, by what they show: thresholds, curves, drift, map."""
 _PROVENANCE = (
     "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
 )
@@ -35,27 +39,28 @@ def title(summary: Summary) -> str:
     return f"{summary.model}: where it fails beyond its trained length of {summary.trained_length} tokens"
 
 
-def sections(summary: Summary, run: StoredRun, figures: Mapping[str, Figures]) -> list[Section]:
-    """The whole report. figures: by their names, in groups: curves, map, drift, thresholds, differences, raw."""
+def sections(summary: Summary, run: StoredRun, drawn: Drawn, heatmaps: Mapping[str, Figures]) -> list[Section]:
+    """The whole report. heatmaps: by their names, in groups: differences, raw."""
+    curves = [chart for curve in figures_of(drawn["curves"]).values() for chart in parted(cast(Chart, curve))]
     words = Section("Words", parts=[Section(term, [meaning]) for term, meaning in TERMS.items()])
     return [
-        Section("", [summary.verdict.about], figures["curves"]),
+        Section("", [summary.verdict.about], {f"curves-{number}": chart for number, chart in enumerate(curves)}),
         Section(figures={"verdict": Markup(summary.verdict.html())}),
         scores(summary),
-        *([Section("Where inside drift shows", figures=figures["map"])] if figures["map"] else []),
+        *drawn["map"],
         *inside(run.folder),
-        _drift(summary, figures["drift"]),
-        _thresholds(summary, figures["thresholds"]),
-        _onsets(summary),
-        _control(summary),
-        _states(summary, figures["differences"], figures["raw"]),
+        _drift(summary, drawn["drift"]),
+        _thresholds(summary, drawn["thresholds"]),
+        onsets(summary),
+        control(summary),
+        _states(summary, heatmaps["differences"], heatmaps["raw"]),
         Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
         words,
         _provenance(summary, run),
     ]
 
 
-def scores(summary: Summary) -> Section:
+def scores(summary: Findings) -> Section:
     """Scores by length with their intervals, and their differences to the reference, folded."""
     note = (
         f"Lengths are in tokens, NLL in nats a token; M = {summary.trained_length}. The "
@@ -78,61 +83,57 @@ def inside(folder: Path) -> Iterator[Section]:
         yield Section("Token by token", figures={f"tokens-{number}": Markup(view) for number, view in enumerate(views)})
 
 
-def drift_tables(summary: Summary) -> list[Table]:
-    """Every prompt's drift onsets; none where drift could not be judged."""
-    if isinstance(summary.drift, str):
-        return []
-    return [drift_table(row.methods, prompt) for prompt, row in summary.drift.prompts.items()]
-
-
 def provenance(run: StoredRun) -> dict[str, object]:
     """Where a store's numbers come from: model, prompt, seed."""
     attrs = run.hidden.attrs
     return {name: attrs[name] for name in _PROVENANCE.split() if name in attrs}
 
 
-def _drift(summary: Summary, figures: Figures) -> Section:
+def _drift(summary: Summary, prompts: Sequence[Section]) -> Section:
     if isinstance(summary.drift, str):
         return Section("Drift", [f"Drift could not be judged: {summary.drift}."])
     text = (
         f"{TERMS['dim']} Here: how far a layer's states are from what they did inside the window, all dims together, "
         f"at the layer where {summary.reference}'s drift begins. Red: the limit."
     )
-    return Section("Drift", [text], figures, drift_tables(summary))
+    return Section("Drift", [text], parts=prompts)
 
 
-def _thresholds(summary: Summary, figures: Figures) -> Section:
+def _thresholds(summary: Summary, best: Sequence[Section]) -> Section:
     text = TERMS["threshold dim"]
-    if figures:
+    if best:
         text += (
             " The best dims' values over position, at the first captured layer and at the layer where the threshold is "
             f"observed. Black dashed: M. Red dashed: the threshold, {summary.reference}'s value at M; red dotted: the "
             "line that counts as passed. Diamonds: crossings."
         )
-    return Section("Observed thresholds, dim by dim", [text], figures)
+    return Section("Observed thresholds, dim by dim", [text], parts=best)
 
 
-def _onsets(summary: Summary) -> Section:
-    counts = (f"threshold dims of {summary.searched}", *map(str, summary.qualified.values()))
-    rows = ((row.method, *map(str, row.threshold_onset_by_prompt.values())) for row in summary.methods)
-    table = Table("", ("method", *summary.qualified), (counts, *rows))
-    return Section("Threshold onsets, from each prompt", tables=[table])
+def onsets(summary: Findings) -> Section:
+    """Every method's threshold onset from each prompt."""
+    counts = ", ".join(f"{count} on {prompt}" for prompt, count in summary.qualified.items())
+    rows = tuple((row.method, *map(str, row.threshold_onset_by_prompt.values())) for row in summary.methods)
+    table = Table("", ("method", *summary.qualified), rows, "thresholds-onsets")
+    about = f"Threshold dims, of {summary.searched} (layer, dim) pairs: {counts}."
+    return Section("Threshold onsets, from each prompt", [about], tables=[table])
 
 
-def _control(summary: Summary) -> Section:
-    control, doubt = summary.control, [text] if (text := threshold_doubt(summary)) else []
-    if isinstance(control, str):
+def control(summary: Findings) -> Section:
+    """What the same search gives inside M; or why that is not known."""
+    inside, doubt = summary.control, [text] if (text := threshold_doubt(summary)) else []
+    if isinstance(inside, str):
         return Section("Negative control", doubt)
     text = (
-        f"The same search put at {len(control.place)} positions inside the window, where the model works: each is "
+        f"The same search put at {len(inside.place)} positions inside the window, where the model works: each is "
         "taken for M, on positions up to M only. “At M” is the search at M with as many positions before and beyond. "
-        f"An onset takes {control.least} dims or more; every one found here is false. {summary.reference}'s own says "
+        f"An onset takes {inside.least} dims or more; every one found here is false. {summary.reference}'s own says "
         "only that dims qualify. The places overlap: their shares say how often, not how surely."
     )
-    return Section("Negative control", [*doubt, text], tables=[_shares(summary, control), _places(summary, control)])
+    return Section("Negative control", [*doubt, text], tables=[_shares(summary, inside), _places(summary, inside)])
 
 
-def _shares(summary: Summary, control: Control) -> Table:
+def _shares(summary: Findings, control: Control) -> Table:
     """Threshold dims at the places inside the window and at M, as shares, a row a prompt."""
     head = (
         "prompt",
@@ -148,24 +149,25 @@ def _shares(summary: Summary, control: Control) -> Table:
             *(_spread(counts, control.searched) for counts in (row.qualified, row.matched)),
             f"{summary.qualified[prompt] / control.searched:.1%}",
             f"{row.as_many:.0%}",
-            *(f"{share:.0%}" for share in row.false_onsets.values()),
+            *(f"{row.false_onsets[of.method]:.0%}" for of in summary.methods),
         )
         for prompt, row in control.prompts.items()
     ]
-    return Table("", head, tuple(rows))
+    return Table("", head, tuple(rows), "thresholds-control")
 
 
 def _spread(counts: Sequence[int], searched: int) -> str:
     return " ".join(f"{count / searched:.1%}" for count in (min(counts), median(counts), max(counts)))
 
 
-def _places(summary: Summary, control: Control) -> Table:
+def _places(summary: Findings, control: Control) -> Table:
     """Threshold dims, and where methods have false onsets, at each place of the first prompt."""
     row = control.prompts[summary.prompt]
     rows = {"threshold dims there": row.qualified, "at M with as many": row.matched}
-    rows |= {f"false onset of {method} at": lengths for method, lengths in row.called.items()}
+    rows |= {f"false onset of {of.method} at": row.called[of.method] for of in summary.methods}
     cells = ((name, *("–" if at is None else str(at) for at in values)) for name, values in rows.items())
-    return Table("", (f"position ({summary.prompt})", *map(str, control.place)), tuple(cells))
+    head = (f"position ({summary.prompt})", *map(str, control.place))
+    return Table("", head, tuple(cells), "thresholds-control-places")
 
 
 def _states(summary: Summary, differences: Figures, raw: Figures) -> Section:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import xarray as xr
+
 from probe.commands.probe.result import HeadSet, Row
 from probe.commands.probe.rows import to_crop
 from probe.heads import head_name
@@ -14,7 +16,7 @@ from probe.tables import Table
 from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import Failure
 from probe.thresholds.result import Difference, Findings, Scores
-from probe.thresholds.threshold_onset import ALPHA
+from probe.thresholds.threshold_onset import ALPHA, crossing_texts
 
 _HEADS = 4  # of a set, that are named
 _NONE = "–"
@@ -58,7 +60,7 @@ def interval_table(findings: Findings) -> Table:
     table = score_table(findings)
     cells = [[score_text(row.scores[at], name) for name, at in _score_columns(findings)] for row in findings.methods]
     rows = tuple((*row[:2], *texts) for row, texts in zip(table.rows, cells, strict=True))
-    return Table("scores [95% interval]", table.head, rows)
+    return Table("scores [95% interval]", table.head, rows, "curves-scores")
 
 
 def failure_text(failure: Failure | None) -> str:
@@ -79,10 +81,10 @@ def difference_table(findings: Findings) -> Table | None:
         if any(less):
             rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
     title = f"scores minus {findings.reference}'s on the same prompts [95% interval, paired]"
-    return Table(title, ("method", *_columns(findings)), tuple(rows)) if rows else None
+    return Table(title, ("method", *_columns(findings)), tuple(rows), "curves-differences") if rows else None
 
 
-def drift_table(onsets: Sequence[DriftOnset], prompt: str) -> Table:
+def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Table:
     """Every method's drift onset on a prompt, the layers it is detected in and the share of false detections."""
     head = (
         "method",
@@ -105,7 +107,20 @@ def drift_table(onsets: Sequence[DriftOnset], prompt: str) -> Table:
         )
         for onset in onsets
     ]
-    return Table(f"drift on prompt {prompt}, in tokens, with 95% intervals over dims", head, tuple(rows))
+    return Table(f"drift on prompt {prompt}, in tokens, with 95% intervals over dims", head, tuple(rows), name)
+
+
+def crossing_table(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Table:
+    """Of one prompt's hidden states, score, threshold and where each method crosses it, by layer:dim."""
+    rows = []
+    for layer, dim in pairs:
+        at = search.sel(layer=layer, dim=dim)
+        scores = f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}"
+        rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
+    head = ("layer:dim", "score", "threshold", *search["method"].values)
+    where = f"{hidden.name} on prompt {hidden['prompt'].item()}" if "prompt" in hidden.coords else hidden.name
+    title = f"thresholds of {where}, and where each method crosses them"
+    return Table(title, head, tuple(rows))
 
 
 def threshold_doubt(findings: Findings) -> str:

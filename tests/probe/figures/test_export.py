@@ -15,8 +15,9 @@ from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.commands.probe.export import curves_export, threshold_export
 from probe.figures import tables
-from probe.figures.export import curves_export, formats, heatmap_export, threshold_export
+from probe.figures.export import formats, heatmap_export
 from probe.figures.heatmap import difference, regions
 from probe.figures.tables import npz_bytes
 from probe.files import json_text, write
@@ -55,6 +56,9 @@ def run(folder, tmp_path, *arguments):
     return main(["export", kind, str(folder), "--out", str(tmp_path), *rest])
 
 
+CONTROL = ("thresholds-onsets", "thresholds-control", "thresholds-control-places")
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "pictures", "numbers"),
     [
@@ -68,15 +72,20 @@ def run(folder, tmp_path, *arguments):
             "thresholds",
             ["--pairs", "1:3"],
             ["threshold-resid_post-repeated-layer1-dim3"],
-            ["thresholds-resid_post-repeated", "threshold-resid_post-repeated-values"],
+            ["thresholds-resid_post-repeated", "threshold-resid_post-repeated-values", *CONTROL],
         ),
         (
             "drift",
             ["--layers", "1"],
             ["drift-resid_post-repeated", "drift-resid_post-repeated-map"],
-            ["drift-resid_post-repeated-levels", "drift-resid_post-repeated-dims"],
+            [f"drift-resid_post-repeated-{table}" for table in ("levels", "dims", "onsets")],
         ),
-        ("curves", [], ["curves"], ["curves-passkey", "curves-tail_nll", "failures"]),
+        (
+            "curves",
+            [],
+            ["curves"],
+            ["failures", *(f"curves-{table}" for table in ("passkey", "tail_nll", "scores", "differences"))],
+        ),
     ],
 )
 def test_every_kind_in_every_format(kind, arguments, pictures, numbers, folder, tmp_path, capsys):

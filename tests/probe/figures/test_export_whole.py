@@ -276,5 +276,6 @@ def test_the_other_kinds_are_whole_and_exact(tmp_path):
 
 def test_the_tables_of_drift_are_of_the_chosen_layers(tmp_path):
     run = probe.open_run(write_run(tmp_path / "run", hidden_states(windows=3, layers=3, dims=12)))
-    (levels, dims) = run.drift(layers=[2]).export.numbers.values()
+    levels, dims, onsets = run.drift(layers=[2]).export.numbers.values()
     assert levels["layer"].values.tolist() == dims["layer"].values.tolist() == [2]
+    assert (onsets["method"] == levels["method"].values).all()
