@@ -1,28 +1,21 @@
-"""Flags from dataclasses of options, the options that commands share, and what an interrupt says."""
+"""Flags from dataclasses of options, and the options that commands share."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
-from mesa.errors import Failed, Refused
-from probe.commands.table import COMMANDS, Command
-from probe.experiment.lock import how_to_resume
+from mesa.errors import Refused
+from probe.commands.table import COMMANDS
 from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.request import MethodsRequest
-
-if TYPE_CHECKING:
-    from probe.experiment.runner import Runner
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -217,96 +210,3 @@ def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
             except ValueError as error:
                 raise Refused(f"{item.flag} {error}") from None
     return from_values(cls, values)
-
-
-def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Runner:
-    """The `Runner` of these options. load: options of `mesa.load`. Raises Refused for one that cannot be."""
-    from probe.experiment.runner import Runner
-
-    kind, _, address = workers.runner.partition(":")
-    runner = Runner(kind, address or None, workers.workers, workers.gpus_per_worker, workers.verbose, workers.threads)
-    runner.check(load)
-    return runner
-
-
-def run_options(command: Command) -> type[RunOptions | TimedOptions]:
-    """How a command runs, in options."""
-    return AddedOptions if command.layout.folder else TimedOptions if command.timed else RunOptions
-
-
-def run_experiment(command: Command, request: Any, *more: Any) -> int:
-    """Checks everything that can be checked, then estimates, or measures into --out and prints; the exit status.
-
-    more: the further options of the command, and `run_options`.
-    """
-    from probe.experiment.lock import owned
-    from probe.experiment.progress import deadline
-    from probe.files import json_text
-    from probe.store.result_file import result_text
-
-    *own, options = more
-    minutes = getattr(options, "minutes", None)
-    if listing := command.listing(*own):
-        lines = "\n".join(f"{name:18s} {text}" for name, text in listing.items())
-        print(json.dumps(listing, indent=1) if options.json else lines)
-        return 0
-    plan, estimate, run_and_report = command.load()
-    runner, until = runner_of(options, request.load), deadline(minutes)
-    planned = plan(request, *own)
-    if options.estimate:
-        text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
-        print_estimate(text, planned.config, left, request, options.threads, as_json=options.json)
-        return 0
-    with owned(options.out), resumable(options):
-        results = run_and_report(planned, options.out, *own, overwrite=options.overwrite, until=until, runner=runner)
-        if command.layout.folder and results.text:  # a probe's report there tells of it
-            from probe.commands.probe.report import write_report
-            from probe.store.reader import store_of
-
-            if store_of(options.out).exists():
-                write_report(options.out)
-    if results.refusal:
-        raise Failed(results.refusal)
-    if results.failed:
-        print_continues(options, f"{results.failed} cells failed")
-    elif results.left:
-        over = f"{minutes:g} minutes are over, " if minutes else ""
-        print_continues(options, f"{over}{results.left} tasks are left")
-    if options.json:
-        print(json_text(results.summary) if isinstance(results.summary, dict) else result_text(results.summary))
-    elif results.text:
-        print(results.text)
-    return 1 if results.failed else 0
-
-
-def print_continues(output: OutputOptions, reason: str) -> None:
-    """Prints on stderr why a run is not whole, and how it continues."""
-    print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
-
-
-def print_estimate(
-    text: str, config: Any, left: Mapping[Any, float], request: Any, threads: int | None, *, as_json: bool = False
-) -> None:
-    """Prints an estimate, and the time that the passes left take on this machine.
-
-    left: as `passes_of` gives them. as_json: as {"estimate": its lines}.
-    """
-    from probe.experiment.estimate import time_text
-    from probe.experiment.threads import computing
-
-    with computing(threads):
-        whole = f"{text}\n{time_text(config, left, request.load, getattr(request, 'executor', 'fused'))}"
-    print(json.dumps({"estimate": whole.splitlines()}, indent=1) if as_json else whole)
-
-
-@contextmanager
-def resumable(output: OutputOptions) -> Iterator[None]:
-    """An interrupt names the command that continues, where --out holds something to continue."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        from probe.status import has_results
-
-        if has_results(output.out) and not hasattr(error, "__notes__"):
-            error.add_note(how_to_resume(output.out, output.overwrite))
-        raise

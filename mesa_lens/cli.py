@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from mesa.errors import Failed, Refused
 from mesa.methods import meant
 from mesa_lens import __version__
-from mesa_lens.arguments import add_command, run_experiment, run_options
+from mesa_lens.arguments import add_command
+from mesa_lens.running import run_experiment, run_options
 from probe.commands.table import COMMANDS
 from probe.experiment.interrupts import interruptible
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import psutil
 from tqdm import tqdm
 
-from mesa.errors import Failed
-from probe.experiment.pool import Queue
+from mesa.errors import Failed, Refused, install_command
+from probe.experiment import threads
+from probe.experiment.pool import TaskResult
 from probe.experiment.progress import Progress
 from probe.experiment.ray_cluster import Resources, ray_at, worker_memory
-from probe.experiment.task import MeasureTask, Task, TaskOutcome, Worker
-from probe.experiment.threads import cpus as local_cpus
-from probe.experiment.threads import worker_threads
+from probe.experiment.runner import Runner
+from probe.experiment.task import Task, TaskOutcome, Worker
 
 TRIES = 3
 """How often a task is begun whose workers die, and how often a worker is started that dies while loading."""
@@ -30,172 +31,177 @@ _AHEAD_SHARE = 4  # their results take up to the free memory divided by this
 _PATIENCE = 30.0  # seconds
 
 
-@contextmanager
-def ray_pool(
-    worker: Worker,
-    tasks: Sequence[Task],
-    address: str | None,
-    workers: int | None,
-    gpus_each: float | None,
-    threads: int | None,
-    *,
-    verbose: bool,
-) -> Iterator[RayPool]:
-    """Workers of which at least one is ready; they end with the context, as does a cluster started for them.
+class RayRunner(Runner):
+    """Workers on Ray."""
 
-    address, workers, gpus_each, threads: as in `Runner`. Raises MemoryError where not one worker can be placed, and
-    what keeps workers from loading the model.
-    """
-    cpus = workers * worker_threads(workers, local_cpus(), threads) if workers else local_cpus()
-    with ray_at(address, cpus, verbose=verbose) as ray:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        cpus, gpus = (int(sum(node.get(name, 0) for node in nodes)) for name in ("CPU", "GPU"))
-        a_gpu = float(worker.source.on_gpu) if gpus_each is None else gpus_each
-        wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // worker_threads(cpus, cpus, threads)))
-        takes = {"CPU": worker_threads(wanted, cpus, threads), "GPU": a_gpu, "memory": worker.source.weights_bytes}
-        if a_gpu:  # tasks take memory of the GPUs, which workers report
-            tasks = [replace(task, memory_bytes=0, best_bytes=0) for task in tasks]
-        pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, tasks), verbose=verbose)
-        try:
-            pool.wait()
-            yield pool
-        finally:
-            pool.close()
+    is_local = False
 
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises Refused where Ray is missing, or where workers have no such device."""
+        if self.address is None:
+            threads.check_threads(self.threads)
+        if importlib.util.find_spec("ray") is None:
+            raise Refused(f"--runner ray needs Ray, which is not installed; {install_command('ray')}")
+        gpus, device, device_map = self.gpus, str(options.get("device") or "cpu"), options.get("device_map")
+        if gpus and not device_map and device.startswith("cpu"):
+            raise Refused(f"--gpus-per-worker {gpus:g} with --device {device}; give --device cuda or --device-map auto")
+        if not device_map and re.fullmatch(r"cuda:[1-9][0-9]*", device):
+            raise Refused(f"--device {device} with --runner ray: a worker sees its own GPUs alone; give --device cuda")
 
-@dataclass(eq=False)
-class Member:
-    """A worker of a pool. call: what it is at, None: idle; task: None while it loads.
+    @contextmanager
+    def pool(self, worker: Worker, tasks: Sequence[Task]) -> Iterator[RayPool]:
+        """As for `Runner`; at least one worker is ready, and a cluster started for them ends with the context.
 
-    budget: bytes beside the weights; below 0 before it was ready. deaths: as it loaded.
-    """
-
-    number: int
-    actor: Any = None
-    call: Any = None
-    task: Task | None = None
-    budget: int = -1
-    deaths: int = 0
+        Raises MemoryError where not one worker can be placed, and what keeps workers from loading the model.
+        """
+        workers, share = self.workers, partial(threads.worker_threads, threads=self.threads)
+        cpus = workers * share(workers, threads.cpus()) if workers else threads.cpus()
+        with ray_at(self.address, cpus, verbose=self.verbose) as ray:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            cpus, gpus = (int(sum(node.get(name, 0) for node in nodes)) for name in ("CPU", "GPU"))
+            a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
+            wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
+            takes = {"CPU": share(wanted, cpus), "GPU": a_gpu, "memory": worker.source.weights_bytes}
+            in_memory = [] if a_gpu else tasks  # others take memory of the GPUs, which workers report
+            pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, in_memory), verbose=self.verbose)
+            try:
+                pool.wait()
+                yield pool
+            finally:
+                for actor in pool.actors.values():
+                    ray.kill(actor)
 
 
 class RayPool:
-    """So many workers on Ray, each with `beside` bytes beside the weights. those that die are replaced."""
+    """So many workers on Ray, each with `beside` bytes beside the weights; those that die are replaced.
+
+    A task whose worker dies is begun again by any worker. Ray's own restarts hide why a process died, and its retries
+    wait for the same worker, whose machine may be gone.
+    """
 
     def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, beside: int, *, verbose: bool) -> None:
         self.ray, self.takes, self.verbose = ray, {**takes, "memory": takes["memory"] + beside}, verbose
-        self._arguments = ray.put(worker), beside, int(takes["CPU"]), os.getcwd()
         self.max_ahead, self.ahead_bytes = _AHEAD * count, psutil.virtual_memory().available // _AHEAD_SHARE
-        self.members = [self._loading(Member(number)) for number in range(1, count + 1)]
-
-    def actor(self, number: int) -> Any:
-        """A fresh actor for the worker of this number. Ray's own retries tell users of loads that a run's end stops."""
-        cpus, gpus, memory = self.takes.values()
-        return self.ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, memory=memory).remote()
+        self._arguments = ray.put(worker), beside, int(takes["CPU"]), os.getcwd()
+        self.actors: dict[int, Any] = {}
+        self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model
+        self._budgets: dict[int, int] = {}  # bytes beside the weights, of those that were ready
+        self._waiting, self._begun = list[Task](), dict[Task, TaskOutcome | None]()  # begun: None while it runs
+        self._deaths = Counter[Task | int]()
+        for number in range(1, count + 1):
+            self._start(number)
 
     def wait(self) -> None:
         """Returns once a worker has loaded the model; raises what keeps it from that."""
-        while all(member.call for member in self.members):
-            list(self._ended(_write))
+        while len(self._calls) == len(self.actors):
+            self._ended(Progress(tqdm(disable=True)))
 
-    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, TaskOutcome]]:
-        """Outcomes, as they come. A task whose worker dies is begun again by any worker, `TRIES` times in all."""
-        tries: Counter[Task] = Counter()
-        while True:
-            for member in self.members:
-                if not member.call and (task := queue.take(member.budget)):
-                    member.task, member.call = task, member.actor.run.remote(task)
-                    progress.began(task, member.number)
-            if not any(member.task for member in self.members):
-                task = queue.take()
-                if task is None:
-                    return
-                if not any(member.call for member in self.members):
-                    needs, most = (size / 2**30 for size in (task.memory_bytes, max(m.budget for m in self.members)))
-                    yield task, TaskOutcome(lost=f"it needs about {needs:.1f} GiB, the roomiest worker has {most:.1f}")
-                    continue
-                queue.put_back(task)  # for a worker that is loading
-            for member, task, outcome in self._ended(progress.write):
-                tries[task] += 1
-                if outcome.lost and tries[task] < TRIES:
-                    progress.write(f"worker {member.number}: {outcome.lost}; begun again: {task.key}")
-                    queue.put_back(task)
-                else:
-                    yield task, outcome
+    def results(
+        self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]
+    ) -> Iterator[TaskResult]:
+        """As for `Pool`. At most `max_ahead` tasks and `ahead_bytes` of results run or wait for their turn."""
+        self._waiting, self._begun = waiting, begun = list(tasks), {}
+        for due in tasks:
+            while True:
+                for task in list(waiting):
+                    if task != tasks[0] and stop():
+                        waiting.clear()
+                        break
+                    if wanted(task):
+                        size = sum(other.result_bytes for other in [*begun, task])
+                        is_full = begun and (len(begun) >= self.max_ahead or size > self.ahead_bytes)
+                        if len(self._calls) == len(self.actors) or (is_full and task != due):
+                            break
+                        if not self._begin(task, progress):
+                            continue
+                    waiting.remove(task)
+                if due not in waiting and begun.get(due, True):
+                    break
+                self._ended(progress)
+            is_wanted, outcome = wanted(due), begun.pop(due, None)
+            if outcome or not is_wanted:
+                progress.ended(due)
+                if outcome and outcome.error and is_wanted:
+                    raise outcome.error
+                yield due, outcome if is_wanted else None
                 del outcome  # it may be large
 
-    def close(self) -> None:
-        """Ends the workers."""
-        for member in self.members:
-            self.ray.kill(member.actor)
+    def _begin(self, task: Task, progress: Progress) -> bool:
+        """Whether an idle worker has begun it; one that no worker has room for is lost at once."""
+        for number in self.actors.keys() - {number for number, _ in self._calls.values()}:
+            if task.memory_bytes <= self._budgets[number]:
+                self._calls[self.actors[number].run.remote(task)] = number, task
+                self._begun[task] = None
+                progress.began(task, number)
+                return True
+        if not self._calls:
+            needs, most = task.memory_bytes / 2**30, max(self._budgets[number] for number in self.actors) / 2**30
+            self._begun[task] = TaskOutcome(lost=f"it needs about {needs:.1f} GiB, the roomiest worker has {most:.1f}")
+        return not self._calls
 
-    def _loading(self, member: Member) -> Member:
-        """The member with a fresh actor, which begins to load."""
-        member.actor = self.actor(member.number)
-        member.call = member.actor.load.remote(*self._arguments)
-        return member
+    def _ended(self, progress: Progress) -> None:
+        """Waits for a worker, for a while. Raises the error that loading ended with, Failed where all die at it."""
+        done, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=_PATIENCE)
+        if not done:
+            if not self._budgets:
+                takes = f"{self.takes['CPU']:g} CPUs, {self.takes['GPU']:g} GPUs"
+                progress.write(
+                    f"no worker is ready yet: each takes {takes} and loads the model; the cluster may be busy"
+                )
+            return
+        (number, task), errors = self._calls.pop(done[0]), self.ray.exceptions
+        try:
+            value = self.ray.get(done[0])
+        except (errors.RayTaskError, errors.UnserializableException) as error:
+            own = getattr(error, "cause", error)
+            if not task:
+                raise own from None
+            self._begun[task] = TaskOutcome(error=own)
+        except errors.RayError as error:
+            self._died(number, task, str(error).strip().splitlines()[-1].strip(), progress)
+        else:
+            if task:
+                self._begun[task] = TaskOutcome(value)
+                progress.ended(task)
+                return
+            where, self._budgets[number] = value
+            self._deaths[number] = 0
+            if self.verbose:
+                room = f"{self.takes['CPU']:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB beside the weights"
+                progress.write(f"worker {number}: {where}, {room}")
 
-    def _ended(self, write: Callable[[str], None]) -> Iterator[tuple[Member, Task, TaskOutcome]]:
-        """The tasks that have ended and what came of them. A worker that died at one is replaced.
+    def _start(self, number: int) -> None:
+        """A fresh worker of this number begins to load."""
+        cpus, gpus, memory = self.takes.values()
+        actor = self.ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, memory=memory).remote()
+        self.actors[number] = actor
+        self._calls[actor.load.remote(*self._arguments)] = number, None
 
-        Writes a message where none could be placed for a while. Raises the error that loading ended with, RuntimeError
-        where all workers die at it or cannot return a result.
-        """
-        calls, errors = {member.call: member for member in self.members if member.call}, self.ray.exceptions
-        done, _ = self.ray.wait(list(calls), num_returns=1, timeout=_PATIENCE)
-        if not done and all(member.budget < 0 for member in self.members):
-            takes = f"{self.takes['CPU']:g} CPUs, {self.takes['GPU']:g} GPUs"
-            write(f"no worker is ready yet: each takes {takes} and loads the model; the cluster may be busy")
-        for call in done:
-            member = calls[call]
-            task, member.task, member.call = member.task, None, None
-            try:
-                outcome: TaskOutcome = self.ray.get(call)
-            except errors.RayTaskError as error:
-                raise Failed(f"worker {member.number}: {_last_line(error)}") from error
-            except errors.RayError as error:
-                outcome = TaskOutcome(lost=f"its worker died ({_last_line(error)})")
-                member.deaths += task is None
-                self.ray.kill(member.actor)
-                if member.deaths < TRIES:
-                    self._loading(member)
-                else:
-                    self._drop(member, _last_line(error))
-            if task is not None:
-                yield member, task, outcome
-            elif outcome.error:
-                raise outcome.error
-            elif not outcome.lost:
-                (where, member.budget), member.deaths = outcome.value, 0
-                if self.verbose:
-                    room = f"{self.takes['CPU']:g} thread(s), {member.budget / 2**30:.1f} GiB beside the weights"
-                    _write(f"worker {member.number}: {where}, {room}")
-
-    def _drop(self, member: Member, reason: str) -> None:
-        """Goes on without a worker. Raises RuntimeError where it was the last."""
-        self.members.remove(member)
-        message = f"worker {member.number} died {TRIES} times as it loaded the model ({reason})"
-        if not self.members:
-            raise Failed(f"{message}; no worker is left")
-        _write(f"{message}; the other {len(self.members)} go on")
+    def _died(self, number: int, task: Task | None, reason: str, progress: Progress) -> None:
+        """Goes on with a fresh worker, or without it where it died as it loaded."""
+        self.ray.kill(self.actors.pop(number))
+        self._deaths[task or number] += 1
+        again = self._deaths[task or number] < TRIES
+        if task or again:
+            self._start(number)
+        if task and again:
+            del self._begun[task]
+            self._waiting.insert(0, task)
+            progress.write(f"worker {number}: its worker died ({reason}); begun again: {task.key}")
+        elif task:
+            self._begun[task] = TaskOutcome(lost=f"its worker died ({reason})")
+        elif not again:
+            message = f"worker {number} died {TRIES} times as it loaded the model ({reason})"
+            if not self.actors:
+                raise Failed(f"{message}; no worker is left")
+            progress.write(f"{message}; the other {len(self.actors)} go on")
 
 
 class RayWorker:
-    """The actor. It returns errors, so that Ray's own errors mean that its process died."""
+    """The actor."""
 
-    _measure: MeasureTask
-
-    def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> TaskOutcome:
-        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes beside the weights.
-
-        folder: to work in, where it exists.
-        """
-        return _outcome(partial(self._load, worker, memory_bytes, threads, folder))
-
-    def run(self, task: Task) -> TaskOutcome:
-        """What comes of a task."""
-        return _outcome(partial(self._measure, task))
-
-    def _load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> tuple[str, int]:
+    def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> tuple[str, int]:
+        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes beside the weights."""
         if "torch" in sys.modules:  # a worker that needs torch has imported it
             sys.modules["torch"].set_num_threads(threads)
         if os.path.isdir(folder):
@@ -203,29 +209,11 @@ class RayWorker:
         worker.source.check()
         self._measure = worker.start(None if worker.source.on_gpu else memory_bytes)
         if worker.source.on_gpu:
-            import torch
+            from torch import accelerator
 
-            count = torch.accelerator.device_count()
-            memory_bytes = sum(torch.accelerator.get_memory_info(device)[0] for device in range(count))
+            memory_bytes = sum(accelerator.get_memory_info(n)[0] for n in range(accelerator.device_count()))
         return f"process {os.getpid()} on {platform.node()}", memory_bytes
 
-
-def _outcome(compute: Callable[[], Any]) -> TaskOutcome:
-    """What a call gives; an error without its traceback: of a package's type, as the built-in type below it."""
-    try:
-        return TaskOutcome(compute())
-    except Exception as error:
-        if type(error).__module__ == "builtins":
-            return TaskOutcome(error=error.with_traceback(None))
-        base: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-        portable = base(str(error))
-        portable.__notes__ = getattr(error, "__notes__", [])
-        return TaskOutcome(error=portable)
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
-
-
-def _write(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)
+    def run(self, task: Task) -> Any:
+        """What is measured of a task."""
+        return self._measure(task)

@@ -15,7 +15,7 @@ from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.lock import check_apart, owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import Pool, ordered_results
+from probe.experiment.pool import Pool
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.resume import recorded
 from probe.experiment.runner import LOCAL, Runner
@@ -211,7 +211,7 @@ def run_tasks(
             if journal is not None:
                 _expect(experiment, journal)
             progress.expect(tasks)
-            for task, outcome in ordered_results(workers, tasks, progress, wanted=experiment.wanted, stop=stop):
+            for task, outcome in workers.results(tasks, progress, experiment.wanted, stop):
                 if outcome is None:
                     experiment.skipped(task)
                 elif outcome.lost:

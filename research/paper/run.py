@@ -11,16 +11,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.errors import Refused
-from mesa_lens.arguments import (
-    MinutesOptions,
-    OutputOptions,
-    WorkerOptions,
-    add_options,
-    print_continues,
-    print_estimate,
-    read_options,
-    runner_of,
-)
+from mesa_lens.arguments import MinutesOptions, OutputOptions, WorkerOptions, add_options, read_options
+from mesa_lens.running import print_continues, print_estimate, runner_of
 from probe.commands.eval.harness import checked_tasks
 from probe.experiment.lock import how_to_resume, owned
 from probe.experiment.progress import deadline

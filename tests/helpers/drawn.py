@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from probe.experiment.journal import Journal
 from probe.experiment.lock import owned
-from probe.experiment.pool import ordered_results
 from probe.experiment.progress import Progress
+from probe.experiment.ray_pool import RayRunner
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.files import write
@@ -44,10 +44,14 @@ NEEDS_RAY = [
 ]
 
 
+def outcomes(pool, tasks, progress=None, *, wanted=lambda task: True, stop=lambda: False):
+    """The results of a pool, by default of all tasks."""
+    return pool.results(tasks, progress or Progress(tqdm(disable=True)), wanted, stop)
+
+
 def results(pool, tasks):
     """What comes of the tasks, in their order: values, or why one was lost."""
-    outcomes = ordered_results(pool, tasks, Progress(tqdm(disable=True)))
-    return [outcome.lost or outcome.value for _, outcome in outcomes]
+    return [outcome.lost or outcome.value for _, outcome in outcomes(pool, tasks)]
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,11 @@ def draw(folder: Path, runner: Runner = LOCAL) -> None:
         journal = Journal(folder / JOURNAL, {"model": "none", "cells": len(TASKS)})
         missing = [cell for cell in TASKS if cell.key not in journal.rows]
         with runner.pool(Drawing(), missing) as pool:
-            for cell, outcome in ordered_results(pool, missing, Progress(tqdm(disable=True))):
+            for cell, outcome in outcomes(pool, missing):
                 row, states = outcome.value
                 write(folder / f"{cell.key[1]}.bin", states.tobytes())
                 journal.add(cell.key, row)
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Runner("ray", sys.argv[2], workers=int(sys.argv[3])))
+    draw(Path(sys.argv[1]), RayRunner(sys.argv[2], workers=int(sys.argv[3])))

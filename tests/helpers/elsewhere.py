@@ -13,21 +13,33 @@ from probe.experiment.task import TaskOutcome
 
 
 class Scattered:
-    """Takes a batch of cells, and ends them in a seeded order; those of `lost` cannot be finished."""
+    """Runs some cells at once, and ends them in a seeded order; those of `lost` cannot be finished."""
 
-    max_ahead, ahead_bytes, verbose = 5, 2**40, False
+    verbose = False
 
     def __init__(self, function, seed, lost):
         self.function, self.lost, self.draw = function, lost, random.Random(seed)
 
-    def run(self, queue, progress):
-        while batch := list(iter(queue.take, None)):
-            for cell in self.draw.sample(batch, len(batch)):
-                progress.began(cell)
-                lost = "its process died" if cell.key in self.lost else ""
-                yield cell, TaskOutcome(lost=lost) if lost else self._outcome(cell)
+    def results(self, cells, progress, wanted, stop):
+        for start in range(0, len(cells), 5):
+            batch = cells[start : start + 5]
+            outcomes = {
+                cell: self._outcome(cell)
+                for cell in self.draw.sample(batch, len(batch))
+                if wanted(cell) and not (stop() and cell != cells[0])
+            }
+            for cell in batch:
+                progress.ended(cell)
+                if not wanted(cell):
+                    yield cell, None
+                elif cell in outcomes:
+                    if outcomes[cell].error:
+                        raise outcomes[cell].error
+                    yield cell, outcomes[cell]
 
     def _outcome(self, cell):
+        if cell.key in self.lost:
+            return TaskOutcome(lost="its process died")
         try:
             return pickle.loads(pickle.dumps(TaskOutcome(self.function(pickle.loads(pickle.dumps(cell))))))
         except Exception as error:
@@ -38,7 +50,8 @@ class Scattered:
 class Elsewhere(Runner):
     """The work is carried to it, and what it gives is carried back."""
 
-    kind: str = "elsewhere"
+    is_local = False
+
     seed: int = 0
     lost: tuple[tuple[str | int, ...], ...] = ()
 

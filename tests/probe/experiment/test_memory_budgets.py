@@ -41,7 +41,7 @@ def test_gpus_limit_the_workers(node, gpus, expected):
 
 def test_an_error_names_what_no_machine_has():
     gib = 2**30
-    with pytest.raises(MemoryError, match=r"about 3\.0 GiB .* gives 2\.0 GiB; shorten --lengths"):
+    with pytest.raises(MemoryError, match=r"about 3\.0 GiB .* have .*, 1\.0 GiB; .*, 2\.0 GiB; shorten --lengths"):
         worker_memory([machine(8, 0, gib), machine(8, 0, 2 * gib)], machine(1, 0, 2 * gib), 2, [Task("a", (1,), gib)])
-    with pytest.raises(MemoryError, match="takes 1 CPUs and 2 GPUs, the machines have 8 CPUs and 1 GPUs"):
+    with pytest.raises(MemoryError, match=r"takes 1 CPUs, 2 GPUs, .* the machines have 8 CPUs, 1 GPUs"):
         worker_memory([machine(8, 1, gib)], machine(1, 2, 0), 2, [SMALL])

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,12 +15,13 @@ import pytest
 from drawn import NEEDS_RAY, NOTHING, NoSource, results
 from killing import killing, lines
 
-from probe.experiment.runner import Runner
+from mesa.errors import Refused
+from probe.experiment.ray_pool import RayRunner
 from probe.experiment.task import Task
 
 pytestmark = NEEDS_RAY
 
-RAY = Runner("ray", workers=2)
+RAY = RayRunner(workers=2)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Toy:
     source: NoSource = NOTHING
 
     def start(self, memory_bytes=None):
-        if (Path(self.folder) / "broken").exists():
+        for mark in Path(self.folder).glob("broken-*"):  # one a process that dies of it
+            mark.unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return self.give
 
@@ -54,6 +55,19 @@ def outcomes(keys, folder, **options):
     cells = [Task("toy", key, **options) for key in keys]
     with RAY.pool(Toy(str(folder)), cells) as pool:
         return results(pool, cells), {path.name: path.stat().st_size for path in Path(folder).iterdir()}
+
+
+def test_its_ray_is_shut_from_outside(cluster):
+    assert {node["NodeManagerAddress"] for node in cluster.nodes()} == {"127.0.0.1"}
+    mine = psutil.Process().children(recursive=True)
+    addresses = {place.laddr.ip.removeprefix("::ffff:") for each in mine for place in listening(each)}
+    assert addresses == {"127.0.0.1"}
+    boards = [each for each in mine if "dashboard.py" in " ".join(each.cmdline())]  # one that serves nobody
+    assert not [each for board in boards for each in listening(board)]
+
+
+def listening(process):
+    return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
 
 
 def test_a_cell_whose_workers_die_is_begun_three_times_then_named_and_the_rest_goes_on(cluster, tmp_path):
@@ -79,25 +93,32 @@ def test_no_worker_is_sent_what_cannot_fit(cluster, tmp_path):
     assert small == 36
 
 
+def test_a_worker_that_dies_twice_as_it_loads_is_kept(cluster, tmp_path):
+    for number in range(2):
+        (tmp_path / f"broken-{number}").touch()
+    with replace(RAY, workers=1).pool(Toy(str(tmp_path)), cells := [Task("toy", ("good", 2))]) as pool:
+        assert results(pool, cells) == [4]
+    assert not list(tmp_path.glob("broken-*"))
+
+
 def test_workers_that_die_as_they_load_end_the_run(cluster, tmp_path):
-    (tmp_path / "broken").touch()
+    for number in range(10):
+        (tmp_path / f"broken-{number}").touch()
     with pytest.raises(RuntimeError, match=r"worker \d died 3 times as it loaded the model .*; no worker is left"):
         outcomes([("good", 1)], tmp_path)
+    assert 10 - len(list(tmp_path.glob("broken-*"))) == 6
 
 
-def test_its_ray_is_shut_from_outside(cluster):
-    assert {node["NodeManagerAddress"] for node in cluster.nodes()} == {"127.0.0.1"}
-    mine = psutil.Process().children(recursive=True)
-    addresses = {place.laddr.ip.removeprefix("::ffff:") for each in mine for place in listening(each)}
-    assert addresses == {"127.0.0.1"}
-    boards = [each for each in mine if "dashboard.py" in " ".join(each.cmdline())]  # one that serves nobody
-    assert not [each for board in boards for each in listening(board)]
+def test_a_refusal_of_a_worker_stays_one(cluster, tmp_path):
+    class Refusing(NoSource):
+        def check(self):
+            raise Refused("another model here")
 
-
-def listening(process):
-    with suppress(psutil.NoSuchProcess):  # a worker that a former test ended
-        return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
-    return []
+    with (
+        pytest.raises(Refused, match="another model here"),
+        RAY.pool(Toy(str(tmp_path), Refusing()), [Task("toy", ("good", 1))]),
+    ):
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
 
+import itertools
 import re
 import shlex
+from types import SimpleNamespace
 
 import headed
 import numpy as np
@@ -12,7 +14,7 @@ from elsewhere import journal, table
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
-from probe.experiment.ray_pool import RayPool, RayWorker
+from probe.experiment.ray_pool import RayWorker
 
 pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 
@@ -47,24 +49,20 @@ def here(cluster, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def actors(cluster):
-    """Workers by number, for one command after another: each would import torch anew."""
-    started = {}
+    """Two workers, for one command after another: each would import torch anew."""
+    started = [cluster.remote(RayWorker).options(num_cpus=1).remote() for _ in range(2)]
     yield started
-    for each in started.values():
+    for each in started:
         cluster.kill(each)
 
 
 @pytest.fixture
-def kept(actors, monkeypatch):
+def kept(cluster, actors, monkeypatch):
     """Commands are given these workers, and write no charts."""
-
-    def actor(pool, number):
-        if number not in actors:
-            actors[number] = pool.ray.remote(RayWorker).options(num_cpus=1).remote()
-        return actors[number]
-
-    monkeypatch.setattr(RayPool, "actor", actor)
-    monkeypatch.setattr(RayPool, "close", lambda pool: None)
+    turns = itertools.cycle(actors)
+    started = SimpleNamespace(options=lambda **takes: SimpleNamespace(remote=lambda: next(turns)))
+    monkeypatch.setattr(cluster, "remote", lambda kind: started)
+    monkeypatch.setattr(cluster, "kill", lambda actor: None)
     for name in ("locate", "anatomy"):
         monkeypatch.setattr(f"probe.commands.{name}.command.write_page", lambda folder, *_: folder / "report.html")
 

@@ -115,7 +115,7 @@ def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measur
     large.model.layers[1].mlp.down_proj.weight.data *= 1e8
     large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
     large.save_pretrained(folder)
-    monkeypatch.setattr("probe.experiment.run.ordered_results", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr("probe.experiment.pool.LocalPool.results", lambda *_: pytest.fail("measured"))
     command = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
     assert main([*command, "--store-dtype", "float16"]) == 2
     error = capsys.readouterr().err
