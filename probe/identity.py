@@ -76,16 +76,17 @@ def taken(
     there = run_settings(folder, but)
     if not there:
         return {}
+    model = there["model"]
     options = {key: there[key] for key in _TAKEN if key not in given and there.get(key) is not None}
     if there.get("dtype") is None and there.get("device", "cpu") != "cpu" and "source_dtype" in there:
         options |= {} if "dtype" in given else {"dtype": there["source_dtype"]}
     if "model" in options and there.get("trust_remote_code") is True and not values.get("trust_remote_code"):
         raise Refused(
-            f"{folder} is a run of {there['model']}, which runs its own code; this is never taken from a run: give "
+            f"{folder} is a run of {model}, which runs its own code; this is never taken from a run: give "
             "--trust-remote-code again"
         )
-    if "model" in options and options["model"].startswith((".", "/", "~")) and not Path(options["model"]).exists():
-        raise NotFound(f"{folder} is a run of model {there['model']}, which is not there; give its place by --model")
+    if "model" in options and model.startswith((".", "/", "~")) and not Path(model).exists():
+        raise NotFound(f"{folder} is a run of model {model}, which is not there; give its place by --model")
     if not values.get("set"):
         names = wanted_names(values.get("methods") or default_methods)
         options["set"] = [text for name in names for text in _changed(name, there)]
@@ -142,15 +143,15 @@ def differing(there: JsonObject, now: JsonObject) -> str:
 
     A model is known by its fingerprints, so that a folder may be moved; where there are none, by its name.
     """
-    known = [key for key in MODEL if key in there and key in now]
-    for key in known:
+    then, name = there["model"], now["model"]
+    models, differ = f"model {then}, not {name}", then != name
+    for key in (key for key in MODEL if key in there and key in now):
         if there[key] != now[key]:
             marks = " and ".join(str(value).removeprefix("sha256 ")[:12] for value in (there[key], now[key]))
-            if there["model"] == now["model"]:
-                return f"model {there['model']} with other {key} ({marks}): it changed since"
-            return f"model {there['model']}, not {now['model']} ({key} {marks})"
-    if not same_model(there, now) and there["model"] != now["model"]:
-        return f"model {there['model']}, not {now['model']}"
+            same = f"model {name} with other {key} ({marks}): it changed since"
+            return f"{models} ({key} {marks})" if differ else same
+    if differ and not same_model(there, now):
+        return models
     for key in ("trained_length", "revision", "seed"):
         if there.get(key) != now.get(key):
             return f"another {difference(key, there.get(key), now.get(key))}"

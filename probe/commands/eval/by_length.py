@@ -10,6 +10,7 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.support import is_rotary
 from probe.commands.eval.plan import EvalPlan
+from probe.commands.eval.result import scores_of
 from probe.experiment.journal import JournalRows
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval_tasks import PASSKEY
@@ -64,7 +65,7 @@ def scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequence[int
 def _values(rows: JournalRows, task: str, measured: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
     """A task's scores (method, length, sample); NaN at the lengths that a method lacks."""
     samples = {
-        (row, column): [score["value"] for score in rows[task, name, length]["scores"]]
+        (row, column): [score.value for score in scores_of(rows[task, name, length])]
         for row, (name, method_lengths) in enumerate(measured.items())
         for column, length in enumerate(lengths)
         if length in method_lengths

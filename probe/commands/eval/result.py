@@ -6,9 +6,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile, RunSummary
+from probe.tasks.base import Score
 
 
 class EvalKey(NamedTuple):
@@ -97,6 +100,14 @@ class HarnessScores:
     failed: list[EvalKey] = field(default_factory=list)
     """Left out, since no worker could finish them."""
     version: Literal[1] = 1
+
+
+_SCORES = TypeAdapter(list[Score])
+
+
+def scores_of(row: JsonObject) -> list[Score]:
+    """The scores in a row of the journal. Raises pydantic's ValidationError for others."""
+    return _SCORES.validate_python(row["scores"])
 
 
 EVALUATED = ResultFile(Path("summary.json"), Evaluated, by="eval")

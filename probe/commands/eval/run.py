@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+from pydantic import ValidationError
 from tqdm import tqdm
 
 from mesa.errors import Failed
 from probe.commands.eval.plan import TASKS, EvalPlan
-from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample
+from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, scores_of
 from probe.commands.eval.summary import summarize
 from probe.commands.eval.worker import EvalWorker, eval_key, eval_tasks
 from probe.experiment.journal import Journal, JournalRows, bad_row
@@ -21,12 +22,10 @@ from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
-from probe.tasks.base import Score
 from probe.tasks.retrieval_tasks import RetrievalTask
 from probe.tasks.ruler import RulerTask
 
 TABLES = ("samples.csv", "summary.json")
-_SCORE = [field.name for field in fields(Score)]
 COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
 
 
@@ -79,7 +78,7 @@ class Evaluation(Experiment):
         if key not in rows:
             return False
         lengths = TASKS[key.task].scored(key.length, self.plan.setting)
-        return {score["length"] for score in rows[key]["scores"]} == {*lengths}
+        return {score.length for score in scores_of(rows[key])} == {*lengths}
 
 
 def check_scores(journal: Journal, plan: EvalPlan) -> None:
@@ -90,27 +89,18 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
             raise bad_row(path, key, "is of no task")
         if "peak_mib" not in row:
             raise bad_row(path, key, "holds no 'peak_mib'")
-        known = [metric.name for metric in task.metrics]
-        scores = row["scores"] if isinstance(row["scores"], list) else [row["scores"]]
-        if wrong := [score for score in scores if not _is_score(score, known)]:
-            raise bad_row(path, key, f"holds {wrong[0]!r}, no score of {task.name}")
-        counts[key] = len({score["sample"] for score in row["scores"]})
+        try:
+            scores = scores_of(row)
+        except ValidationError as error:
+            raise bad_row(path, key, f"holds {error.errors()[0]['input']!r}, no score of {task.name}") from error
+        if wrong := {score.metric for score in scores} - {metric.name for metric in task.metrics}:
+            raise bad_row(path, key, f"holds {min(wrong)!r}, no score of {task.name}")
+        counts[key] = len({score.sample for score in scores})
     for key, count in counts.items():
         same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
         is_drawn = isinstance(TASKS[key.task], RetrievalTask | RulerTask)  # else texts or documents may be fewer
         if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
             raise bad_row(path, key, f"holds {count} of {most} samples")
-
-
-def _is_score(score: Any, metrics: Collection[str]) -> bool:
-    return (
-        isinstance(score, dict)
-        and {*_SCORE} <= {*score}
-        and score["metric"] in metrics
-        and all(isinstance(score[key], int) for key in ("length", "sample"))
-        and isinstance(score["value"], int | float)
-        and isinstance(score["seconds"], int | float | None)
-    )
 
 
 def run(
@@ -176,7 +166,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
 
 def _samples(rows: JournalRows) -> list[Sample]:
     return [
-        Sample._make((str(task), str(method), *(score[name] for name in _SCORE), row["peak_mib"]))
+        Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
         for (task, method, _), row in rows.items()
-        for score in row["scores"]
+        for score in scores_of(row)
     ]
