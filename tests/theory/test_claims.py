@@ -10,7 +10,7 @@ import pytest
 from theory.bounds import first_failure, step_failure
 from theory.claim import OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, ClaimVerdict, VerifyOptions
-from theory.claims.paper import printed_split
+from theory.claims.beside_theorems import printed_split
 from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
 

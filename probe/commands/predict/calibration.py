@@ -34,18 +34,18 @@ def gap_methods(trained_length: int, tokens: int, longest: int) -> dict[str, Met
     A gap's distances are among those of Origin at `longest` tokens: of larger ones the curve says nothing.
     """
     sizes = [trained_length // 2, *(trained_length * times for times in (1, 2, 4, 7))]
-    gaps = [size for size in sizes if size <= longest - tokens]
+    sizes = [size for size in sizes if size <= longest - tokens]
     methods: dict[str, Method] = {gap_name(): make("origin", trained_length)}
     for boundary in (tokens // 8, tokens // 4, tokens // 2):
         methods[gap_name(boundary)] = make("gap", trained_length, boundary=boundary, gap=0, masked=True)
-        for gap in gaps:
-            methods[gap_name(boundary, gap)] = make("gap", trained_length, boundary=boundary, gap=gap)
+        for size in sizes:
+            methods[gap_name(boundary, size)] = make("gap", trained_length, boundary=boundary, gap=size)
     return methods
 
 
-def gap_name(boundary: int | None = None, gap: int | None = None) -> str:
+def gap_name(boundary: int | None = None, size: int | None = None) -> str:
     """What a calibration pass is called."""
-    return "no gap" if boundary is None else f"masked {boundary}" if gap is None else f"gap {boundary} {gap}"
+    return "no gap" if boundary is None else f"masked {boundary}" if size is None else f"gap {boundary} {size}"
 
 
 def window_means(losses: np.ndarray, prompt: int, length: int, trained_length: int) -> np.ndarray:
@@ -56,7 +56,10 @@ def window_means(losses: np.ndarray, prompt: int, length: int, trained_length: i
 
 @dataclass(frozen=True)
 class Calibration:
-    """Losses of the calibration, and the far keys of its passes. tokens: of a gap's prompt; longest: of the curve's."""
+    """Losses of the calibration, and the far keys of its passes. tokens: of a gap's prompt; longest: of the curve's.
+
+    gaps: (boundary, size) of each, in tokens.
+    """
 
     trained_length: int
     tokens: int
@@ -121,7 +124,7 @@ class Calibration:
     def costs(self, weights: np.ndarray | None = None) -> np.ndarray:
         """The mean loss (control, gap) under each gap, over no gap and over masking."""
         return np.array(
-            [[_mean(self.gap_cost(at, masked=masked), weights) for at in self.gaps] for masked in (False, True)]
+            [[_mean(self.gap_cost(gap, masked=masked), weights) for gap in self.gaps] for masked in (False, True)]
         )
 
     def gap_cost(self, gap: tuple[int, int], *, masked: bool) -> np.ndarray:
@@ -176,25 +179,25 @@ class Calibration:
                 f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({_shown(excess)}; "
                 f"{self.texts} texts), so there is no failure to predict up to there"
             )
-        beyond = sorted({gap for _, gap in self.gaps if self.tokens - 1 + gap >= self.trained_length})
-        harms = {gap: self._gap_harm(gap) for gap in beyond}
-        confidence = 1 - 0.05 / len(harms)  # Bonferroni's: each gap is a look
+        beyond = sorted({size for _, size in self.gaps if self.tokens - 1 + size >= self.trained_length})
+        harms = {size: self._gap_harm(size) for size in beyond}
+        confidence = 1 - 0.05 / len(harms)  # Bonferroni's: each size is a look
         if not any(_is_above_zero(harm, confidence) for harm in harms.values()):
             highs = [student(harm.tolist(), confidence)[1] for harm in harms.values()]
             more = any(high is None or high > 0 for high in highs)
-            gap = max(harms, key=lambda gap: harms[gap].mean())
+            worst = max(harms, key=lambda size: harms[size].mean())
             return (
                 f"no gap of {min(harms)} to {max(harms)} tokens clearly costs more than masking the same keys (most: "
-                f"{_shown(harms[gap], confidence)}, {gap} tokens; {self.texts} texts): no effect of distances beyond M "
-                f"is seen{'; longer --lengths or more --samples may show one' if more else ''}"
+                f"{_shown(harms[worst], confidence)}, {worst} tokens; {self.texts} texts): no effect of distances "
+                f"beyond M is seen{'; longer --lengths or more --samples may show one' if more else ''}"
             )
         return ""
 
-    def _gap_harm(self, gap: int) -> np.ndarray:
-        """The loss under a gap less that with the same keys masked, mean of the two smaller boundaries, by quarter."""
+    def _gap_harm(self, size: int) -> np.ndarray:
+        """The loss under gaps less that with the same keys masked, mean of the two smaller boundaries, by quarter."""
         boundaries = sorted({boundary for boundary, _ in self.gaps})[:2]
         harms = [
-            self.losses[gap_name(boundary, gap), self.tokens] - self.losses[gap_name(boundary), self.tokens]
+            self.losses[gap_name(boundary, size), self.tokens] - self.losses[gap_name(boundary), self.tokens]
             for boundary in boundaries
         ]
         return quarters(np.mean(harms, axis=0))
