@@ -121,7 +121,7 @@ def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> Point:
 
 
 def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
-    judged = at["trusted"].values[:, None] & ~at["warm_up"].values
+    judged = (at["doubt"].values == "")[:, None] & ~at["warm_up"].values
     distance = np.full((len(judged), len(edges) - 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
         distance[:, number] = np.fmax(distance[:, number], level)

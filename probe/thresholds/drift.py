@@ -26,16 +26,7 @@ _LEAST_RUNS = 8
 _DRAWS = 200
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _POSITIONS = ("first", "low", "high", "before")
-NO_DOUBT, FALSE_DETECTIONS, WIDE, CHANCE, WALK, WARM_UP = range(6)
-DOUBTS = (
-    "",
-    "false detections",
-    "its range inside M is too wide to leave",
-    "no clearer than chance",
-    "no further than a random walk",
-    "warm-up throughout",
-)
-"""Why the drift of a layer is not judged, by the values of `doubt`."""
+FALSE_DETECTIONS, WARM_UP = "false detections", "warm-up throughout"
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -137,11 +128,10 @@ def find_drift(
           judged last. `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M
           tokens, which says that drift detected at M began earlier
         - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
-        - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule
-          detects drift between window and M - held_out in at most `alarm_rate`; a level can pass the limit at all; and
-          either no run from M on does, or more than chance explains, one of them by more than factor * what a random
-          walk with the steps inside the window would reach
-        - `doubt` (method, layer): why a layer is not trusted, an index into the attribute `meanings`; 0: it is
+        - `doubt` (method, layer): why a layer is not trusted, in words; empty where, of every second of `pretended`
+          windows from M/4 to M - held_out, the same rule detects drift between window and M - held_out in at most
+          `alarm_rate`; a level can pass the limit at all; and either no run from M on does, or more than chance
+          explains, one of them by more than factor * what a random walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
         - `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not
@@ -193,7 +183,6 @@ def find_drift(
         },
     )
     drift["run"].attrs["units"] = "position"
-    drift["doubt"].attrs["meanings"] = list(DOUBTS)
     drift["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
     return drift
 
@@ -280,19 +269,18 @@ def _judge(
     out = bool((level[judged] > limit).any())
     passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
-    doubt = NO_DOUBT
+    doubt = ""
     if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be judged
         doubt = FALSE_DETECTIONS
     elif limit >= rule.most(x.shape[1]) ** 2:
-        doubt = WIDE
+        doubt = "its range inside M is too wide to leave"
     elif out and chance > rule.chance:
-        doubt = CHANCE
+        doubt = "no clearer than chance"
     elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any():
-        doubt = WALK
-    trusted = doubt == NO_DOUBT
-    judged &= trusted
+        doubt = "no further than a random walk"
+    judged &= not doubt
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
-    held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
+    held_out = (not doubt) & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
     return {
         "level": level,
         "warm_up": warm_up,
@@ -304,9 +292,8 @@ def _judge(
         "share": share,
         "centre": centre,
         "range": width,
-        "trusted": trusted,
         "doubt": doubt,
-        "chance": chance if trusted and out else np.nan,
+        "chance": chance if out and not doubt else np.nan,
         "alarms": rate,
         "false_alarms": _rate(rate),
         "windows": np.isfinite(rate).sum(),
@@ -342,7 +329,6 @@ def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     return {
         **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
-        "trusted": False,
         "doubt": WARM_UP,
         "level": none,
         "warm_up": np.ones(len(runs.begin), bool),
@@ -513,6 +499,6 @@ def _rate(alarms: np.ndarray) -> float:
 
 def _any_rate(layers: Sequence[dict[str, Any]]) -> float:
     """Share of the pretended windows with an alarm in any trusted layer."""
-    alarms = [layer["alarms"] for layer in layers if layer["trusted"]]
+    alarms = [layer["alarms"] for layer in layers if not layer["doubt"]]
     judged = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
     return float(judged.any(0).mean()) if judged.size else np.nan

@@ -10,7 +10,7 @@ import xarray as xr
 from pydantic.dataclasses import dataclass
 
 from probe.store.result_file import InWords
-from probe.thresholds.drift import DOUBTS, FALSE_DETECTIONS
+from probe.thresholds.drift import FALSE_DETECTIONS, WARM_UP
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
 
 def _call(at: xr.Dataset) -> DriftOnset:
     values = {str(name): at[name].values for name in at.data_vars}
-    method, layers, first, trusted = str(at["method"].item()), at["layer"].values, values["first"], values["trusted"]
+    method, layers, first, doubt = str(at["method"].item()), at["layer"].values, values["first"], values["doubt"]
+    trusted, doubts = doubt == "", dict(zip(layers.tolist(), doubt.tolist(), strict=True))
     called = np.flatnonzero(np.isfinite(first))
     row = called[first[called].argmin()] if called.size else None
     at_first = {} if row is None else {name: _whole(float(values[name][row])) for name in ("first", "low", "high")}
@@ -123,8 +124,8 @@ def _call(at: xr.Dataset) -> DriftOnset:
     began = values["before"][called]
     began = began[np.isfinite(began)]
     untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
-    doubts = sorted(doubt + untried * (doubt == DOUBTS[FALSE_DETECTIONS]) for doubt in set(_doubts(at).values()))
-    reason = "" if trusted.any() else " or ".join(doubts)
+    reasons = sorted(why + untried * (why == FALSE_DETECTIONS) for why in set(doubts.values()))
+    reason = "" if trusted.any() else " or ".join(reasons)
     return DriftOnset(
         method=method,
         length=at_first.get("first"),
@@ -133,7 +134,7 @@ def _call(at: xr.Dataset) -> DriftOnset:
         layer=None if row is None else int(layers[row]),
         layers={int(layers[number]): int(first[number]) for number in called},
         before=int(began.min()) if began.size else None,
-        untrusted=_doubts(at) if judged else {},
+        untrusted={layer: why for layer, why in doubts.items() if why} if judged else {},
         false_alarms=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
         alarms=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
@@ -143,14 +144,9 @@ def _call(at: xr.Dataset) -> DriftOnset:
         beyond=length - trained_length,
         until=until,
         captured=length,
-        reason=reason if judged else "warm-up throughout",
+        reason=reason if judged else WARM_UP,
         descriptive=method == at.attrs["reference"],
     )
-
-
-def _doubts(at: xr.Dataset) -> dict[int, str]:
-    doubts = zip(at["layer"].values.tolist(), at["doubt"].values.tolist(), strict=True)
-    return {layer: DOUBTS[doubt] for layer, doubt in doubts if doubt}
 
 
 def _whole(value: float) -> int | None:

@@ -260,7 +260,7 @@ def test_every_token_of_a_word_is_read(trained, period):
     coords = {"method": ["origin"], "layer": [0], "position": range(length), "dim": range(8)}
     hidden, rule = xr.DataArray(x, coords, list(coords), name="x"), DriftRule.scaled(trained, period=period)
     result = find_drift(hidden, trained, rule)
-    assert result["trusted"].all()
+    assert (result["doubt"] == "").all()
     assert result["limit"].item() == pytest.approx(4, rel=0.5)
     assert drift_onsets(result)[0].length is None
     for broken in {0, 1, period - 1}:
@@ -270,7 +270,7 @@ def test_every_token_of_a_word_is_read(trained, period):
             return find_drift((hidden + step[None, None, :, None]).rename("x"), trained, rule)
 
         assert trained <= drift_onsets(moved(trained))[0].length < trained + 2 * period + rule.run
-        assert not moved(trained // 2)["trusted"].any()
+        assert not (moved(trained // 2)["doubt"] == "").any()
 
 
 def test_phases_without_a_reference_are_not_trusted():
@@ -370,7 +370,7 @@ def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted
 
     monkeypatch.setattr(drift, "_pretended", pretended)
     result = find_drift(states(), M)
-    assert result["trusted"].values.tolist() == [[trusted, True, True]]
+    assert (result["doubt"] == "").values.tolist() == [[trusted, True, True]]
     assert result["false_alarms"].values.tolist() == [[rate, 0, 0]]
     assert result["any_false_alarm"].item() == rate  # one layer is enough
 
