@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError, computed_field
+from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError, computed_field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from mesa.errors import NotFound, Refused
@@ -21,6 +21,11 @@ from probe.identity import left_out, warn_other_model
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
 T = TypeVar("T")
+
+
+def formerly(name: str, present: str) -> Any:
+    """A field's former name, under which older files hold it, for `Annotated`."""
+    return Field(validation_alias=AliasChoices(present, name))
 
 
 @dataclass(frozen=True)

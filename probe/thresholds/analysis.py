@@ -369,13 +369,13 @@ def _control(control: xr.Dataset | str) -> Control | str:
     prompts = {}
     for prompt in control["prompt"].values.tolist():
         at = control.sel(prompt=prompt)
-        called = {name: at["called"].sel({"method": name}).values for name in at["method"].values.tolist()}
+        detected = {name: at["detected"].sel({"method": name}).values for name in at["method"].values.tolist()}
         prompts[prompt] = PromptControl(
             qualified=at["qualified"].values.tolist(),
             matched=at["matched"].values.tolist(),
             as_many=float(as_many(at)),
-            called={name: [None if np.isnan(at) else int(at) for at in of] for name, of in called.items()},
-            false_onsets=dict(zip(called, false_onsets(at).values.tolist(), strict=True)),
+            detected={name: [None if np.isnan(at) else int(at) for at in of] for name, of in detected.items()},
+            false_onsets=dict(zip(detected, false_onsets(at).values.tolist(), strict=True)),
         )
     settings = (control.attrs[name] for name in ("searched", "top", "least"))
     return Control(*settings, place=control["place"].values.tolist(), prompts=prompts)

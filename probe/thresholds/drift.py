@@ -134,9 +134,9 @@ def find_drift(
           explains, one of them by more than factor * what a random walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
-        - `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not
-          trusted. `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any
-          trusted layer
+        - `false_positive_rate`: in what share of the other windows it does; NaN where none could be judged, which is
+          not trusted. `windows` (method, layer): how many those are. `any_false_positive_rate` (method): the share with
+          one in any trusted layer
 
     Raises:
         Refused: Too few positions were captured on either side of M, or values are not finite.
@@ -165,12 +165,12 @@ def find_drift(
             widths = judged["range"] if widths is None else widths
             rows[name].append(judged)
     variables: dict[str, Any] = {"captured": ("run", runs.captured)}
-    for name in [name for name in rows[first][0] if name not in ("alarms", "warm_up")]:
+    for name in [name for name in rows[first][0] if name not in ("false_positives", "warm_up")]:
         values = np.stack([[judged[name] for judged in of_method] for of_method in rows.values()])
         axes = ("run",) if name == "level" else ("dim",) if values.ndim == 3 else ()
         variables[name] = (("method", "layer", *axes), values, {"units": "position"} if name in _POSITIONS else {})
     variables["warm_up"] = (("method", "run"), np.stack([of_method[0]["warm_up"] for of_method in rows.values()]))
-    variables["any_false_alarm"] = ("method", np.array([_any_rate(of_method) for of_method in rows.values()]))
+    variables["any_false_positive_rate"] = ("method", np.array([_any_rate(of_method) for of_method in rows.values()]))
     drift = xr.Dataset(
         variables,
         {"method": methods, "layer": layers, "run": runs.begin, "dim": hidden["dim"].values},
@@ -248,7 +248,7 @@ def _judge(
 ) -> dict[str, Any]:
     """The values of `find_drift` for one method and layer of `layers`, `x` (sampled position, dim).
 
-    widths: the least range of each dim. `alarms`: by window that measures, NaN: not judged.
+    widths: the least range of each dim. `false_positives`: by window that measures, NaN: not judged.
     """
     known = trained - rule.held_out
     warm_up = _warm_up(runs.begin, rule, restarts, trained)
@@ -294,8 +294,8 @@ def _judge(
         "range": width,
         "doubt": doubt,
         "chance": chance if out and not doubt else np.nan,
-        "alarms": rate,
-        "false_alarms": _rate(rate),
+        "false_positives": rate,
+        "false_positive_rate": _rate(rate),
         "windows": np.isfinite(rate).sum(),
     }
 
@@ -327,12 +327,12 @@ def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     """Of a method that is in warm-up throughout: nothing is detected, nothing is known of false detections."""
     none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
     return {
-        **dict.fromkeys((*_POSITIONS, "limit", "false_alarms", "chance"), np.nan),
+        **dict.fromkeys((*_POSITIONS, "limit", "false_positive_rate", "chance"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
         "doubt": WARM_UP,
         "level": none,
         "warm_up": np.ones(len(runs.begin), bool),
-        "alarms": np.array([]),
+        "false_positives": np.array([]),
         "windows": 0,
     }
 
@@ -499,6 +499,6 @@ def _rate(alarms: np.ndarray) -> float:
 
 def _any_rate(layers: Sequence[dict[str, Any]]) -> float:
     """Share of the pretended windows with an alarm in any trusted layer."""
-    alarms = [layer["alarms"] for layer in layers if not layer["doubt"]]
+    alarms = [layer["false_positives"] for layer in layers if not layer["doubt"]]
     judged = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
     return float(judged.any(0).mean()) if judged.size else np.nan

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
+from typing import Annotated
 
 import numpy as np
 import xarray as xr
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import InWords
+from probe.store.result_file import InWords, formerly
 from probe.thresholds.drift import FALSE_DETECTIONS, WARM_UP
 
 
@@ -22,9 +23,10 @@ class DriftOnset(InWords):
     layers: the first run by layer, of those in which drift is detected. before: the first run among the held-out
         positions before M in which one of these layers is beyond its limit: the drift began there; None: it did not.
     untrusted: why drift is not judged, by layer: false detections, a range that no state can leave, or runs beyond the
-        limit that chance (heavy tails) or a random walk explains. false_alarms: share of (layer, pretended window)
-        pairs of the others in which the same rule detects drift where the model works, `alarms` of `tried`;
-        any_false_alarm: share of the windows with one in any of them; None where none could be judged.
+        limit that chance (heavy tails) or a random walk explains. false_positive_rate: share of (layer,
+        pretended window) pairs of the others in which the same rule detects drift where the model works,
+        `false_positives` of `tried`; any_false_positive_rate: share of the windows with one in any of them; None where
+        none could be judged.
     chance: the most chance, over all layers, of so clear a drift where nothing breaks; None: none detected.
     judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
@@ -40,10 +42,10 @@ class DriftOnset(InWords):
     layers: dict[int, int]
     before: int | None
     untrusted: dict[int, str]
-    false_alarms: float | None
-    alarms: int
+    false_positive_rate: Annotated[float | None, formerly("false_alarms", "false_positive_rate")]
+    false_positives: Annotated[int, formerly("alarms", "false_positives")]
     tried: int
-    any_false_alarm: float | None
+    any_false_positive_rate: Annotated[float | None, formerly("any_false_alarm", "any_false_positive_rate")]
     judged: int
     beyond: int
     until: int
@@ -89,7 +91,7 @@ def drift_onsets(drift: xr.Dataset) -> list[DriftOnset]:
         >>> [(onset.method, onset.length, onset.layer) for onset in probe.drift_onsets(drift)]
         [('origin', 316, 2), ('rerope', None, None)]
     """
-    return [_call(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
+    return [_onset(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
 
 
 def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
@@ -109,21 +111,21 @@ def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
     return [(int(layers[best[dim]]), int(dims[dim])) for dim in order if share[best[dim], dim] > 0]
 
 
-def _call(at: xr.Dataset) -> DriftOnset:
+def _onset(at: xr.Dataset) -> DriftOnset:
     values = {str(name): at[name].values for name in at.data_vars}
     method, layers, first, doubt = str(at["method"].item()), at["layer"].values, values["first"], values["doubt"]
     trusted, doubts = doubt == "", dict(zip(layers.tolist(), doubt.tolist(), strict=True))
-    called = np.flatnonzero(np.isfinite(first))
-    row = called[first[called].argmin()] if called.size else None
+    detected = np.flatnonzero(np.isfinite(first))
+    row = detected[first[detected].argmin()] if detected.size else None
     at_first = {} if row is None else {name: _whole(float(values[name][row])) for name in ("first", "low", "high")}
     length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
     runs = (at["run"].values >= trained_length) & ~values["warm_up"]
     judged = int(values["captured"][runs].sum())
     until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
-    rates, windows = values["false_alarms"][trusted], values["windows"][trusted]
-    began = values["before"][called]
+    rates, windows = values["false_positive_rate"][trusted], values["windows"][trusted]
+    began = values["before"][detected]
     began = began[np.isfinite(began)]
-    untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
+    untried = "" if np.isfinite(values["false_positive_rate"]).any() else " could not be tried"
     reasons = sorted(why + untried * (why == FALSE_DETECTIONS) for why in set(doubts.values()))
     reason = "" if trusted.any() else " or ".join(reasons)
     return DriftOnset(
@@ -132,14 +134,14 @@ def _call(at: xr.Dataset) -> DriftOnset:
         low=at_first.get("low"),
         high=at_first.get("high"),
         layer=None if row is None else int(layers[row]),
-        layers={int(layers[number]): int(first[number]) for number in called},
+        layers={int(layers[number]): int(first[number]) for number in detected},
         before=int(began.min()) if began.size else None,
         untrusted={layer: why for layer, why in doubts.items() if why} if judged else {},
-        false_alarms=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
-        alarms=round(float(np.nansum(rates * windows))),
+        false_positive_rate=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
+        false_positives=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
-        any_false_alarm=float(rate) if np.isfinite(rate := values["any_false_alarm"]) else None,
-        chance=float(values["chance"][called].min()) if called.size else None,
+        any_false_positive_rate=float(rate) if np.isfinite(rate := values["any_false_positive_rate"]) else None,
+        chance=float(values["chance"][detected].min()) if detected.size else None,
         judged=judged if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,

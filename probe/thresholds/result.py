@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import field
 from math import nan
+from typing import Annotated
 
 from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
-from probe.store.result_file import Number
+from probe.store.result_file import Number, formerly
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure
 from probe.thresholds.stated_window import StatedWindow
@@ -152,7 +153,7 @@ class PromptControl:
     """Threshold dims at M, with as many positions."""
     as_many: float
     """Share of the places with as many threshold dims as M, or more."""
-    called: dict[str, list[int | None]]
+    detected: Annotated[dict[str, list[int | None]], formerly("called", "detected")]
     """Onsets by method: all of them false."""
     false_onsets: dict[str, float]
     """Share of the places with an onset, by method."""

@@ -178,8 +178,8 @@ def negative_control(
         - `first`, `last`, `matched_first`, `matched_last`: positions seen
         - `qualified`, `matched`: threshold dims, (layer, dim) pairs, at the place, and at M; of the attribute
           `searched`
-        - `called` (method): the onset that `threshold_onsets` gives there; NaN: none. Every one is false, since it lies
-          inside the window. The reference's says that dims qualify, and no more: they are chosen on it
+        - `detected` (method): the onset that `threshold_onsets` gives there; NaN: none. Every one is false, since it
+          lies inside the window. The reference's says that dims qualify, and no more: they are chosen on it
 
     Raises:
         Refused: Nowhere the positions that it needs were captured.
@@ -232,7 +232,7 @@ def _control(
         variables[name] = (["place", *several], np.stack([at["qualified"].values for at in part]))
     lengths = np.array([_lengths(at, top, least) for at in searched[: len(pairs)]])
     lengths = lengths.reshape(*variables["qualified"][1].shape, -1)
-    variables["called"] = (["place", *several, "method"], lengths, {"units": "position"})
+    variables["detected"] = (["place", *several, "method"], lengths, {"units": "position"})
     for prefix, part in (("", windows), ("matched_", partners)):
         variables[f"{prefix}first"] = ("place", [window.first for window in part])
         variables[f"{prefix}last"] = ("place", [window.last for window in part])
@@ -251,7 +251,7 @@ def _control(
 
 def false_onsets(control: xr.Dataset) -> xr.DataArray:
     """By method, the share of the places with an onset, which is false: it lies inside the window."""
-    return control["called"].notnull().mean("place")
+    return control["detected"].notnull().mean("place")
 
 
 def as_many(control: xr.Dataset) -> xr.DataArray:

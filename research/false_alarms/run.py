@@ -79,7 +79,7 @@ def layers_called(values: np.ndarray, trained_length: int) -> tuple[int, float]:
     """Of layers (layer, position, dim): how many are called, and their mean printed false-alarm rate (NaN: none)."""
     drift = find_drift(hidden(values[None]), trained_length).isel(method=0)
     called = np.isfinite(drift["first"].values)
-    return int(called.sum()), float(drift["false_alarms"].values[called].mean()) if called.any() else math.nan
+    return int(called.sum()), float(drift["false_positive_rate"].values[called].mean()) if called.any() else math.nan
 
 
 def noise() -> Rows:
@@ -91,8 +91,8 @@ def noise() -> Rows:
         yield {
             "noise": kind,
             "layers": LAYERS,
-            "called": called,
-            "false_alarms": rate,
+            "detected": called,
+            "false_positive_rate": rate,
             "pairs": LAYERS * 16,
             "qualified": qualified,
         }
@@ -108,7 +108,7 @@ def heavy_tails() -> Rows:
                 values = rng.standard_normal((30, LENGTH, 64), np.float32)
                 values[..., :heavy] = rng.standard_t(degrees, (30, LENGTH, heavy))
                 called += layers_called(values, M)[0] > 0
-            yield {"heavy": heavy, "degrees": degrees, "models": LAYERS, "called": called}
+            yield {"heavy": heavy, "degrees": degrees, "models": LAYERS, "detected": called}
 
 
 def changes() -> Rows:
@@ -121,7 +121,7 @@ def changes() -> Rows:
     changed |= {("repeats", 1): np.tile(inside, (1, LENGTH // M - 1, 1))}
     for (change, strength), states in changed.items():
         called, _ = layers_called(np.concatenate([inside, states], axis=1), M)
-        yield {"change": change, "strength": strength, "layers": LAYERS, "called": called}
+        yield {"change": change, "strength": strength, "layers": LAYERS, "detected": called}
 
 
 def short_windows() -> Rows:
@@ -130,7 +130,7 @@ def short_windows() -> Rows:
         for dims in (2, 16):
             draw = np.random.default_rng([1, window, dims])
             called, rate = layers_called(autoregressive(draw, (5 * LAYERS, 8 * window, dims), 0.9), window)
-            yield {"M": window, "dims": dims, "layers": 5 * LAYERS, "called": called, "false_alarms": rate}
+            yield {"M": window, "dims": dims, "layers": 5 * LAYERS, "detected": called, "false_positive_rate": rate}
 
 
 def growth() -> Rows:
@@ -146,7 +146,7 @@ def growth() -> Rows:
                 of_dims = np.stack([grown.get(kind, 0 * time) for kind in kinds], axis=1)
                 size = rng.choice([-1, 1], 24) * rng.uniform(0.3, 1, 24)
                 x = of_dims * size + rng.normal(0, 4, 24) + rng.normal(0, 1, (LENGTH, 24)) * share
-                yield {"growth": name, "noise": share, "seed": seed, "called": layers_called(x[None], M)[0]}
+                yield {"growth": name, "noise": share, "seed": seed, "detected": layers_called(x[None], M)[0]}
 
 
 def random_weights() -> Rows:

@@ -119,7 +119,8 @@ def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
 def _false(row: Mapping[str, Any]) -> float | None:
     """The share of false onsets inside the window; None where it was not tried."""
     if "call" in row:
-        return row["call"]["any_false_alarm"]
+        call, name = row["call"], "any_false_positive_rate"
+        return call[name] if name in call else call["any_false_alarm"]  # of an older journal
     return row["control"]["false"] if row["control"] else None
 
 

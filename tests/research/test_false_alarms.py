@@ -14,12 +14,12 @@ def test_the_published_counts_are_those_of_the_study(study):
 
 def test_some_changes_are_called_and_some_are_missed():
     counts = pd.read_csv(RESULTS / "changes.csv")
-    assert (counts["called"].min(), counts["called"].max()) == (0, counts["layers"].max())
+    assert (counts["detected"].min(), counts["detected"].max()) == (0, counts["layers"].max())
 
 
 def test_neither_noise_nor_states_that_wander_are_called(monkeypatch):
     monkeypatch.setattr("research.false_alarms.run.LAYERS", 20)
-    assert {row["noise"]: row["called"] for row in noise()} == dict.fromkeys(NOISE, 0)
+    assert {row["noise"]: row["detected"] for row in noise()} == dict.fromkeys(NOISE, 0)
 
 
 def test_every_study_has_published_rows():

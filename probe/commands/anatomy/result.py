@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AliasChoices, Field
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import Number, OfHead, ResultFile, RunSummary
+from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly
 
 
 class Mean(NamedTuple):
@@ -88,7 +87,7 @@ class RetrievalHead(OfHead):
     """By method."""
     lost: bool
     kept: bool
-    recovered_by: Annotated[list[str], Field(validation_alias=AliasChoices("recovered_by", "restored"))]
+    recovered_by: Annotated[list[str], formerly("restored", "recovered_by")]
     """Methods; earlier files: restored."""
 
 

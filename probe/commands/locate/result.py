@@ -6,11 +6,11 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
-from probe.store.result_file import Number, OfHead, ResultFile, RunSummary
+from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly
 
 PATCH = "patch"
 """The kind of an effect of a method in one place."""
@@ -30,7 +30,7 @@ class Loss:
     low: Number
     """95% interval of baseline minus patched, over items; NaN where there is none."""
     high: Number
-    significant: Annotated[bool, Field(validation_alias=AliasChoices("significant", "judged"))]
+    significant: Annotated[bool, formerly("judged", "significant")]
     """Whether baseline is significantly above patched, so that shares of it are defined; earlier files: judged."""
     items: int
     """Number of texts or prompts."""

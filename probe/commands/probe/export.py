@@ -117,7 +117,7 @@ def drift_export(
     check_labels(drift, "layer", layers or ())
     check_labels(drift, "method", methods or ())
     sections = [drift_section(drift, prompt, layers, methods), map_section(drift, prompt, methods)]
-    by_layer = ["limit", "first", "low", "high", "before", "false_alarms"]
+    by_layer = ["limit", "first", "low", "high", "before", "false_positive_rate"]
     numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
     values = _of_methods(drift, methods) if layers is None else _of_methods(drift, methods).sel(layer=list(layers))
     exact = {f"{drift_name(drift, prompt)}-{name}": values[names] for name, names in numbers.items()}

@@ -164,7 +164,7 @@ def _places(summary: Findings, control: Control) -> Table:
     """Threshold dims, and where methods have false onsets, at each place of the first prompt."""
     row = control.prompts[summary.prompt]
     rows = {"threshold dims there": row.qualified, "at M with as many": row.matched}
-    rows |= {f"false onset of {of.method} at": row.called[of.method] for of in summary.methods}
+    rows |= {f"false onset of {of.method} at": row.detected[of.method] for of in summary.methods}
     cells = ((name, *("–" if at is None else str(at) for at in values)) for name, values in rows.items())
     head = (f"position ({summary.prompt})", *map(str, control.place))
     return Table("", head, tuple(cells), "thresholds-control-places")

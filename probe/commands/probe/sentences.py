@@ -277,9 +277,9 @@ def _control(rows: MethodRows) -> str:
     tried = [row for row in rows if row.drift is not None and row.drift.tried]
     if not tried:
         return "Control: none could be made inside M, so false detections are unknown."
-    alarms, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("alarms", "tried"))
-    false = f"{alarms} false detection{'s' * (alarms != 1)} in {tests} tests inside M"
-    control = f"Control: {false} ({several(tried)}; a test is a layer in a window)."
+    false, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("false_positives", "tried"))
+    text = f"{false} false detection{'s' * (false != 1)} in {tests} tests inside M"
+    control = f"Control: {text} ({several(tried)}; a test is a layer in a window)."
     if any(row.drift.untrusted for row in rows if row.drift):
         control += " Which layers are judged was decided by other windows."
     return control

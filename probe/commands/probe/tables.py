@@ -102,8 +102,8 @@ def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Ta
             ranges(onset.layers) or _NONE,
             ranges(onset.untrusted) or _NONE,
             _NONE if onset.before is None else str(onset.before),
-            _NONE if onset.false_alarms is None else f"{onset.false_alarms:.1%}",
-            _NONE if onset.any_false_alarm is None else f"{onset.any_false_alarm:.0%}",
+            _NONE if onset.false_positive_rate is None else f"{onset.false_positive_rate:.1%}",
+            _NONE if onset.any_false_positive_rate is None else f"{onset.any_false_positive_rate:.0%}",
         )
         for onset in onsets
     ]

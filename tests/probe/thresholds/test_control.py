@@ -52,7 +52,7 @@ def test_a_step_at_m_is_distinguished_from_steps_inside():
     inside = negative_control(states(*[82] * 12, *[None] * 20, noise=0), M, RULE)
     before = inside["place"].values <= 82  # the step lies beyond these
     assert inside["qualified"].values.tolist() == (12 * before).tolist()
-    assert set(inside["called"].sel({"method": "origin"}).values[before]) == {82, 83}
+    assert set(inside["detected"].sel({"method": "origin"}).values[before]) == {82, 83}
     assert (float(as_many(inside)), false_onsets(inside).item()) == (9 / 16, 9 / 16)  # nothing qualifies at M
 
 

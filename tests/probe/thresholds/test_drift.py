@@ -53,7 +53,7 @@ def test_nothing_is_called_where_nothing_breaks(seed):
     (call,) = drift_onsets(find_drift(states(seed=seed), M))
     assert call.length is None
     assert call.layers == {}
-    assert call.false_alarms == 0
+    assert call.false_positive_rate == 0
     assert str(call) == f"none up to {LENGTH}"
 
 
@@ -216,11 +216,11 @@ def test_a_layer_that_alarms_inside_the_window_is_not_called():
     hidden = states("step")
     hidden[0, 1, 300:384, CARRIED] += 0.05  # as large a step where the model works
     result = find_drift(hidden, M)
-    assert result["false_alarms"].sel(layer=1).item() > 0.05
+    assert result["false_positive_rate"].sel(layer=1).item() > 0.05
     (call,) = drift_onsets(result)
     assert call.length is None
     assert call.untrusted == {1: "false detections"}
-    assert call.false_alarms == 0
+    assert call.false_positive_rate == 0
     alone = drift_onsets(find_drift(hidden.isel(layer=[1]), M))[0]
     assert str(alone) == "not judged: false detections"
 
@@ -371,8 +371,8 @@ def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted
     monkeypatch.setattr(drift, "_pretended", pretended)
     result = find_drift(states(), M)
     assert (result["doubt"] == "").values.tolist() == [[trusted, True, True]]
-    assert result["false_alarms"].values.tolist() == [[rate, 0, 0]]
-    assert result["any_false_alarm"].item() == rate  # one layer is enough
+    assert result["false_positive_rate"].values.tolist() == [[rate, 0, 0]]
+    assert result["any_false_positive_rate"].item() == rate  # one layer is enough
 
 
 def test_too_few_positions_are_refused():

@@ -9,6 +9,7 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.probe.report import remove_report, write_report
+from probe.commands.probe.result import SUMMARY
 from probe.commands.probe.tables import difference_table, drift_table, score_table, threshold_doubt
 from probe.files import read_result
 from probe.store.reader import open_run
@@ -42,6 +43,16 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     assert "not of shorter ones; losses and" in (run / "report.html").read_text()
 
 
+def test_an_earlier_summary_is_read(summary, folder):
+    former = {"false_positive_rate": "false_alarms", "false_positives": "alarms", "detected": "called"}
+    former["any_false_positive_rate"] = "any_false_alarm"
+    earlier = result_text(summary)
+    for name, before in former.items():
+        assert f'"{name}"' in earlier
+        earlier = earlier.replace(f'"{name}"', f'"{before}"')
+    assert SUMMARY.parse(json.loads(earlier), folder) == summary
+
+
 def test_summary(summary, folder):
     summary = as_json(summary)
     assert read_result(folder / "summary.json") == summary
@@ -56,7 +67,7 @@ def test_summary(summary, folder):
     drifts = summary["drift"]["prompts"]
     assert list(drifts) == ["repeated", "text-0"]
     assert {dim["dim"] for dim in drifts["repeated"]["dims"]} <= set(range(10))
-    assert all(row["false_alarms"] == 0 for row in drifts["repeated"]["methods"])
+    assert all(row["false_positive_rate"] == 0 for row in drifts["repeated"]["methods"])
     assert rows["origin"]["measured"]["length"] == 128
     assert rows["mesa"]["drift_onset"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
     assert rows["origin"]["scores"]["64"]["tail_nll"] == pytest.approx(3, abs=0.05)

@@ -41,8 +41,8 @@ def random_scores(rng):
 
 def call_without_drift(method):
     return DriftOnset(
-        method, None, None, None, None, {}, before=None, untrusted={}, false_alarms=None, alarms=0,
-        tried=0, any_false_alarm=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
+        method, None, None, None, None, {}, before=None, untrusted={}, false_positive_rate=None, false_positives=0,
+        tried=0, any_false_positive_rate=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
     )  # fmt: skip
 
 
