@@ -19,7 +19,7 @@ METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
 MODEL_GROUP, METHODS_GROUP, DATA_GROUP = "model", "methods", "data"
 LENGTHS_HELP = "tokens, e.g. 256,512 or 1k:16k:1k"
-STORED = ("methods", "settings", "lengths")
+STORED = ("methods", "method_settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
 TEXT_HELP = "text for NLL, and for tasks that hide a needle in essays: a file, folder or hub dataset"
 
@@ -112,7 +112,7 @@ class ModelRequest(ModelOptions):
 
     def check_names(self) -> None:
         """Also for methods, and parameters of them, that are not known."""
-        check_names(self.methods or self.default_methods, getattr(self, "settings", ()))
+        check_names(self.methods or self.default_methods, getattr(self, "method_settings", ()))
         super().check_names()
 
     """Fields that a resumed run may change: no result depends on them, or what is stored names their values."""
@@ -135,7 +135,7 @@ class ModelRequest(ModelOptions):
 class MethodsRequest(ModelRequest):
     """The same with parameters of methods (as `mesa.settings` reads them), the seed of prompts, and the executor."""
 
-    settings: Repeated = option(
+    method_settings: Repeated = option(
         (),
         "change a parameter of a method, e.g. rerope.window=512; may be repeated",
         key="set",
@@ -153,7 +153,7 @@ class MethodsRequest(ModelRequest):
         from mesa.engine.attention import check_executor
 
         check_executor(self.executor)
-        methods, left_out = self.fitting_methods(config, trained_length, self.settings)
+        methods, left_out = self.fitting_methods(config, trained_length, self.method_settings)
         warn_skipped(left_out)
         return methods
 

@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
     request = LocateRequest(
         model=args.model,
         methods=args.method,
-        settings=tuple(args.settings),
+        method_settings=tuple(args.settings),
         measures=(args.measure,),
         lengths=tuple(parse_lengths(args.lengths)) if args.lengths else None,
         samples=args.samples,

@@ -163,7 +163,7 @@ def section_request(config: PaperConfig, name: str) -> EvalRequest | ProbeReques
     methods = section.methods or values.get("methods") or config.methods
     common: dict[str, Any] = {key: getattr(config, key) for key in ("model", "load", "trained_length", "seed")}
     common["methods"] = methods
-    common["settings"] = _settings_of(config, methods)
+    common["method_settings"] = _settings_of(config, methods)
     if name == "probe":
         return replace(from_values(ProbeRequest, {"texts": 0, **values}), **common)
     if section.by_lm_eval:

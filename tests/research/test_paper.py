@@ -69,10 +69,10 @@ def test_every_config_states_valid_methods(path):
     config = read(path)
     for name in config.sections:
         request = section_request(config, name)
-        methods = make_methods(request.methods or "all", config.trained_length, request.settings)
+        methods = make_methods(request.methods or "all", config.trained_length, request.method_settings)
         assert {method.trained_length for method in methods.values()} == {config.trained_length}
     if path.stem == "llama2-7b":
-        mesa = make_methods("mesa", 4096, section_request(config, "ablation").settings)["mesa"]
+        mesa = make_methods("mesa", 4096, section_request(config, "ablation").method_settings)["mesa"]
         assert (mesa.window, mesa.width, mesa.first, mesa.last) == (512, 50, 100, 512)
 
 

@@ -17,8 +17,8 @@ _HARNESS = "lm-evaluation-harness, in place of --task"
 class EvalRequest(MethodsRequest):
     """What `run_evaluation` scores: a model, methods, tasks and lengths in tokens.
 
-    Its fields are the options of `mesa-lens eval`; docs/commands.md lists them with their defaults (`settings` is
-    --set, `tasks` --task).
+    Its fields are the options of `mesa-lens eval`; docs/commands.md lists them with their defaults
+    (`method_settings` is --set, `tasks` --task).
 
     Examples:
         >>> request = probe.EvalRequest(tasks=("passkey",), methods="origin,mesa", lengths=(256, 512), samples=10)

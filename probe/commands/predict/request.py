@@ -13,8 +13,8 @@ from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, MethodsRequest
 class PredictRequest(MethodsRequest):
     """What `predict_failure` predicts: a model, methods and lengths in tokens.
 
-    Its fields are the options of `mesa-lens predict`; docs/commands.md lists them with their defaults (`settings` is
-    --set, `configs` --config).
+    Its fields are the options of `mesa-lens predict`; docs/commands.md lists them with their defaults
+    (`method_settings` is --set, `configs` --config).
 
     Examples:
         >>> request = probe.PredictRequest(methods="rerope", configs=("leaky-rerope:k=2",), samples=3)

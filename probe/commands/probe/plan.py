@@ -191,7 +191,7 @@ def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> Templat
 def provenance(plan: ProbePlan) -> JsonObject:
     """The attributes of the plan's store: everything that its numbers depend on."""
     request = plan.request
-    _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.settings)
+    _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.method_settings)
     return {
         **request.identity,
         "trained_length": plan.trained_length,

@@ -14,17 +14,17 @@ from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
 class ProbeRequest(MethodsRequest):
     """What `run_probe` measures: a model, methods, prompts and lengths in tokens.
 
-    Its fields are the options of `mesa-lens probe`; docs/commands.md lists them with their defaults (`settings` is
-    --set).
+    Its fields are the options of `mesa-lens probe`; docs/commands.md lists them with their defaults
+    (`method_settings` is --set).
 
     Examples:
-        >>> request = probe.ProbeRequest(methods="origin,rerope", settings=("rerope.window=64",))
+        >>> request = probe.ProbeRequest(methods="origin,rerope", method_settings=("rerope.window=64",))
         >>> request.model, request.word, request.samples
         ('default', 'hello', 20)
     """
 
     default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts")
+    not_compared: ClassVar[tuple[str, ...]] = ("methods", "method_settings", "texts")
     length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4x M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
     text: InputPath | None = option(

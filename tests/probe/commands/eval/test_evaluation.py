@@ -152,7 +152,7 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(eval_re
             run(plan(replace(eval_request, **changes)), finished)
     for settings in ("mesa.width=7", "mesa.heads=0:1,3;2:0-2"):
         with pytest.raises(FileExistsError, match="holds mesa with other parameters"):
-            run(plan(replace(eval_request, settings=(settings,))), finished)
+            run(plan(replace(eval_request, method_settings=(settings,))), finished)
 
 
 def test_tasks_methods_and_shorter_lengths_can_be_added(eval_request, tmp_path):

@@ -130,8 +130,8 @@ def test_a_wrong_config_is_named(text, complaint):
     [
         ({"lengths": (200, 512)}, "--lengths 200 is not beyond the trained length 256"),
         ({"samples": 1}, "--samples 1: one text has no interval"),
-        ({"settings": ("lm-infinite.window=100",)}, "--set gives lm-infinite parameters"),
-        ({"settings": ("origin.log_n=true",)}, "such as --config origin:log_n=true"),
+        ({"method_settings": ("lm-infinite.window=100",)}, "--set gives lm-infinite parameters"),
+        ({"method_settings": ("origin.log_n=true",)}, "such as --config origin:log_n=true"),
         ({"lengths": (257, 300)}, "the longest must be at least 512, so that gaps of M/2 and of M"),
         ({"lengths": (400_000,)}, "are needed; give a longer text"),
     ],
