@@ -29,7 +29,7 @@ from probe.thresholds.result import (
     Difference,
     DriftDim,
     DriftResult,
-    Findings,
+    Evidence,
     Level,
     LongestScores,
     MethodResult,
@@ -210,24 +210,24 @@ def _following(analysis: Analysis) -> list[str]:
     return [name for name, method in methods if follows_length(method.plan(length), method.plan(method.trained_length))]
 
 
-def summarize(analysis: Analysis) -> Findings:
+def summarize(analysis: Analysis) -> Evidence:
     """An analysis as numbers and strings, as summary.json holds it.
 
     Args:
         analysis: What `analyse` returns.
 
     Returns:
-        A `Findings`: `methods` with onsets, scores and measured failure, `control`, `drift`, `level` and the settings.
+        An `Evidence`: `methods` with onsets, scores and measured failure, `control`, `drift`, `level` and the settings.
 
     Examples:
-        >>> findings = probe.summarize(probe.analyse(probe.open_run("runs/example")))
-        >>> [(result.method, str(result.drift_onset)) for result in findings.methods]
+        >>> evidence = probe.summarize(probe.analyse(probe.open_run("runs/example")))
+        >>> [(result.method, str(result.drift_onset)) for result in evidence.methods]
         [('origin', '316 (descriptive)'), ('rerope', 'none up to 512')]
     """
     crossings, attrs, measured = analysis.crossings, analysis.run.hidden.attrs, analysis.measured
     at_best = crossings.sel(prompt=analysis.prompt)
     names = ("score", "threshold", "limit")
-    return Findings(
+    return Evidence(
         model=attrs.get("model"),
         model_revision=attrs.get("model_revision"),
         trained_length=analysis.trained_length,

@@ -171,8 +171,8 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
-    """Everything that was found in a run, but the verdict."""
+class Evidence:
+    """Everything that a verdict rests on: what was read from a run, and the settings."""
 
     model: str | None
     model_revision: str | None

@@ -92,7 +92,7 @@ def read(name: str | Path) -> PaperConfig:
             raise Refused(f"{path}: set: {error}") from error
     return PaperConfig(
         **top,
-        settings=settings,
+        method_settings=settings,
         load=load,
         title=str(raw.get("title", raw["model"])),
         sections={section: _section_values(sections, section, f"{path}: {section}") for section in sections},
@@ -172,7 +172,7 @@ def section_request(config: PaperConfig, name: str) -> EvalRequest | ProbeReques
 
 
 def _settings_of(config: PaperConfig, methods: str) -> tuple[str, ...]:
-    return tuple(setting for setting in config.settings if setting.partition(".")[0] in wanted_names(methods))
+    return tuple(setting for setting in config.method_settings if setting.partition(".")[0] in wanted_names(methods))
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan | ProbePlan:

@@ -23,7 +23,7 @@ from probe.store.reader import StoredRun
 from probe.store.select import check_labels, check_pairs, reference_method
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
-from probe.thresholds.result import Findings, NotJudged
+from probe.thresholds.result import Evidence, NotJudged
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import ThresholdOnset
 
@@ -164,10 +164,10 @@ def curves_export(
     return Export({"curves": chart}, {**samples, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
 
 
-def curves_of(run: StoredRun, findings: Findings | None, methods: Sequence[str] | None = None) -> Export:
+def curves_of(run: StoredRun, evidence: Evidence | None, methods: Sequence[str] | None = None) -> Export:
     """A run's curves with failures, as measured and as `mesa-lens predict` computed them, and its tables of scores.
 
-    findings: of the run; None where positions that onsets need were not captured. Raises Refused for an unknown method.
+    evidence: of the run; None where positions that onsets need were not captured. Raises Refused for an unknown method.
     """
     evaluation, attrs, trained = run.evaluation, run.hidden.attrs, run.trained_length
     assert evaluation is not None
@@ -176,19 +176,19 @@ def curves_of(run: StoredRun, findings: Findings | None, methods: Sequence[str] 
     measured = measured_failure(evaluation, trained, reference)
     prediction, configs = PREDICTION.find(run.folder), json.loads(attrs.get("method_configs", "{}"))
     predicted = predicted_failures(prediction, (attrs.get("model"), trained), configs, reference)
-    onsets = [findings.onset_of(result) for result in findings.methods] if findings else []
+    onsets = [evidence.onset_of(result) for result in evidence.methods] if evidence else []
     export = curves_export(_of_methods(evaluation, methods), measured, trained, onsets, predicted)
-    if findings is None:
+    if evidence is None:
         return export
-    return with_tables(export, findings, methods, scores)
+    return with_tables(export, evidence, methods, scores)
 
 
 def with_tables(
-    export: Export, findings: Findings, methods: Sequence[str] | None, *sections: Callable[[Findings], Section]
+    export: Export, evidence: Evidence, methods: Sequence[str] | None, *sections: Callable[[Evidence], Section]
 ) -> Export:
     """The export with the tables, as texts, of sections of the report, of these methods."""
-    chosen = [result for result in findings.methods if methods is None or result.method in methods]
-    tables = tables_of([section(replace(findings, methods=chosen)) for section in sections])
+    chosen = [result for result in evidence.methods if methods is None or result.method in methods]
+    tables = tables_of([section(replace(evidence, methods=chosen)) for section in sections])
     return replace(export, numbers={**export.numbers, **tables})
 
 

@@ -104,9 +104,9 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
 
 def whole_summary(analysis: Analysis) -> Summary:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
-    findings, run = summarize(analysis), analysis.run
-    answer = verdict(findings, LOCATED.find(run.folder), PREDICTION.find(run.folder))
-    return Summary(**vars(findings), verdict=answer, store=store_mark(run.hidden.attrs))
+    evidence, run = summarize(analysis), analysis.run
+    answer = verdict(evidence, LOCATED.find(run.folder), PREDICTION.find(run.folder))
+    return Summary(**vars(evidence), verdict=answer, store=store_mark(run.hidden.attrs))
 
 
 def check_report(folder: Path) -> None:

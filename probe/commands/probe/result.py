@@ -15,7 +15,7 @@ from probe.store.results import REPORTED
 from probe.tables import Table, filled, plain_table
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure, PredictedFailure
-from probe.thresholds.result import Difference, Findings
+from probe.thresholds.result import Difference, Evidence
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary(Findings):
+class Summary(Evidence):
     """The summary of a probe run: the verdict, and everything that it rests on."""
 
     verdict: Verdict

@@ -11,7 +11,7 @@ from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
 from probe.commands.probe.result import HeadSet, NllAtLongest, PredictedFailure, Row
 from probe.store.result_file import having
-from probe.thresholds.result import Difference, Findings, LongestScores, MethodResult
+from probe.thresholds.result import Difference, Evidence, LongestScores, MethodResult
 
 MethodRows = Sequence[Row]
 RANKED = (
@@ -23,12 +23,12 @@ RANKED = (
 """The rule that `ranked` obeys."""
 
 
-def ranked(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
+def ranked(evidence: Evidence, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    of_run = (findings.model, findings.trained_length)
-    predicted = predicted_failures(prediction, of_run, findings.method_configs, findings.reference)
+    of_run = (evidence.model, evidence.trained_length)
+    predicted = predicted_failures(prediction, of_run, evidence.method_configs, evidence.reference)
     rows = sorted(
-        (_row(findings, result, located, predicted.get(result.method)) for result in findings.methods), key=_key
+        (_row(evidence, result, located, predicted.get(result.method)) for result in evidence.methods), key=_key
     )
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
@@ -45,11 +45,11 @@ def ranked(findings: Findings, located: Located | None, prediction: Prediction |
     return rows
 
 
-def same_model(findings: Findings, located: Located | None) -> Located | None:
+def same_model(evidence: Evidence, located: Located | None) -> Located | None:
     """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
-    if located is None or (located.model, located.trained_length) != (findings.model, findings.trained_length):
+    if located is None or (located.model, located.trained_length) != (evidence.model, evidence.trained_length):
         return None
-    configs, methods = findings.method_configs, located.methods
+    configs, methods = evidence.method_configs, located.methods
 
     def is_same(name: str) -> bool:
         one, other = methods.get(name, {}), configs.get(name, {})
@@ -103,12 +103,12 @@ def smallest_set(located: Located, method: str) -> HeadSet | None:
     )
 
 
-def _row(findings: Findings, result: MethodResult, located: Located | None, predicted: PredictedFailure | None) -> Row:
-    method, measured, drift, longest_passing = result.method, result.measured, findings.drift, None
-    is_reference = method == findings.reference
+def _row(evidence: Evidence, result: MethodResult, located: Located | None, predicted: PredictedFailure | None) -> Row:
+    method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
+    is_reference = method == evidence.reference
     if measured and measured.judged_by:
         longest_passing = measured.longest if measured.length is None else measured.before or 0
-    onsets = [] if isinstance(drift, str) else having(drift.prompts[findings.prompt].methods, method=method)
+    onsets = [] if isinstance(drift, str) else having(drift.prompts[evidence.prompt].methods, method=method)
     return Row(
         method=method,
         is_reference=is_reference,

@@ -23,7 +23,7 @@ from probe.figures.section import REPORT, Section, figures_of
 from probe.glossary import TERMS
 from probe.store.reader import StoredRun
 from probe.tables import Table
-from probe.thresholds.result import Control, Findings
+from probe.thresholds.result import Control, Evidence
 from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 Figures = Mapping[str, Drawable]
@@ -60,7 +60,7 @@ def sections(summary: Summary, run: StoredRun, drawn: Drawn, heatmaps: Mapping[s
     ]
 
 
-def scores(summary: Findings) -> Section:
+def scores(summary: Evidence) -> Section:
     """Scores by length with their intervals, and their differences to the reference, folded."""
     note = (
         f"Lengths are in tokens, NLL in nats a token; M = {summary.trained_length}. The "
@@ -110,7 +110,7 @@ def _thresholds(summary: Summary, best: Sequence[Section]) -> Section:
     return Section("Observed thresholds, dim by dim", [text], parts=best)
 
 
-def onsets(summary: Findings) -> Section:
+def onsets(summary: Evidence) -> Section:
     """Every method's threshold onset from each prompt."""
     counts = ", ".join(f"{count} on {prompt}" for prompt, count in summary.qualified.items())
     rows = tuple((row.method, *map(str, row.threshold_onset_by_prompt.values())) for row in summary.methods)
@@ -119,7 +119,7 @@ def onsets(summary: Findings) -> Section:
     return Section("Threshold onsets, from each prompt", [about], tables=[table])
 
 
-def control(summary: Findings) -> Section:
+def control(summary: Evidence) -> Section:
     """What the same search gives inside M; or why that is not known."""
     inside, doubt = summary.control, [text] if (text := threshold_doubt(summary)) else []
     if isinstance(inside, str):
@@ -133,7 +133,7 @@ def control(summary: Findings) -> Section:
     return Section("Negative control", [*doubt, text], tables=[_shares(summary, inside), _places(summary, inside)])
 
 
-def _shares(summary: Findings, control: Control) -> Table:
+def _shares(summary: Evidence, control: Control) -> Table:
     """Threshold dims at the places inside the window and at M, as shares, a row a prompt."""
     head = (
         "prompt",
@@ -160,7 +160,7 @@ def _spread(counts: Sequence[int], searched: int) -> str:
     return " ".join(f"{count / searched:.1%}" for count in (min(counts), median(counts), max(counts)))
 
 
-def _places(summary: Findings, control: Control) -> Table:
+def _places(summary: Evidence, control: Control) -> Table:
     """Threshold dims, and where methods have false onsets, at each place of the first prompt."""
     row = control.prompts[summary.prompt]
     rows = {"threshold dims there": row.qualified, "at M with as many": row.matched}

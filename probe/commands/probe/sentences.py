@@ -13,7 +13,7 @@ from probe.statistics import shown
 from probe.store.results import percent
 from probe.thresholds.drift_onset import ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure
-from probe.thresholds.result import MEAN, Difference, DriftResult, Findings, Level, PromptDrift
+from probe.thresholds.result import MEAN, Difference, DriftResult, Evidence, Level, PromptDrift
 from probe.thresholds.stated_window import NATS_ABOVE, times_of_m
 
 MAX_NAMED = 4
@@ -21,30 +21,30 @@ MAX_NAMED = 4
 _PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
 
 
-def what_fails(findings: Findings, rows: MethodRows) -> str:
+def what_fails(evidence: Evidence, rows: MethodRows) -> str:
     """Between which lengths the reference fails, or that it does not, is at chance or was not measured."""
-    reference, trained = reference_of(rows), findings.trained_length
+    reference, trained = reference_of(rows), evidence.trained_length
     name, measured = model_name(reference.method), reference.measured
     if measured is None:
         return f"Nothing was measured by length (--samples 0). {_capital(name)} was trained on M = {trained} tokens."
-    if reference.longest_passing is None and findings.level:
-        return f"Cannot tell: {name} is at chance inside M. {level(findings.level, name)}"
-    prompts = counted(findings)
+    if reference.longest_passing is None and evidence.level:
+        return f"Cannot tell: {name} is at chance inside M. {level(evidence.level, name)}"
+    prompts = counted(evidence)
     if measured.length is None:
         dips = f"It does fail at {listed(measured.dips)} tokens, but not beyond." if measured.dips else ""
-        none = f"No failure{_by(measured)} {_up_to(findings, measured)}, for {name} ({prompts})."
+        none = f"No failure{_by(measured)} {_up_to(evidence, measured)}, for {name} ({prompts})."
         return _joined(none, dips, _alone(measured), *_open([reference]))
-    rules = [*_reasons(findings, measured), _alone(measured)]
+    rules = [*_reasons(evidence, measured), _alone(measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
         return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
-    times = times_of_m(findings.stated_window, measured.after, measured.high)
+    times = times_of_m(evidence.stated_window, measured.after, measured.high)
     interval = "95% interval" if measured.sampled else "no interval"
     ends = f"between {measured.after} and {measured.high} tokens"
     return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
 
 
-def what_fixes(findings: Findings, rows: MethodRows) -> str:
+def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     """Which methods fail later than the reference or not at all, the best at the longest length, and truncation."""
     reference, others = reference_of(rows), [row for row in rows if not row.is_reference]
     name = model_name(reference.method)
@@ -58,36 +58,36 @@ def what_fixes(findings: Findings, rows: MethodRows) -> str:
         return f"Nothing to fix: {_unfailing(reference)}"
     better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
     if not better:
-        return f"No method fixes it: none fails later than {name} ({counted(findings)})."
+        return f"No method fixes it: none fails later than {name} ({counted(evidence)})."
     whole = [row for row in better if row.failure.length is None]
     part = [row for row in better if row.failure.length is not None]
     unsure = reference.failure.high is None
     return _joined(
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
-        *(_whole(findings, whole, reference, unsure) if whole else ()),
+        *(_whole(evidence, whole, reference, unsure) if whole else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
         *beside_crop(others, whole),
-        _by_passkeys(findings, whole) if _advised(whole, unsure) else "",
+        _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
     )
 
 
-def where(findings: Findings, rows: MethodRows) -> str:
+def where(evidence: Evidence, rows: MethodRows) -> str:
     """Where the reference's states first leave their in-window range, and which heads are enough to fix it."""
     reference = reference_of(rows)
     if reference.longest_passing is not None and reference.failure.length is None:
         return f"Nothing to locate: {_unfailing(reference)}"
     sets = [(row.method, row.heads) for row in rows if row.heads and row.heads.is_enough and row.heads.is_clear]
     smallest = min(sets, key=lambda pair: len(pair[1].heads), default=None)
-    return _joined(*_drift(findings, reference), _heads(*smallest) if smallest else "")
+    return _joined(*_drift(evidence, reference), _heads(*smallest) if smallest else "")
 
 
-def how_sure(findings: Findings, rows: MethodRows) -> str:
+def how_sure(evidence: Evidence, rows: MethodRows) -> str:
     """False detections of drift, what guessing scores, and what was not judged."""
-    unjudged = _unjudged(findings, rows)
+    unjudged = _unjudged(evidence, rows)
     return _joined(
         _control(rows),
         _by_chance(reference_of(rows)),
-        level(findings.level, model_name(reference_of(rows).method)) if findings.level else "",
+        level(evidence.level, model_name(reference_of(rows).method)) if evidence.level else "",
         *(f"Not judged: {what}." for what in unjudged),
         "" if unjudged else "Everything was judged.",
     )
@@ -114,23 +114,23 @@ def _unfailing(reference: Row) -> str:
     return _joined(none, *_open([reference]))
 
 
-def _drift(findings: Findings, reference: Row) -> list[str]:
+def _drift(evidence: Evidence, reference: Row) -> list[str]:
     """Where the reference's hidden states begin to drift, on which prompts."""
     onset, name = reference.drift, model_name(reference.method)
     if onset is None:
-        return [f"Cannot tell: drift of hidden states was not judged ({findings.drift})."]
+        return [f"Cannot tell: drift of hidden states was not judged ({evidence.drift})."]
     if onset.reason:
-        return [f"Cannot tell: drift of {name} was not judged on {_prompt(findings)} ({onset.reason})."]
+        return [f"Cannot tell: drift of {name} was not judged on {_prompt(evidence)} ({onset.reason})."]
     if onset.length is None:
-        return [f"No drift is detected in the hidden states of {name} on {_prompt(findings)}: {onset.text}."]
-    prompts = findings.drift.prompts.items() if isinstance(findings.drift, DriftResult) else ()
+        return [f"No drift is detected in the hidden states of {name} on {_prompt(evidence)}: {onset.text}."]
+    prompts = evidence.drift.prompts.items() if isinstance(evidence.drift, DriftResult) else ()
     without = [_text_name(prompt) for prompt, drift in prompts if _is_none(drift, onset.method)]
     others = f", not detected on {listed(without)}" if without else ""
     leave = "leave" if onset.high is not None else "may leave"
     return [
         f"Drift onset: position {position(onset)}, first in layer {onset.layer}.",
         f"There the hidden states of {name} {leave} the range that they keep inside M.",
-        f"Detected on {_prompt(findings)}{others}.",
+        f"Detected on {_prompt(evidence)}{others}.",
         "" if onset.before is None else f"The drift begins before M, at position {onset.before}.",
     ]
 
@@ -146,10 +146,10 @@ def _heads(method: str, heads: HeadSet) -> str:
     )
 
 
-def _prompt(findings: Findings) -> str:
+def _prompt(evidence: Evidence) -> str:
     """What the headline prompt is: the paper's is one word, repeated."""
-    word = f" ('{findings.word}')" if findings.word else ""
-    return f"one repeated word{word}" if findings.prompt == "repeated" else _text_name(findings.prompt)
+    word = f" ('{evidence.word}')" if evidence.word else ""
+    return f"one repeated word{word}" if evidence.prompt == "repeated" else _text_name(evidence.prompt)
 
 
 def _text_name(prompt: str) -> str:
@@ -163,14 +163,14 @@ def _is_none(drift: PromptDrift, method: str) -> bool:
     return onset.length is None and not onset.reason
 
 
-def _whole(findings: Findings, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
+def _whole(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
     """Those that do not fail up to the longest length, and the lowest tail NLL there.
 
     Their use is advised unless the reference's failure is `unsure`, or tail NLL alone judges them and not all of them
     are better than truncation.
     """
     measured, names = rows[0].failure, several(rows)
-    longest, prompts = _up_to(findings, measured), counted(findings)
+    longest, prompts = _up_to(evidence, measured), counted(evidence)
     if not _advised(rows, unsure):
         do = "does" if len(rows) == 1 else "do"
         texts = [f"{names} {do} not fail{_by(measured)} {longest} ({prompts}).", _alone(measured)]
@@ -198,13 +198,13 @@ def _advised(rows: MethodRows, unsure: bool) -> bool:
     return rows[0].failure.judged_by != (NLL,) or all(map(beats, rows))
 
 
-def _by_passkeys(findings: Findings, rows: MethodRows) -> str:
+def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
     """Why methods are advised that do not beat truncation by tail NLL; empty where none was compared."""
     rows = [row for row in rows if to_crop(row) and not beats(row)]
-    if findings.level is None or not rows:
+    if evidence.level is None or not rows:
         return ""
     use = f"The case for {several(rows)} rests on passkeys"
-    return f"{use}: truncation cannot see those before its last {findings.level.length} tokens."
+    return f"{use}: truncation cannot see those before its last {evidence.level.length} tokens."
 
 
 def _below(less: Difference) -> str:
@@ -223,8 +223,8 @@ def _fails(rows: MethodRows) -> str:
     return f"{listed(ends)} tokens"
 
 
-def _up_to(findings: Findings, measured: Failure) -> str:
-    times = times_of_m(findings.stated_window, measured.longest)
+def _up_to(evidence: Evidence, measured: Failure) -> str:
+    times = times_of_m(evidence.stated_window, measured.longest)
     return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, the longest length measured"
 
 
@@ -242,11 +242,11 @@ def _open(rows: MethodRows) -> list[str]:
     return [doubt, "" if rows[0].failure.sampled else "One prompt rules no failure out."]
 
 
-def _reasons(findings: Findings, measured: Failure) -> list[str]:
+def _reasons(evidence: Evidence, measured: Failure) -> list[str]:
     """Which rule fails at every measured length from which on, of a method that does fail."""
-    prompts = findings.level.prompts if findings.level else {}
+    prompts = evidence.level.prompts if evidence.level else {}
     at, texts, passkeys = (
-        (findings.level.length if findings.level else "M"),
+        (evidence.level.length if evidence.level else "M"),
         prompts.get("window"),
         prompts.get("sample"),
     )
@@ -257,7 +257,7 @@ def _reasons(findings: Findings, measured: Failure) -> list[str]:
     for length, rule in rules:
         if length is not None:
             known.setdefault(length, []).append(rule)
-    some = f"It fails by tail NLL at some lengths and by passkey accuracy at the others ({counted(findings)})."
+    some = f"It fails by tail NLL at some lengths and by passkey accuracy at the others ({counted(evidence)})."
     return [
         f"At every length measured from {at} tokens on, {', and '.join(texts)}." for at, texts in known.items()
     ] or [some]
@@ -303,16 +303,16 @@ def level(level: Level, name: str) -> str:
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
-def _unjudged(findings: Findings, rows: MethodRows) -> list[str]:
+def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
     """What failure is not judged by, and whose drift is not judged, with the reasons."""
-    level, left = findings.level, []
+    level, left = evidence.level, []
     if not level:
         left.append("failure by length (not measured)")
-    elif NLL in findings.at_chance:
+    elif NLL in evidence.at_chance:
         left.append(f"{NLL} (at chance inside M)")
-    if level and level.passkeys is not None and PASSKEY not in findings.judged_by:
+    if level and level.passkeys is not None and PASSKEY not in evidence.judged_by:
         left.append(f"{PASSKEY} ({level.passkeys} of {level.prompts['sample']} found inside M)")
-    if isinstance(findings.drift, str):
+    if isinstance(evidence.drift, str):
         return [*left, "drift"]
     reasons: dict[str, list[Row]] = {}
     for row in rows:
@@ -351,11 +351,11 @@ def beside_crop(rows: MethodRows, lasting: MethodRows | None = None) -> list[str
     ]
 
 
-def about_crop(findings: Findings, rows: MethodRows) -> list[str]:
+def about_crop(evidence: Evidence, rows: MethodRows) -> list[str]:
     """What truncation is, where methods are compared with it."""
-    if findings.level is None or not any(to_crop(row) for row in rows):
+    if evidence.level is None or not any(to_crop(row) for row in rows):
         return []
-    name, length = model_name(reference_of(rows).method), findings.level.length
+    name, length = model_name(reference_of(rows).method), evidence.level.length
     return [
         f"Truncation (crop): {name} on the last {length} tokens alone, a BOS token kept. Its tail NLL is that at "
         f"{length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
@@ -374,18 +374,18 @@ def several(rows: MethodRows) -> str:
     return f"{len(rows)} methods" if len(rows) > MAX_NAMED else listed([row.method for row in rows])
 
 
-def counted(findings: Findings) -> str:
+def counted(evidence: Evidence) -> str:
     """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
-    return _prompts(findings, findings.judged_by)
+    return _prompts(evidence, evidence.judged_by)
 
 
-def measured_on(findings: Findings) -> str:
+def measured_on(evidence: Evidence) -> str:
     """How many prompts each length was measured with, whatever judges; empty where nothing was measured."""
-    return _prompts(findings, [rule for _, _, rule in _PROMPTS]) if findings.level else ""
+    return _prompts(evidence, [rule for _, _, rule in _PROMPTS]) if evidence.level else ""
 
 
-def _prompts(findings: Findings, rules: Sequence[str]) -> str:
-    prompts = findings.level.prompts if findings.level else {}
+def _prompts(evidence: Evidence, rules: Sequence[str]) -> str:
+    prompts = evidence.level.prompts if evidence.level else {}
     return listed([_number(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules])
 
 

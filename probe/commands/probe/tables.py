@@ -15,7 +15,7 @@ from probe.store.results import percent
 from probe.tables import Table
 from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import Failure
-from probe.thresholds.result import Difference, Findings, Scores
+from probe.thresholds.result import Difference, Evidence, Scores
 from probe.thresholds.threshold_onset import ALPHA, crossing_texts
 
 _HEADS = 4  # of a set, that are named
@@ -23,10 +23,10 @@ _NONE = "–"
 _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
 
 
-def method_table(findings: Findings, rows: Sequence[Row]) -> Table:
+def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
     """A line a row, as `ranked` orders them."""
-    reference = findings.reference
-    longest = findings.measured_lengths[-1] if findings.measured_lengths else None
+    reference = evidence.reference
+    longest = evidence.measured_lengths[-1] if evidence.measured_lengths else None
     is_predicted = any(row.predicted for row in rows)
     columns = {
         "rank": [str(row.rank or _NONE) for row in rows],
@@ -42,23 +42,23 @@ def method_table(findings: Findings, rows: Sequence[Row]) -> Table:
     return Table("", tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
-def score_table(findings: Findings) -> Table:
+def score_table(evidence: Evidence) -> Table:
     """Each method's drift onset, or threshold onset by the rule `paper`, and its scores by length."""
     rows = [
         (
             row.method,
-            str(findings.onset_of(row)),
-            *(_number(getattr(row.scores[at], name)) for name, at in _score_columns(findings)),
+            str(evidence.onset_of(row)),
+            *(_number(getattr(row.scores[at], name)) for name, at in _score_columns(evidence)),
         )
-        for row in findings.methods
+        for row in evidence.methods
     ]
-    return Table("", ("method", onset_title(findings.onset_by), *_columns(findings)), tuple(rows))
+    return Table("", ("method", onset_title(evidence.onset_by), *_columns(evidence)), tuple(rows))
 
 
-def interval_table(findings: Findings) -> Table:
+def interval_table(evidence: Evidence) -> Table:
     """`score_table` with the scores' 95% intervals."""
-    table = score_table(findings)
-    cells = [[score_text(row.scores[at], name) for name, at in _score_columns(findings)] for row in findings.methods]
+    table = score_table(evidence)
+    cells = [[score_text(row.scores[at], name) for name, at in _score_columns(evidence)] for row in evidence.methods]
     rows = tuple((*row[:2], *texts) for row, texts in zip(table.rows, cells, strict=True))
     return Table("scores [95% interval]", table.head, rows, "curves-scores")
 
@@ -73,15 +73,15 @@ def onset_title(rule: str) -> str:
     return "threshold onset" if rule == "paper" else "drift onset"
 
 
-def difference_table(findings: Findings) -> Table | None:
+def difference_table(evidence: Evidence) -> Table | None:
     """Each method's scores minus the reference's on the same prompts; None where nothing was compared."""
     rows = []
-    for row in findings.methods:
-        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _score_columns(findings)]
+    for row in evidence.methods:
+        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _score_columns(evidence)]
         if any(less):
             rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
-    title = f"scores minus {findings.reference}'s on the same prompts [95% interval, paired]"
-    return Table(title, ("method", *_columns(findings)), tuple(rows), "curves-differences") if rows else None
+    title = f"scores minus {evidence.reference}'s on the same prompts [95% interval, paired]"
+    return Table(title, ("method", *_columns(evidence)), tuple(rows), "curves-differences") if rows else None
 
 
 def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Table:
@@ -123,12 +123,12 @@ def crossing_table(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tup
     return Table(title, head, tuple(rows))
 
 
-def threshold_doubt(findings: Findings) -> str:
+def threshold_doubt(evidence: Evidence) -> str:
     """Whether the negative control leaves the threshold dims in doubt; empty where it does not."""
-    control = findings.control
+    control = evidence.control
     if isinstance(control, str):
         return f"Cannot tell whether threshold dims are above chance: no negative control ({control})."
-    share = control.prompts[findings.prompt].as_many
+    share = control.prompts[evidence.prompt].as_many
     if share <= ALPHA:
         return ""
     return f"Cannot tell threshold dims from chance: {share:.0%} of the positions inside M have as many as M, or more."
@@ -183,13 +183,13 @@ def _drift_onset(onset: DriftOnset | None) -> str:
     return onset.text if onset.layer is None else f"{position(onset)}, layer {onset.layer}"
 
 
-def _score_columns(findings: Findings) -> list[tuple[str, int]]:
+def _score_columns(evidence: Evidence) -> list[tuple[str, int]]:
     """The scores' names and the lengths that they are of, in the columns' order."""
-    return [(name, length) for name in _SCORES.values() for length in findings.methods[0].scores]
+    return [(name, length) for name in _SCORES.values() for length in evidence.methods[0].scores]
 
 
-def _columns(findings: Findings) -> list[str]:
-    return [f"{label} {length}" for label in _SCORES for length in findings.methods[0].scores]
+def _columns(evidence: Evidence) -> list[str]:
+    return [f"{label} {length}" for label in _SCORES for length in evidence.methods[0].scores]
 
 
 def _number(value: float) -> str:

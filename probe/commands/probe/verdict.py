@@ -12,7 +12,7 @@ from probe.commands.probe.sentences import about_crop, how_sure, listed, measure
 from probe.commands.probe.tables import difference_table, method_table, score_table
 from probe.glossary import about
 from probe.tables import plain_table
-from probe.thresholds.result import Findings
+from probe.thresholds.result import Evidence
 from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL, StatedWindow
 
 FAILS, FIXES, WHERE, SURE = "What fails", "What fixes it", "Where inside", "How sure"
@@ -20,30 +20,30 @@ FAILS, FIXES, WHERE, SURE = "What fails", "What fixes it", "Where inside", "How 
 TAIL_NLL = "Tail NLL is the loss on the last M/4 tokens, the same ones at every length."
 
 
-def verdict(findings: Findings, located: Located | None, prediction: Prediction | None = None) -> Verdict:
-    """Of a run's findings, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing)."""
-    heads = same_model(findings, located)
-    rows = ranked(findings, heads, prediction)
+def verdict(evidence: Evidence, located: Located | None, prediction: Prediction | None = None) -> Verdict:
+    """Of a run's evidence, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing)."""
+    heads = same_model(evidence, located)
+    rows = ranked(evidence, heads, prediction)
     sentences = {
-        FAILS: what_fails(findings, rows),
-        FIXES: what_fixes(findings, rows),
-        WHERE: where(findings, rows),
-        SURE: how_sure(findings, rows),
+        FAILS: what_fails(evidence, rows),
+        FIXES: what_fixes(evidence, rows),
+        WHERE: where(evidence, rows),
+        SURE: how_sure(evidence, rows),
     }
-    sentences = checked(sentences, findings.stated_window, measured_on(findings))
-    table = method_table(findings, rows)
+    sentences = checked(sentences, evidence.stated_window, measured_on(evidence))
+    table = method_table(evidence, rows)
     return Verdict(
-        about=f"{about(findings.model, findings.trained_length, findings.reference)} {TAIL_NLL}",
+        about=f"{about(evidence.model, evidence.trained_length, evidence.reference)} {TAIL_NLL}",
         sentences=[Sentence(heading, text) for heading, text in sentences.items()],
         head=list(table.head),
         cells=list(map(list, table.rows)),
         rows=rows,
         notes=[
             RANKED,
-            *predicted_by(findings, rows, prediction),
+            *predicted_by(evidence, rows, prediction),
             *_heads(rows, located, heads),
-            *about_crop(findings, rows),
-            *_following(findings),
+            *about_crop(evidence, rows),
+            *_following(evidence),
         ],
     )
 
@@ -66,21 +66,21 @@ def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str
     return sentences | {place: f"{sentences[place]} {stated.text}"}
 
 
-def _following(findings: Findings) -> list[str]:
+def _following(evidence: Evidence) -> list[str]:
     """Where positions or frequencies follow the prompt's length, that states and onsets are of one length alone."""
-    names = findings.follows_length
+    names = evidence.follows_length
     if not names:
         return []
     return [
         f"Under {listed(names)}, positions or frequencies depend on prompt length. Hidden states and drift onsets here "
-        f"are those of prompts of {findings.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
+        f"are those of prompts of {evidence.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
         "at each length."
     ]
 
 
-def predicted_by(findings: Findings, rows: Sequence[Row], prediction: Prediction | None) -> list[str]:
+def predicted_by(evidence: Evidence, rows: Sequence[Row], prediction: Prediction | None) -> list[str]:
     """What predicted failures rest on, or why nothing is predicted; nothing where no method has one."""
-    of_model = (findings.model, findings.trained_length)
+    of_model = (evidence.model, evidence.trained_length)
     if prediction and prediction.refusal and (prediction.model, prediction.trained_length) == of_model:
         return [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."]
     if prediction is None or not any(row.predicted for row in rows):

@@ -12,7 +12,7 @@ from probe.commands.probe.verdict import verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
-from probe.thresholds.result import DriftResult, Findings, MethodResult, NotJudged, PromptDrift
+from probe.thresholds.result import DriftResult, Evidence, MethodResult, NotJudged, PromptDrift
 
 M, LENGTHS = 256, [128, 256, 512, 768, 1024]
 NAMES = ["origin", "rerope", "mesa", "yarn", "dca", "pi", "stair", "lampe"]
@@ -56,7 +56,7 @@ def random_summary(seed):
         MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, **scored(scores, measured, name, "origin"))
         for name in methods
     ]
-    summary = Findings(
+    summary = Evidence(
         model="tiny", model_revision=None, trained_length=M, captured_length=4 * M, hook="resid_post",
         prompt="repeated", word="hello", reference="origin", rule={}, onset_by="drift", pass_length=4 * M,
         follows_length=[], drift=DriftResult({}, {"repeated": PromptDrift(calls, [])}), searched=0, qualified={},
