@@ -71,7 +71,7 @@ class ExportOptions:
         from probe.figures.export import check_format
 
         for form in self.format:
-            check_format(form)
+            check_format(form, getattr(self, "native", False))
 
     def writes(self, kind: Iterable[str]) -> bool:
         """Whether a format of this kind is among those asked for."""
@@ -140,11 +140,10 @@ class HeatmapOptions(StateOptions):
 
     def check(self) -> None:
         """Raises Refused for an unknown format, and for --native without pictures and --pool without numbers."""
-        from probe.figures.export import NUMBERS, check_format
+        from probe.figures.export import NUMBERS
         from probe.figures.render import PICTURES
 
-        for form in self.format:
-            check_format(form, self.native)
+        super().check()
         if self.native and not self.writes(PICTURES):
             raise Refused(f"--native is about pictures; --format {','.join(self.format)} has none: leave it out")
         if self.pool and not self.writes(NUMBERS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,21 +59,20 @@ class Section:
 
 def figures_of(sections: Sequence[Section]) -> dict[str, Drawable]:
     """All figures of the sections and their parts, by name, in the order of the page."""
-    figures: dict[str, Drawable] = {}
-    for section in sections:
-        figures |= {name: figure for name, figure in section.figures.items() if not isinstance(figure, Markup)}
-        figures |= figures_of(section.parts)
-    return figures
+    figures = (item for section in _with_parts(sections) for item in section.figures.items())
+    return {name: figure for name, figure in figures if not isinstance(figure, Markup)}
 
 
 def tables_of(sections: Sequence[Section]) -> dict[str, xr.Dataset]:
     """The tables with a name of the sections and their parts, as texts by row, in the order of the page."""
-    tables: dict[str, xr.Dataset] = {}
+    tables = (table for section in _with_parts(sections) for table in section.tables if table.name)
+    return {table.name: row_table([dict(zip(table.head, row, strict=True)) for row in table.rows]) for table in tables}
+
+
+def _with_parts(sections: Sequence[Section]) -> Iterator[Section]:
     for section in sections:
-        for table in filter(lambda table: table.name, section.tables):
-            tables[table.name] = row_table([dict(zip(table.head, row, strict=True)) for row in table.rows])
-        tables |= tables_of(section.parts)
-    return tables
+        yield section
+        yield from _with_parts(section.parts)
 
 
 def as_text(sections: Sequence[Section]) -> str:

@@ -7,12 +7,11 @@ from typing import cast
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context, Entry, find_status
+from mesa_lens.dashboard.runs import Context, find_status
 from mesa_lens.dashboard.state import opened, summary_of
 from probe.commands.probe.result import Summary
 from probe.commands.probe.sections import provenance, scores
 from probe.figures.curves import parted
-from probe.figures.export import Export
 from probe.figures.figure_data import Chart
 from probe.glossary import about, explained
 from probe.run import Run
@@ -39,11 +38,19 @@ def page(context: Context) -> None:
     large = "".join(f"<p style='font-size: 1.2rem; margin: 0 0 .5rem'>{explained(text)}</p>" for text in texts)
     terms = explained(f"{about(summary.model, summary.trained_length, summary.reference)} {read}")
     st.html(f"<div style='max-width: 100ch'>{large}<p>{terms}</p></div>")
-    curves = _loss(run)
+    export = None if run.evaluation is None else run.curves().export
+    charts = parted(cast(Chart, export.figures["curves"])) if export else []
+    if charts:
+        ui.show(charts[0], "curves")
+    else:
+        st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)
     st.html(summary.verdict.html())
-    if curves:
-        _passkeys(context.run, curves)
+    if export:
+        with st.expander("Passkeys, and files"):
+            for chart in charts[1:]:
+                ui.show(chart, "passkeys")
+            ui.buttons(lambda: export, ui.file_stem(context.run.name, "curves"), ui.FORMS, ("csv",))
     ui.draw([scores(summary)], "overview")
     _provenance(run, summary)
 
@@ -54,23 +61,6 @@ def _cards(context: Context) -> None:
         with column.container(border=True, height="stretch"):
             st.page_link(context.pages[name], query_params={"run": context.run.name})
             st.markdown(ui.plain(text))
-
-
-def _loss(run: Run) -> Export | None:
-    """Draws loss by length; returns all curves, or None where nothing was measured."""
-    if run.evaluation is None:
-        st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
-        return None
-    export = run.curves().export
-    ui.show(parted(cast(Chart, export.figures["curves"]))[0], "curves")
-    return export
-
-
-def _passkeys(entry: Entry, export: Export) -> None:
-    with st.expander("Passkeys, and files"):
-        for chart in parted(cast(Chart, export.figures["curves"]))[1:]:
-            ui.show(chart, "passkeys")
-        ui.buttons(lambda: export, ui.file_stem(entry.name, "curves"), ui.FORMS, ("csv",))
 
 
 def _provenance(run: Run, summary: Summary) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -203,19 +204,18 @@ def _failures(
     predicted: Mapping[str, PredictedFailure],
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
-    rows = {failure.method: failure for failure in measured.failures}
-    by_method = {onset.method: onset for onset in onsets}
     kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
-    fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
-    columns = {
-        kind: [getattr(by_method.get(method), "length", None) for method in methods],
-        "predicted_failure": [of_method.length if (of_method := predicted.get(method)) else None for method in methods],
+    found: dict[str, tuple[Mapping[str, Any], str]] = {
+        kind: ({onset.method: onset for onset in onsets}, "not judged"),
+        "predicted_failure": (predicted, "–"),
+        "measured": (rows := {failure.method: failure for failure in measured.failures}, ""),
     }
-    columns |= {f"measured{name}": [getattr(rows[method], at) for method in methods] for name, at in fields.items()}
+    columns = {name: [getattr(of.get(method), "length", None) for method in methods] for name, (of, _) in found.items()}
+    for end in ("after", "high", "by_nll", "by_passkey"):
+        columns[f"measured_{end}"] = [getattr(rows[method], end) for method in methods]
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
     texts = {
-        f"{kind}_text": ("method", [str(by_method.get(method, "not judged")) for method in methods]),
-        "predicted_failure_text": ("method", [str(predicted.get(method, "–")) for method in methods]),
-        "measured_text": ("method", [str(rows[method]) for method in methods]),
+        f"{name}_text": ("method", [str(of.get(method, none)) for method in methods])
+        for name, (of, none) in found.items()
     }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
