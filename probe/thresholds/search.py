@@ -20,10 +20,11 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
-from probe.thresholds.bounds import SIZE, Blocks
+from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _DIMS, _ROWS = 1024, 256  # summed, and averaged, at a time
+_FEW = 16  # dims at a time, whose values stay in the cache
 _CROSSED = ("crossing", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
 _ROUNDING = 1e-4  # more than that of float32 sums
@@ -250,20 +251,22 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
 
 def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
-    size = np.median(np.abs(x[:, layout.inside]), axis=1)
+    ordered = np.sort(x[:, layout.inside], axis=1)
+    size = median_sizes(ordered)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
-    return _scored(x, layout, rule, size, np.median(size), alone)
+    return _scored(x, layout, rule, ordered, size, np.median(size), alone)
 
 
 def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
     x, dims = blocks.values, _likely(blocks, layout, rule)
     part = x[dims]
-    size = np.median(np.abs(part[:, layout.inside]), axis=1)
+    ordered = np.sort(part[:, layout.inside], axis=1)
+    size = median_sizes(ordered)
     if _one_way(part[:, layout.inside.start : layout.beyond.stop], size)[1].any():  # whether alone, all dims tell
         return _score(x, layout, rule)
     typical = blocks.median_size(layout.inside) if len(dims) else np.float32(0)
-    scored = _scored(part, layout, rule, size, typical, np.zeros(len(dims), bool))
+    scored = _scored(part, layout, rule, ordered, size, typical, np.zeros(len(dims), bool))
     whole = {
         name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
         for name, values in scored.items()
@@ -290,13 +293,18 @@ def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> np.ndarray:
 
 
 def _scored(
-    x: np.ndarray, layout: _Layout, rule: CrossingRule, size: np.ndarray, typical: np.floating, alone: np.ndarray
-) -> dict[str, np.ndarray]:
-    """`_score` of some dims; size: their median absolute values inside, typical: the layer's; alone: singled out."""
+    x: np.ndarray, layout: _Layout, rule: CrossingRule, ordered: np.ndarray, size: np.ndarray, typical: np.floating,
+    alone: np.ndarray,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """`_score` of some dims.
+
+    ordered: their values inside, in rising order; size: the median absolute ones, typical: the layer's; alone: singled
+    out.
+    """
     trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
     inside, outside = x[:, layout.inside], x[:, trained + 1 : layout.beyond.stop]
-    low, high = np.quantile(inside, (0.05, 0.95), axis=1)
-    motion = np.median(outside, axis=1) - threshold
+    low, high = np.quantile(ordered, (0.05, 0.95), axis=1)  # of what is ordered: many times faster
+    motion = medians(outside) - threshold
     side = np.sign(motion)
     spread = np.maximum((high - low) / 3.29, max(rule.floor * typical, _TINY))
     spread = np.where(alone, np.maximum(rule.floor * size, _TINY), spread)
@@ -322,7 +330,7 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
     half = len(position) // 2
     steps = position[half:] - position[: len(position) - half]
     moved, even = inside[:, half:] - inside[:, : len(position) - half], bool((steps == steps[0]).all())
-    return np.median(moved if even else moved / steps, axis=1) / (steps[0] if even else 1)
+    return medians(moved if even else moved / steps) / (steps[0] if even else 1)
 
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -358,7 +366,14 @@ def _cross(
 
 def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
     """side * (x - limit) > 0 by (dim, position); exact, though `x` is float32 and `limit` float64."""
-    return side[:, None] * x > (side * limit)[:, None]
+    line, result = side * limit, np.empty(x.shape, bool)
+    with np.errstate(over="ignore"):
+        least = line.astype(x.dtype)
+    least = np.where(least > line, np.nextafter(least, x.dtype.type(-np.inf)), least)  # the line, rounded down
+    for first in range(0, len(x), _FEW):
+        dims = slice(first, first + _FEW)
+        np.greater(side[dims, None] * x[dims], least[dims, None], out=result[dims])
+    return result
 
 
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
@@ -403,21 +418,24 @@ def layout_of(position: np.ndarray, window: SearchWindow, rule: CrossingRule) ->
     end = int(np.searchsorted(position, window.last, "right"))
     start, stop = run_bounds(position)
     stop = np.minimum(stop, end)
-    ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position[:end]))
+
+    def ranges() -> str:
+        return ", ".join(f"{first}-{last}" for first, last in captured_ranges(position[:end]))
+
     where = np.flatnonzero(position[:end] == window.at)
     if not len(where):
-        raise Refused(f"position {window.at} (where thresholds are read) was not captured, only {ranges}")
+        raise Refused(f"position {window.at} (where thresholds are read) was not captured, only {ranges()}")
     trained = int(where[0])
     first = int(np.searchsorted(position, window.first))
     if trained - first < needed:
         raise Refused(
-            f"{trained - first} positions in [{window.first}, {window.at}) were captured ({ranges}); "
+            f"{trained - first} positions in [{window.first}, {window.at}) were captured ({ranges()}); "
             f"capture at least {needed} there"
         )
     longest = int((stop - np.maximum(start, trained + 1))[trained:end].max())
     if longest < rule.sustained:
         raise Refused(
-            f"a crossing takes {rule.sustained} consecutive positions beyond {window.at}; captured: {ranges}; "
+            f"a crossing takes {rule.sustained} consecutive positions beyond {window.at}; captured: {ranges()}; "
             "take a shorter `sustained`, or capture more there"
         )
     return _Layout(position, start, stop, trained, slice(first, trained), slice(trained, end))

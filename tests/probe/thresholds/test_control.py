@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.bounds import Blocks
-from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
+from probe.thresholds.bounds import Blocks, median_sizes, medians
+from probe.thresholds.search import CrossingRule, SearchWindow, _beyond, search, searches
 from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
 M, LENGTH = 128, 320
@@ -127,6 +127,23 @@ def test_bounds_leave_out_no_threshold_dim():
         chosen = one["threshold_dim"]
         for name in ("score", "crossing", "inside", "limit"):
             np.testing.assert_array_equal(one[name].where(chosen), other[name].where(chosen))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64])
+@pytest.mark.parametrize("moved", [0.0, 0.5, 3.0, -3.0])
+def test_medians_are_numpys_bit_for_bit(columns, moved):
+    values = np.random.default_rng(columns).normal(moved, 1, (50, columns)).astype(np.float32)
+    values[:9] = values[:9].round()  # ties
+    np.testing.assert_array_equal(medians(values), np.median(values, axis=1))
+    np.testing.assert_array_equal(median_sizes(np.sort(values, axis=1)), np.median(np.abs(values), axis=1))
+
+
+def test_what_is_beyond_a_line_between_two_float32_is_told_exactly():
+    x = np.float32(1) + np.arange(-2, 3, dtype=np.float32) * np.float32(2**-23)
+    limit = np.array([1, 1 + 2**-30, 1 - 2**-30, 1 + 2**-23, 1e300, -1e300])
+    for side in (np.ones(6, np.int8), -np.ones(6, np.int8), np.zeros(6, np.int8)):
+        expected = side[:, None] * (x.astype(float) - limit[:, None]) > 0
+        np.testing.assert_array_equal(_beyond(np.tile(x, (6, 1)), side, limit), expected)
 
 
 @pytest.mark.parametrize("window", [slice(0, 640), slice(3, 1000), slice(130, 190), slice(500, 501)])
