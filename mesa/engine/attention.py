@@ -20,7 +20,7 @@ from torch import Tensor
 from mesa.engine.compiled import by_launches, one_launch
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
 from mesa.engine.rope import biased, with_bias
-from mesa.engine.schedule import Read, Reads, Schedule, Stack
+from mesa.engine.schedule import Read, Reads, Schedule, Stack, held
 from mesa.engine.stairs import Stair
 from mesa.errors import Failed, Refused
 from mesa.plan import Region
@@ -233,12 +233,19 @@ def _part_of_stack(stack: Stack, start: int, dim: int, number: int, whole: Tenso
 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
-    reads = schedule.reads(query.device, query.dtype)
+    device, dtype = query.device, query.dtype
+    reads = schedule.reads(device, dtype)
     if not reads.parts:
         return torch.zeros_like(query)
-    if by_launches(query.device):
+    if by_launches(device):
         return _at_once(schedule, reads, schedule.query_of(query, reads), key, value, scale).view(query.shape)
-    if query.dtype in (torch.float32, torch.float64):  # the query is shorter than its scores
+    if reads.plain and schedule.softcap is None and schedule.sinks is None:  # the kernel's one call
+        read = reads.parts[0]
+        query, key, value = schedule.query_of(query, reads), schedule.keys_of(key, read), held(value, read.held)
+        if query.shape[1] == key.shape[1]:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
+        return attend(query, key, value, scale, False, None)[0]
+    if dtype is torch.float32 or dtype is torch.float64:  # the query is shorter than its scores
         rows = schedule.query_of(query, reads, scale)
         return _at_once(schedule, reads, rows, key, value, 1.0).view(query.shape)
     rows = schedule.query_of(query, reads)
@@ -273,7 +280,7 @@ def _at_once(schedule: Schedule, reads: Reads, rows: Tensor, key: Tensor, value:
     if scores.shape[1] != value.shape[1]:
         weights = weights.view(scores.shape[0], value.shape[1], -1, weights.shape[3])
     if reads.held is not None:
-        return weights @ value[:, :, reads.held]
+        return weights @ held(value, reads.held)
     pieces = weights.split(sizes, -1)
     first, *others = (piece @ value[:, :, read.held] for piece, read in zip(pieces, reads.parts, strict=True))
     return sum(others, first)

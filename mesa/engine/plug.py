@@ -13,7 +13,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_exec
 from mesa.engine.compiled import by_launches, check_eager
 from mesa.engine.kernels import BLOCK
 from mesa.engine.passes import LayerKind
-from mesa.engine.rope import Rotation, positions
+from mesa.engine.rope import STEPS, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.methods import METHODS, Method, Origin
@@ -72,6 +72,9 @@ class Attachment:
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending() if turned else {}
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
+        self._by_length = any(frozen.by_length for frozen in self._frozen.values())
+        self._chosen: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._cached_at: tuple[int, Tensor] | None = None
         self._kept: dict[LayerKind, dict[Any, Any]] = {}
         self.slopes = None if turned else alibi.slopes(self.decoder)
         self.attached = self._warned = self._hinted = False
@@ -110,31 +113,34 @@ class Attachment:
 
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes whether the coming pass is `generate`'s own; the inputs may be moved before the decoder has them."""
-        check_eager(self.model)
         self.generating.claimed = None
         self.generating.claim((*args, *kwargs.values()))
+        if self.generating.claimed is None:  # `generate` was asked when it began
+            check_eager(self.model)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
-        if self.model.config._attn_implementation != self.name:
-            raise passes.MethodNotApplied(self.why())
-        kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs} if args else kwargs
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
-        check_cache_name(kwargs, f"the forward of a {type(self.decoder).__name__}")
         cache = cache_in(kwargs)
-        if cache is not None and not isinstance(cache, tuple(passes.CACHES)):
+        if cache is None:
+            check_cache_name(kwargs, f"the forward of a {type(self.decoder).__name__}")
+        elif not isinstance(cache, tuple(passes.CACHES)):
             supported = ", ".join(cls.__name__ for cls in passes.CACHES)
             raise Refused(
                 f"a {type(cache).__name__} is not supported; pass a {supported}, or cache_implementation='dynamic' to "
                 "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
+        if not past and self.model.config._attn_implementation != self.name:  # in later passes `check_ran` tells
+            raise passes.MethodNotApplied(self.why())
         filled_for = passes.prompt_length_of(cache, self._block) if past else None
         if past and filled_for is None:
             raise Refused(f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one")
-        if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
+        wanted = kwargs.get("output_attentions") or (not past and self.decoder.config.output_attentions)
+        if wanted and self.executor == "fused":
             raise Refused("the fused executor has no attention weights for output_attentions; use executor='dense'")
         generated = self.generating.length(inputs)
         prompt_length = filled_for or self.prompt_length or generated or new
@@ -142,16 +148,17 @@ class Attachment:
         mask, at = kwargs.get("attention_mask"), kwargs.get("position_ids")
         real = None
         if generated is not None and past >= generated:  # both are generate's own
-            real = passes.going_on(cache, batch, past, new)
-        mask, at = passes.on_cpu(mask, at) if real is None else (real, None)
-        real = passes.real_tokens(mask, batch, past + new, whole, generated is not None)
+            real, at = passes.going_on(cache, batch, past, new), None
+        if real is None:
+            mask, at = passes.on_cpu(mask, kwargs.get("position_ids"))
+            real = passes.real_tokens(mask, batch, past + new, whole, generated is not None)
         if filled_for and not self.prompt_length and generated and generated != filled_for:
             prompt_length = passes.continued(self.method, self._frequencies, real, past, filled_for, generated)
             self.generating.settle(prompt_length)
         if cache is not None:
             passes.fill(cache, self._block, prompt_length, real)
         padded = not bool(real.all())
-        index = torch.arange(past, past + new).expand(batch, -1)
+        index = torch.arange(past, past + new)[None]
         if padded:
             index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
             passes.check_prompt(real, past, prompt_length)
@@ -164,7 +171,7 @@ class Attachment:
         total, groups = real.shape[1], list[passes.RowGroup]()
         if not padded:
             groups.append(self._group(torch.arange(len(real)), real[0], total - index.shape[1], total, prompt_length))
-            return passes.ForwardPass(groups, total, positions(self.method.cached_position, index), self)
+            return passes.ForwardPass(groups, total, self._cached(index).expand(len(real), -1), self)
         later = max(0, prompt_length - total)
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
@@ -174,6 +181,17 @@ class Attachment:
                 start = length - int((index[rows[0]] >= 0).sum())
                 groups.append(self._group(rows, padding, start, length, prompts[rows[0]]))
         return passes.ForwardPass(groups, total, positions(self.method.cached_position, index.clamp(min=0)), self)
+
+    def _cached(self, index: Tensor) -> Tensor:
+        """The positions (1, token) that keys of some tokens (1, token) are cached at; of one, out of those of STEPS."""
+        if index.shape[1] > 1:
+            return positions(self.method.cached_position, index)
+        number, place = divmod(int(index), STEPS)
+        known = self._cached_at
+        if known is None or known[0] != number:
+            steps = torch.arange(number * STEPS, (number + 1) * STEPS)[None]
+            known = self._cached_at = number, positions(self.method.cached_position, steps)
+        return known[1][:, place : place + 1]
 
     def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.RowGroup:
         """Rows with one padding, of whose `length` tokens those from `start` on are given."""
@@ -191,16 +209,15 @@ class Attachment:
     def _turns(self, prompt_length: int) -> Mapping[LayerKind, Rotation | None]:
         """What turns states in each kind of layer, in a row with a prompt of this length."""
         turns: dict[LayerKind, Rotation | None] = {}
-        with self._lock:
-            for frozen in self._frozen.values():
+        with self._lock if self._by_length else nullcontext():
+            for frozen in self._frozen.values() if self._by_length else ():
                 rotary.settle(frozen, prompt_length)
             for kind in self._kinds:
                 frozen = self._frozen[kind[:2]]
-                accurate = getattr(frozen, "angle_dtype", torch.float32)
                 frequencies, kept = frozen.inv_freq, self._kept.setdefault(kind, {})
                 if frozen.by_length:  # `settle` writes into them
                     frequencies, kept = frequencies.clone(), None
-                turns[kind] = Rotation(kind.layout, frequencies, accurate, frozen.base, kept)
+                turns[kind] = Rotation(kind.layout, frequencies, frozen.angle_dtype, frozen.base, kept)
         return turns
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:
@@ -254,7 +271,8 @@ class Attachment:
 
     def check_ran(self, layer: int, *_: Any) -> None:
         """Raises `MethodNotApplied` when the method's executor did not run in a layer of the running pass."""
-        if self.running is not None and layer not in self.running.ran:
+        running = self.running
+        if running is not None and layer not in running.ran:
             raise passes.MethodNotApplied(self.why(layer))
 
     def why(self, layer: int | None = None) -> str:
@@ -310,6 +328,7 @@ class Attachment:
             raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
         if not isinstance(attention_mask, passes.ForwardPass):
             raise passes.MethodNotApplied(self.why(getattr(module, "layer_idx", None)))
+        running = attention_mask
         arguments = structure.known_arguments(module, self.model, kwargs)
         if (
             arguments["softcap"] is not None
@@ -328,7 +347,6 @@ class Attachment:
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (states.to(dtype) for states in (query, key, value))
-        running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise passes.MethodNotApplied(running.owner.why())
         attends = self.attends(module)
@@ -358,8 +376,8 @@ class Attachment:
             query, key = (torch.nn.functional.pad(states, (0, value_dim - dim)) for states in (query, key))
             weight = weight if weight is None else torch.nn.functional.pad(weight, (0, value_dim - dim), value=1.0)
         executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
-        every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
-        self.heads[layer] = chosen = every if heads is None else heads
+        every, chosen = self._heads_in(layer, query.shape[1])
+        self.heads[layer] = chosen
 
         def execute(heads: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
             """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
@@ -398,6 +416,13 @@ class Attachment:
             output = output[..., :value_dim]
         running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights
+
+    def _heads_in(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """All query heads of a layer, and those that the method is applied to."""
+        if (layer, count) not in self._chosen:
+            every, heads = tuple(range(count)), self.method.heads_in(layer)
+            self._chosen[layer, count] = every, every if heads is None else heads
+        return self._chosen[layer, count]
 
     def _differentiated(self, *states: Tensor) -> bool:
         """Whether gradients of these are wanted; warns the first time, as the fused executor has none."""

@@ -70,7 +70,10 @@ class RotaryLayout:
         pairs = states if whole else states[..., begin:end]
         other = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else pairs.roll(self.pairs, -1)
         turned = (pairs * cos).addcmul_(other, sin)
-        return turned if whole else torch.cat([states[..., :begin], turned, states[..., end:]], -1)
+        if whole:
+            return turned
+        states = states.expand(*turned.shape[:-1], -1)
+        return torch.cat([states[..., :begin], turned, states[..., end:]], -1)
 
     def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (token, pair) as (token, rotary dim): what each dim is multiplied by, and its pair's other."""

@@ -30,6 +30,7 @@ def frozen_rotary(module: nn.Module) -> nn.Module:
     frozen.rope_type = "default"
     frozen.by_length = by_length and _follows(frozen)
     frozen.base = rotary_base(frozen.inv_freq)
+    frozen.angle_dtype = getattr(frozen, "angle_dtype", torch.float32)
     return frozen
 
 

@@ -186,15 +186,28 @@ class Reads:
     held: slice | None
     turns: Turns | None
     factors: Tensor | None
-    _scaled: dict[float, Tensor] = field(default_factory=dict)
 
-    def scaled(self, scale: float) -> Tensor | float | None:
-        """The factors times a layer's scale, which most layers share; None for nothing."""
-        if scale == 1 or self.factors is None:
-            return self.factors if scale == 1 else scale
-        if scale not in self._scaled:
-            self._scaled[scale] = self.factors * scale
-        return self._scaled[scale]
+    @property
+    def plain(self) -> bool:
+        """Whether all keys are in one part, of one region that holds each."""
+        return self.rows == [1] and self.parts[0].seen is None
+
+    _scaled: dict[tuple[float, int], tuple[Turns | None, Tensor | float | None]] = field(default_factory=dict)
+
+    def scaled(self, scale: float, dim: int) -> tuple[Turns | None, Tensor | float | None]:
+        """What a query of so many dims is turned by, and then multiplied with, times a layer's scale; None for nothing.
+
+        Most layers share both. Where all dims are turned, by tables that are accurate enough, those hold the factors.
+        """
+        known = self._scaled.get((scale, dim))
+        if known is None:
+            turns, factors = self.turns, self.factors
+            if scale != 1:
+                factors = scale if factors is None else factors * scale
+            if factors is not None and isinstance(turns, tuple) and _exact(turns[0]) and turns[0].shape[-1] == dim:
+                turns, factors = (turns[0] * factors, turns[1] * factors), None
+            known = self._scaled[scale, dim] = turns, factors
+        return known
 
 
 @dataclass
@@ -363,17 +376,20 @@ class Schedule:
 
         (batch, head, region, dim)
         """
+        if reads.turns is reads.factors is self.query_weight is None and scale == 1 and reads.plain:
+            return state
         rows = sum(reads.rows)
-        states = state.expand(-1, -1, rows, -1) if rows > 1 else state
-        if reads.turns is not None and self.turn is not None:
-            states = self.turn(states, reads.turns, self.plan)
+        turns, factors = reads.scaled(scale, state.shape[-1])
+        states = state if rows == 1 or isinstance(turns, tuple) else state.expand(-1, -1, rows, -1)
+        if turns is not None and self.turn is not None:
+            states = self.turn(states, turns, self.plan)
         if self.query_weight is not None:
             states = states * self.query_weight
-        return _times(states, reads.scaled(scale))
+        return _times(states, factors)
 
     def keys_of(self, states: Tensor, read: Read) -> Tensor:
         """The keys of a part out of all that are held."""
-        states = states[:, :, read.held]
+        states = held(states, read.held)
         if read.turns is not None and self.turn is not None:
             states = self.turn(states, read.turns, self.plan)
         return _times(states, read.factors)
@@ -387,11 +403,14 @@ class Schedule:
     def _steps(
         self, at: tuple[Position, ...], begin: int, end: int, device: torch.device, dtype: torch.dtype
     ) -> Turns | None:
-        """What `turned` turns by, for a single query: tables that are kept from step to step, where they can be."""
+        """What `turned` turns by, for a single query: on a CPU tables, kept from step to step where they can be."""
+        if not isinstance(self.turn, Rotation) or by_launches(device):
+            return self._turned_by(at, begin, end, device)
         kept = None
-        if isinstance(self.turn, Rotation) and not by_launches(device) and set(at) != {self.cached}:
+        if any(position != self.cached for position in at):
             kept = self.turn.stepped(at, self.cached, begin, end, self.plan, dtype)
-        return self._turned_by(at, begin, end, device) if kept is None else kept
+        turns = self._turned_by(at, begin, end, device) if kept is None else None
+        return kept if turns is None else self.turn.tables(turns, self.plan, dtype, device, spread=True)
 
     def _all_read(self, device: torch.device, dtype: torch.dtype) -> Reads:
         accurate = torch.promote_types(dtype, torch.float32)
@@ -412,11 +431,13 @@ class Schedule:
         for (keys, masked, position, scale), regions in whole:
             (begin, end), seen, unseen = keys, None, None
             if masked:
-                held = np.stack([region.contains(self.start, np.arange(begin, end)) for region in regions])
-                blind = ~held.any(0)
+                index = np.arange(begin, end)  # all of them near and far enough
+                seeing = [holds(self.start, index) for region in regions if (holds := region.holds)]
+                sees = np.stack([np.broadcast_to(part, index.shape) for part in seeing])
+                blind = ~sees.any(0)
                 if blind.all():
                     continue
-                seen = torch.from_numpy(held).to(device, non_blocking=True).unbind()
+                seen = torch.from_numpy(sees).to(device, non_blocking=True).unbind()
                 unseen = torch.from_numpy(blind).to(device, non_blocking=True) if blind.any() else None
             turns = self._steps((position,), begin, end, device, dtype)
             factors = self.factor(scale, begin, end, accurate, device)
@@ -479,7 +500,9 @@ class Schedule:
 
     def turning_by(self, turn: Rotation | None) -> Schedule:
         """The same for layers of this rotary embedding; None: of none."""
-        return replace(self, turn=turn, _reads={}, known={})
+        laid_out = self._turns, self._masks, self._factors
+        weights = self.slopes, self.first_key, self.softcap, self.sinks, self.query_weight
+        return Schedule(self.plan, self.start, self.cached, turn, *weights, *laid_out)
 
     def mask(self, region: Region, call: AttendedBlock, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
@@ -517,6 +540,15 @@ def _steps_factors(scales: tuple[Scale | None, ...], number: int, accurate: torc
     index = np.arange(number * STEPS, (number + 1) * STEPS)
     factors = [np.ones(STEPS) if scale is None else np.asarray(scale(index), np.float64) for scale in scales]
     return torch.from_numpy(np.stack(factors, 1)).to(accurate).unsqueeze(2)
+
+
+def held(states: Tensor, tokens: slice) -> Tensor:
+    """Those tokens of `states` (batch, head, token, dim)."""
+    return states if tokens.stop - tokens.start == states.shape[2] else states[:, :, tokens]
+
+
+def _exact(states: Tensor) -> bool:
+    return states.dtype in (torch.float32, torch.float64)
 
 
 def _times(states: Tensor, factors: Tensor | float | None) -> Tensor:
