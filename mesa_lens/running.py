@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from probe.experiment.runner import Runner
 
 
-def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Runner:
+def runner_of(workers: WorkerOptions, load: Mapping[str, object]) -> Runner:
     """The `Runner` of these options. load: options of `mesa.load`. Raises Refused for one that cannot be."""
     from probe.experiment.runner import Runner
 

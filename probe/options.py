@@ -342,16 +342,16 @@ def read_as(hint: Any, value: Any) -> Any:
 def _sentence(error: ValidationError) -> str:
     """What is wrong first, as one clause that begins with the value."""
     first: Any = error.errors()[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    value = first["input"]
-    if first["type"] == "literal_error":
-        known = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        known = context["expected"].replace("'", "").replace(" or ", ", ")
         close = get_close_matches(str(value), known.split(", "), 1, 0.75)
         return f"{_SHORT.repr(value)} is not known; known: {known}{f'; did you mean {close[0]!r}?' if close else ''}"
-    if first["type"] not in _LIMITS:
+    if kind not in _LIMITS:
         return f"{_SHORT.repr(value)} is refused ({first['msg']})"
-    return f"{value} {_LIMITS[first['type']].format(**first.get('ctx', {}))}"
+    return f"{value} {_LIMITS[kind].format(**context)}"
 
 
 @cache
@@ -373,9 +373,9 @@ def _options(cls: Any, path: tuple[str, ...]) -> Iterator[Option]:
             yield Option(path=(*path, field.name), hint=hints[field.name], default=field.default, **more)
 
 
-def from_values(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
+def from_values(cls: Callable[..., T], values: Mapping[str, object]) -> T:
     """An object of the dataclass, from checked values by key; what is not there has its default."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if "kind" in field.metadata:
             arguments[field.name] = field.metadata["build"](

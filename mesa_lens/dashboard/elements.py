@@ -229,7 +229,7 @@ def choose_one(label: str, options: Sequence[str], key: str) -> str:
 
 
 def choose_labels(
-    labels: Mapping[str, Sequence[Any]], first: Mapping[str, Any], prefix: str, text: Callable[[Any], str] = str
+    labels: Mapping[str, Sequence[Any]], first: Mapping[str, object], prefix: str, text: Callable[[Any], str] = str
 ) -> dict[str, Any]:
     """Up to three select boxes in a row, bound to the address as PREFIX_NAME; `first`: the default values."""
     return {
@@ -245,7 +245,7 @@ def choose_labels(
     }
 
 
-def follow(name: str, value: object, defaults: Mapping[str, Any]) -> None:
+def follow(name: str, value: object, defaults: Mapping[str, object]) -> None:
     """Resets widgets to `defaults` (by key) when `value` changes, on which the defaults depend.
 
     Streamlit keeps a widget's value when its default changes. Nothing is reset the first time, so that values from the

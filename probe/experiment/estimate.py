@@ -78,7 +78,7 @@ def work_text(work: Work, left: Work, out: Path | None = None) -> str:
     return f"{text}\ndone in {out}, or not needed: {done:,.0f} of {every:,.0f} passes; the time is of those left"
 
 
-def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: str) -> str:
+def time_text(config: Any, passes: Passes, load: Mapping[str, object], executor: str) -> str:
     """The time of all passes, as a line of text; why there is none, where it cannot be measured.
 
     From the config alone: no model is loaded, nor its class. On a GPU it is computed, elsewhere a layer of these shapes
@@ -86,7 +86,7 @@ def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: st
     """
     if not passes:
         return "time: none, no pass is left"
-    if load.get("device_map") or torch.device(load.get("device") or "cpu").type == "cuda":
+    if load.get("device_map") or torch.device(str(load.get("device") or "cpu")).type == "cuda":
         least = least_seconds(config, load, passes)
         return (
             f"time: on an H100 at least {format_seconds(least)} for the passes, at {_USUAL:.0%} of its peak rates "
@@ -103,7 +103,7 @@ def time_text(config: Any, passes: Passes, load: Mapping[str, Any], executor: st
     )
 
 
-def least_seconds(config: Any, load: Mapping[str, Any], passes: Passes) -> float:
+def least_seconds(config: Any, load: Mapping[str, object], passes: Passes) -> float:
     """The least that the passes take on an H100, computed (`probe.experiment.cost`)."""
     dtype = chosen_dtype(config, load)
     size, slower = DTYPES[dtype].itemsize, cost.SLOWER.get(dtype, 1)
@@ -113,7 +113,7 @@ def least_seconds(config: Any, load: Mapping[str, Any], passes: Passes) -> float
     )
 
 
-def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:
+def seconds(config: Any, load: Mapping[str, object], executor: str, passes: Passes) -> tuple[float, float]:
     """The least and the most that the passes take, over the rounds of a trial with a pass of every method."""
     counts: dict[Method, dict[int, float]] = {}
     for (method, length), count in passes.items():
@@ -176,10 +176,10 @@ def _trial_length(layer: TrialLayer, executor: str, counts: Mapping[Method, Mapp
 class TrialLayer:
     """One layer of a config's shapes with random weights: projections, attention and a gated MLP, as Llama's."""
 
-    def __init__(self, config: Any, load: Mapping[str, Any]) -> None:
+    def __init__(self, config: Any, load: Mapping[str, object]) -> None:
         self.heads, self.key_heads, self.dim = cost.shapes(config)
         hidden, inner = config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        self.dtype, self.device = DTYPES[chosen_dtype(config, load)], torch.device(load.get("device") or "cpu")
+        self.dtype, self.device = DTYPES[chosen_dtype(config, load)], torch.device(str(load.get("device") or "cpu"))
         sizes = {
             "query": (self.heads * self.dim, hidden),
             "key": (self.key_heads * self.dim, hidden),

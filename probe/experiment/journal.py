@@ -17,7 +17,6 @@ from probe.experiment.task import Key
 from probe.files import JsonObject, checksum, difference
 from probe.identity import CHECKSUM, is_whole, same_model
 
-Row = Mapping[str, Any]
 JournalRows = Mapping[Key, JsonObject]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
@@ -136,7 +135,7 @@ class Journal:
         """How many rows the finished run has; written with the next row."""
         self._about[_EXPECTED] = rows
 
-    def add(self, key: Key, row: Row) -> None:
+    def add(self, key: Key, row: JsonObject) -> None:
         """Stores a task's row. Raises RuntimeError for a measured value that is not finite."""
         row = {**self._config(key), **row}
         if wrong := [name for name in _MEASURED if not _is_finite(row.get(name))]:
@@ -196,12 +195,12 @@ class Journal:
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)
 
-    def _write(self, mode: str, row: Row) -> None:
+    def _write(self, mode: str, row: JsonObject) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps({**row, CHECKSUM: checksum(row)}) + "\n")
 
 
-def _problem(row: Row, needed: Sequence[str]) -> str:
+def _problem(row: JsonObject, needed: Sequence[str]) -> str:
     """What is wrong with a row that must tell its method and hold one of the values `needed`; empty for nothing."""
     if not isinstance(row.get("config"), dict) or "name" not in row["config"]:
         return "has no 'config' of a method"

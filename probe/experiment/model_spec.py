@@ -22,7 +22,7 @@ class ModelSpec:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, Any], config: Any) -> ModelSpec:
+    def of(cls, name: str, options: Mapping[str, object], config: Any) -> ModelSpec:
         """The model with this config, with the fingerprints of this machine."""
         return cls(name, options, identity(name, config))
 

@@ -7,15 +7,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesa.errors import Failed
 from probe.experiment.task import Task
 
-Resources = Mapping[str, float]
-"""What a machine has, or a worker takes, in Ray's words: CPU, GPU, and bytes of memory."""
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _LOCAL_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
 """For a cluster on this machine: it is 127.0.0.1 on any system, and workers are as urgent as this process."""
@@ -53,10 +51,18 @@ def ray_at(address: str | None, cpus: int, *, verbose: bool) -> Iterator[Any]:
         yield ray
 
 
+class Resources(NamedTuple):
+    """What a machine has, or a worker takes; memory in bytes."""
+
+    cpus: float
+    gpus: float
+    memory: float
+
+
 def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
     """How many workers that take this, and `beside` bytes more, the machines hold."""
-    needs = {**takes, "memory": takes["memory"] + beside}
-    return sum(int(min(node.get(name, 0) // need for name, need in needs.items() if need)) for node in nodes)
+    needs = takes._replace(memory=takes.memory + beside)
+    return sum(int(min(has // need for has, need in zip(node, needs, strict=True) if need)) for node in nodes)
 
 
 def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
@@ -65,16 +71,15 @@ def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, ta
     Enough for the largest task and, up to the largest `best_bytes`, what costs no worker. Where no machine holds the
     largest task, one worker has the largest machine. Raises MemoryError where that does not hold the smallest task.
     """
-    needs, weights = [task.memory_bytes for task in tasks] or [0], int(takes["memory"])
+    needs, weights = [task.memory_bytes for task in tasks] or [0], int(takes.memory)
     least, most = max(needs), max(needs + [task.best_bytes for task in tasks])
     if count := min(workers, slots(nodes, takes, least)):
-        parts = [int(node.get("memory", 0)) // part - weights for node in nodes for part in range(1, count + 1)]
+        parts = [int(node.memory) // part - weights for node in nodes for part in range(1, count + 1)]
         return count, max(size for size in (least, most, *parts) if size <= most and slots(nodes, takes, size) >= count)
     if slots(nodes, takes, min(needs)):
-        return 1, int(max(node.get("memory", 0) for node in nodes)) - weights
-    every = ({name: node.get(name, 0) for name in takes} for node in nodes)
-    have = "; ".join(f"{node['CPU']:g} CPUs, {node['GPU']:g} GPUs, {node['memory'] / 2**30:.1f} GiB" for node in every)
+        return 1, int(max(node.memory for node in nodes)) - weights
+    have = "; ".join(f"{node.cpus:g} CPUs, {node.gpus:g} GPUs, {node.memory / 2**30:.1f} GiB" for node in nodes)
     raise MemoryError(
-        f"a worker takes {takes['CPU']:g} CPUs, {takes['GPU']:g} GPUs, about {(weights + min(needs)) / 2**30:.1f} GiB"
+        f"a worker takes {takes.cpus:g} CPUs, {takes.gpus:g} GPUs, about {(weights + min(needs)) / 2**30:.1f} GiB"
         f" for weights and the smallest cell, the machines have {have}; shorten --lengths or take larger machines"
     )

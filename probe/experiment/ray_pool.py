@@ -26,8 +26,7 @@ from probe.experiment.task import Task, TaskOutcome, Worker
 
 TRIES = 3
 """How often a task is begun whose workers die, and how often a worker is started that dies while loading."""
-_AHEAD = 16  # tasks a worker that may run or wait for their turn
-_AHEAD_SHARE = 4  # their results take up to the free memory divided by this
+_AHEAD, _AHEAD_SHARE = 16, 4  # tasks a worker that run or wait for their turn; free memory over that of their results
 _PATIENCE = 30.0  # seconds
 
 
@@ -36,7 +35,7 @@ class RayRunner(Runner):
 
     is_local = False
 
-    def check(self, options: Mapping[str, Any]) -> None:
+    def check(self, options: Mapping[str, object]) -> None:
         """Raises Refused where Ray is missing, or where workers have no such device."""
         if self.address is None:
             threads.check_threads(self.threads)
@@ -50,18 +49,16 @@ class RayRunner(Runner):
 
     @contextmanager
     def pool(self, worker: Worker, tasks: Sequence[Task]) -> Iterator[RayPool]:
-        """As for `Runner`; at least one worker is ready, and a cluster started for them ends with the context.
-
-        Raises MemoryError where not one worker can be placed, and what keeps workers from loading the model.
-        """
+        """One worker at least is ready. Raises MemoryError where none can be placed, and what stops all loading."""
         workers, share = self.workers, partial(threads.worker_threads, threads=self.threads)
         cpus = workers * share(workers, threads.cpus()) if workers else threads.cpus()
         with ray_at(self.address, cpus, verbose=self.verbose) as ray:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            cpus, gpus = (int(sum(node.get(name, 0) for node in nodes)) for name in ("CPU", "GPU"))
+            found = [node["Resources"].get for node in ray.nodes() if node["Alive"]]
+            nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in found]
+            cpus, gpus = int(sum(node.cpus for node in nodes)), sum(node.gpus for node in nodes)
             a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
             wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
-            takes = {"CPU": share(wanted, cpus), "GPU": a_gpu, "memory": worker.source.weights_bytes}
+            takes = Resources(share(wanted, cpus), a_gpu, worker.source.weights_bytes)
             in_memory = [] if a_gpu else tasks  # others take memory of the GPUs, which workers report
             pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, in_memory), verbose=self.verbose)
             try:
@@ -80,9 +77,9 @@ class RayPool:
     """
 
     def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, beside: int, *, verbose: bool) -> None:
-        self.ray, self.takes, self.verbose = ray, {**takes, "memory": takes["memory"] + beside}, verbose
+        self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + beside), verbose
         self.max_ahead, self.ahead_bytes = _AHEAD * count, psutil.virtual_memory().available // _AHEAD_SHARE
-        self._arguments = ray.put(worker), beside, int(takes["CPU"]), os.getcwd()
+        self._arguments = ray.put(worker), beside, int(takes.cpus), os.getcwd()
         self.actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model
         self._budgets: dict[int, int] = {}  # bytes beside the weights, of those that were ready
@@ -144,7 +141,7 @@ class RayPool:
         done, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=_PATIENCE)
         if not done:
             if not self._budgets:
-                takes = f"{self.takes['CPU']:g} CPUs, {self.takes['GPU']:g} GPUs"
+                takes = f"{self.takes.cpus:g} CPUs, {self.takes.gpus:g} GPUs"
                 progress.write(
                     f"no worker is ready yet: each takes {takes} and loads the model; the cluster may be busy"
                 )
@@ -167,15 +164,14 @@ class RayPool:
             where, self._budgets[number] = value
             self._deaths[number] = 0
             if self.verbose:
-                room = f"{self.takes['CPU']:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB beside the weights"
+                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB beside the weights"
                 progress.write(f"worker {number}: {where}, {room}")
 
     def _start(self, number: int) -> None:
         """A fresh worker of this number begins to load."""
-        cpus, gpus, memory = self.takes.values()
-        actor = self.ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, memory=memory).remote()
-        self.actors[number] = actor
-        self._calls[actor.load.remote(*self._arguments)] = number, None
+        cpus, gpus, memory = self.takes
+        self.actors[number] = self.ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, memory=memory).remote()
+        self._calls[self.actors[number].load.remote(*self._arguments)] = number, None
 
     def _died(self, number: int, task: Task | None, reason: str, progress: Progress) -> None:
         """Goes on with a fresh worker, or without it where it died as it loaded."""

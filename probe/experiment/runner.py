@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from mesa.errors import Refused
 from probe.experiment.pool import LocalPool, Pool
@@ -30,7 +29,7 @@ class Runner:
 
     is_local = True
 
-    def check(self, options: Mapping[str, Any]) -> None:
+    def check(self, options: Mapping[str, object]) -> None:
         """Raises Refused for what cannot be. options: as for `mesa.load`."""
         check_threads(self.threads)
         for name, value in {"workers": self.workers, "gpus-per-worker": self.gpus}.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -57,16 +57,15 @@ def cached(run: StoredRun, name: str, compute: Callable[[], D]) -> D:
 
 def save(run: StoredRun, name: str, derived: Derived) -> None:
     """Writes the run's values of this name into one file."""
-    header: dict[str, Any] = {"mark": mark(run)}
-    arrays = {}
-    if isinstance(derived, str):
-        header["reason"] = derived
-    else:
-        header["datasets"] = {label: dataset.to_dict(data=False) for label, dataset in derived.items()}
-        for label, dataset in derived.items():
-            arrays |= {f"{label}/{name}": _plain(array.values) for name, array in dataset.variables.items()}
+    reason, datasets = (derived, {}) if isinstance(derived, str) else ("", derived)
+    about = {label: dataset.to_dict(data=False) for label, dataset in datasets.items()}
+    arrays = {
+        f"{label}/{name}": _plain(array.values)
+        for label, dataset in datasets.items()
+        for name, array in dataset.variables.items()
+    }
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, header=json.dumps(header), **arrays)
+    np.savez(file, allow_pickle=False, header=json.dumps([mark(run), reason, about]), **arrays)
     path = _path(run, name)
     path.parent.mkdir(exist_ok=True)
     write(path, file.getvalue())
@@ -79,16 +78,14 @@ def load(run: StoredRun, name: str) -> Derived | None:
         return None
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:
-            header = json.loads(file["header"].item())
-            if header["mark"] != mark(run):
-                return None
-            if "reason" in header:
-                return header["reason"]
-            for label, dataset in header["datasets"].items():
+            of, reason, datasets = json.loads(file["header"].item())
+            if of != mark(run) or reason:
+                return None if of != mark(run) else reason
+            for label, dataset in datasets.items():
                 for name, array in {**dataset["coords"], **dataset["data_vars"]}.items():
                     values = file[f"{label}/{name}"]
                     array["data"] = values.astype(object) if values.dtype.kind == "U" else values  # texts as in a store
-            return {label: xr.Dataset.from_dict(dataset) for label, dataset in header["datasets"].items()}
+            return {label: xr.Dataset.from_dict(dataset) for label, dataset in datasets.items()}
     except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile):
         return None
 

@@ -164,7 +164,7 @@ def find_drift(
             judged = _judge(states, runs, rule, trained_length, begins, widths, len(layers))
             widths = judged["range"] if widths is None else widths
             rows[name].append(judged)
-    variables: dict[str, Any] = {"captured": ("run", runs.captured)}
+    variables: dict[str, tuple] = {"captured": ("run", runs.captured)}
     for name in [name for name in rows[first][0] if name not in ("false_positives", "warm_up")]:
         values = np.stack([[judged[name] for judged in of_method] for of_method in rows.values()])
         axes = ("run",) if name == "level" else ("dim",) if values.ndim == 3 else ()

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -181,7 +180,7 @@ def searches(
     def search_layer(labels: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
         """By window, what is read of a prompt's layer; in memory at a time: it under one method."""
         layer = hidden.isel(dict(zip([*several, "layer"], labels, strict=True)))
-        by_window: list[dict[str, Any]] = [{} for _ in windows]
+        by_window: list[dict[str, np.ndarray]] = [{} for _ in windows]
         for row in order:
             stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
@@ -236,7 +235,7 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
     stacked = {name: values.reshape(*sizes, *values.shape[1:]) for name, values in stacked.items()}
     units: dict[str, str] = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
     units |= {"crossing": "position"}
-    variables: dict[str, Any] = {}
+    variables: dict[str, tuple] = {}
     for name, values in stacked.items():
         dims = [*several, "layer", *(["method"] if name in _CROSSED else []), "dim"]
         variables[name] = (dims, values, {"units": units[name]} if name in units else {})

@@ -6,7 +6,6 @@ The negative control of the rule `paper` is the same search and onset at places 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -227,7 +226,7 @@ def _control(
     """`negative_control`, from the searches at the places and at their partners."""
     windows, partners = zip(*pairs, strict=True)
     several = ["prompt"] if "prompt" in hidden.dims else []
-    variables: dict[str, Any] = {}
+    variables: dict[str, tuple] = {}
     for name, part in (("qualified", searched[: len(pairs)]), ("matched", searched[len(pairs) :])):
         variables[name] = (["place", *several], np.stack([at["qualified"].values for at in part]))
     lengths = np.array([_lengths(at, top, least) for at in searched[: len(pairs)]])

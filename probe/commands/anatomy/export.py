@@ -43,7 +43,7 @@ def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
 
 def _flat(row: Any) -> Row:
     """The row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
-    flat: dict[str, Any] = {}
+    flat: Row = {}
     for name, value in (row if isinstance(row, dict) else vars(row)).items():
         if isinstance(value, Mean):
             flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)

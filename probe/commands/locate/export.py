@@ -13,7 +13,7 @@ from mesa.errors import Refused
 from probe.commands.locate.result import Located, Loss, SmallestSet
 from probe.commands.locate.sections import place
 from probe.figures.export import Export
-from probe.figures.labels import Labels, chosen_labels, chosen_rows, labels_text
+from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import figures_of
 from probe.store.result_file import having
 
@@ -56,7 +56,7 @@ def _labels(gaps: Sequence[Loss]) -> dict[str, list[Any]]:
     return {name: list(dict.fromkeys(gap.labels[name] for gap in gaps)) for name in ("method", "length", "measure")}
 
 
-def _by_size(rows: Sequence[SmallestSet]) -> Iterator[dict[str, Any]]:
+def _by_size(rows: Sequence[SmallestSet]) -> Iterator[Row]:
     """A row for each size of every smallest set: the head added, and the loss recovered in so many."""
     for row in rows:
         labels = {"method": row.method, "length": row.length, "measure": row.measure}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +43,17 @@ def set_key(group: ItemGroup, name: str, number: int, heads: Heads) -> Key:
     return (*group, name, number, *PatchedHeads.of(heads).key)
 
 
+def losses_at(rows: JournalRows, keys: Iterable[Key]) -> list[list[float]]:
+    """Losses (item, block), of these rows."""
+    return [rows[key]["nll"] for key in keys]
+
+
 def paired(
     plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str, numbers: Sequence[int] | None = None
 ) -> PairedLosses:
     """Origin's and a method's losses on a group's items (or those of `numbers`), whose plain runs must be there."""
     numbers = range(len(plan.items[group])) if numbers is None else numbers
-    baseline, patched = ([rows[(*group, of, number, "run")]["nll"] for number in numbers] for of in (ORIGIN, name))
+    baseline, patched = (losses_at(rows, [(*group, of, number, "run") for number in numbers]) for of in (ORIGIN, name))
     return PairedLosses(baseline, patched)
 
 
@@ -84,7 +89,7 @@ def rounds(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> 
     choosing, scoring = halves(len(plan.items[group]))
 
     def loss(heads: Heads) -> float:
-        return float(np.mean([rows[set_key(group, name, number, heads)]["nll"] for number in choosing]))
+        return float(np.mean(losses_at(rows, [set_key(group, name, number, heads) for number in choosing])))
 
     alone = {head: by_layer([head]) for head in plan.heads}
     yield Round([*alone.values()], choosing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
@@ -17,7 +17,7 @@ Measure = Literal["nll", "passkey"]
 Way = Literal["only", "without"]
 
 
-def _tried(*kinds: TrialKind) -> dict[str, Any]:
+def _tried(*kinds: TrialKind) -> dict[str, object]:
     """What an option says that only these kinds of trial read."""
     return {"only": lambda request: {*kinds} & {*request.kinds}, "only_text": f"with --try {' or '.join(kinds)}"}
 

@@ -14,6 +14,7 @@ from probe.commands.locate.head_search import (
     halves,
     has_runs,
     is_searchable,
+    losses_at,
     paired,
     random_sets,
     set_key,
@@ -77,7 +78,7 @@ def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) 
         entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _PATCH, parts, strict=True))
         entry |= {"kind": PATCH} if parts[0] == JOURNALED else {}
         entry.pop("span", None)
-        losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
+        losses = losses_at(rows, [(*group, method, number, *parts) for number in numbers])
         share = losses_of[numbers].share(losses, again=entry["way"] == "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
         measures = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
@@ -93,8 +94,11 @@ def _inside(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[Insid
     costs = []
     for parts in sorted(clamps):
         numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
-        without = [rows[(*group, ORIGIN, number, "run-inside")]["nll"] for number in numbers]
-        cost = PairedLosses([rows[(*group, ORIGIN, number, *parts)]["nll"] for number in numbers], without).gap
+        clamped, without = (
+            losses_at(rows, [(*group, ORIGIN, number, *tried) for number in numbers])
+            for tried in (parts, ("run-inside",))
+        )
+        cost = PairedLosses(clamped, without).gap
         way, rule, which = map(str, parts[1:4])
         costs.append(InsideCost(group[1], group[0], way, rule, which, cost.size, cost.low, cost.high))
     return costs
@@ -120,7 +124,7 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
     target = target_loss(paired(plan, rows, group, name, choosing).gap)
 
     def losses(heads: Heads, numbers: Sequence[int]) -> list[list[float]]:
-        return [rows[set_key(group, name, number, heads)]["nll"] for number in numbers]
+        return losses_at(rows, [set_key(group, name, number, heads) for number in numbers])
 
     searches = []
     for candidates_key, last in sizes.items():

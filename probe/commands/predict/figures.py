@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -72,7 +71,7 @@ def prediction_export(prediction: Prediction) -> Export:
         return Export({}, {})
     methods, lengths = prediction.methods.values(), prediction.lengths
     none = [(math.nan,) * 3] * len(lengths)
-    variables: dict[str, Any] = {}
+    variables: dict[str, tuple] = {}
     for side in ("predicted", "measured"):
         values = np.array([[entry.with_ends for entry in getattr(row, side)] or none for row in methods])
         for number, end in enumerate(("", "_low", "_high")):

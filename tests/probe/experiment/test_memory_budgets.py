@@ -2,15 +2,11 @@
 
 import pytest
 
-from probe.experiment.ray_cluster import worker_memory
+from probe.experiment.ray_cluster import Resources, worker_memory
 from probe.experiment.task import Task
 
 SMALL, LARGE = Task("a", (1,), memory_bytes=10, best_bytes=40), Task("a", (2,), memory_bytes=100)
-TAKES = {"CPU": 1, "GPU": 0, "memory": 50}
-
-
-def machine(cpus, gpus, memory):
-    return {"CPU": cpus, "GPU": gpus, "memory": memory}
+machine, TAKES = Resources, Resources(1, 0, 50)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +32,7 @@ def test_memory_is_shared_among_workers(nodes, workers, tasks, expected):
 
 @pytest.mark.parametrize(("node", "gpus", "expected"), [(machine(8, 3, 4000), 2, 1), (machine(8, 1, 4000), 0.5, 2)])
 def test_gpus_limit_the_workers(node, gpus, expected):
-    assert worker_memory([node], {**TAKES, "GPU": gpus}, 4, [SMALL])[0] == expected
+    assert worker_memory([node], TAKES._replace(gpus=gpus), 4, [SMALL])[0] == expected
 
 
 def test_an_error_names_what_no_machine_has():

@@ -10,6 +10,7 @@ import torch
 from drawn import outcomes, results
 
 from probe.experiment.pool import LocalPool
+from probe.experiment.ray_cluster import Resources
 from probe.experiment.ray_pool import RayPool, RayWorker
 from probe.experiment.task import Task
 
@@ -104,7 +105,7 @@ class Failing(Squares):
 
 def on_ray(workers=2, work=Squares, **ray):
     """Workers, of which one at least has loaded."""
-    takes = {"CPU": 1, "GPU": 0, "memory": 0}
+    takes = Resources(1, 0, 0)
     pool = RayPool(Here(**ray), work(), takes, workers, 100, verbose=False)
     pool.wait()
     return pool
