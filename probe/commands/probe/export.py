@@ -205,17 +205,19 @@ def _failures(
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
-    found: dict[str, tuple[Mapping[str, Any], str]] = {
+    lengths: dict[str, tuple[Mapping[str, Any], str]] = {
         kind: ({onset.method: onset for onset in onsets}, "not judged"),
         "predicted_failure": (predicted, "–"),
         "measured": (rows := {failure.method: failure for failure in measured.failures}, ""),
     }
-    columns = {name: [getattr(of.get(method), "length", None) for method in methods] for name, (of, _) in found.items()}
+    columns = {
+        name: [getattr(of.get(method), "length", None) for method in methods] for name, (of, _) in lengths.items()
+    }
     for end in ("after", "high", "by_nll", "by_passkey"):
         columns[f"measured_{end}"] = [getattr(rows[method], end) for method in methods]
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
     texts = {
         f"{name}_text": ("method", [str(of.get(method, none)) for method in methods])
-        for name, (of, none) in found.items()
+        for name, (of, none) in lengths.items()
     }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
