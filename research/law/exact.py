@@ -25,7 +25,17 @@ from probe.thresholds.stated_window import NATS_ABOVE
 
 RESULTS = Path(__file__).parent / "results"
 TRAINED = ("small", "base-500000", "M-128", "M-512", "gqa", "wide")
-MODELS = ("default", "seed1", "seed2", "untried", *TRAINED, "smollm2-twelve", "seed1-again", "seed2-again")
+MODELS = (
+    "default",
+    "seed1",
+    "seed2",
+    "untried",
+    *TRAINED,
+    "smollm2-twelve",
+    "smollm2-twelve-first",
+    "seed1-again",
+    "seed2-again",
+)
 DRAWS = 10_000
 
 

@@ -28,6 +28,7 @@ from probe.commands.predict.calibration import (
     REFERENCE,
     SCALE_POWERS,
     Calibration,
+    Losses,
     window_means,
 )
 from probe.commands.predict.formula import excess_curve, failure_length
@@ -38,7 +39,7 @@ from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
 from probe.experiment.journal import read_journal
 from probe.files import write_json
 from probe.options import parse_lengths
-from research.law.run import CONFIGS, FITTED
+from research.law.run import CONFIGS, FITTED, add_stored, stored_halves
 from research.law.sparse import RESULTS as SPARSE
 from research.law.weights import Rotary, Seen, candidates
 from research.script import run
@@ -163,11 +164,9 @@ def fit_scale(planned: PredictPlan, losses: Any, weights: Any, curve: Curve) -> 
     )
 
 
-def judge(planned: PredictPlan, losses: Any, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row a rule; predicted and measured of each config."""
+def judge(planned: PredictPlan, fit: Losses, test: Losses, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row a rule; predicted and measured of each config. fit, test: losses of the texts that fit, and that judge."""
     trained, lengths, longest = planned.trained_length, planned.lengths, planned.longest
-    step = min(2, len(planned.texts))
-    fit, test = ({key: values[begin % step :: step] for key, values in losses.items()} for begin in (0, 1))
     parameters = planned.config.rope_parameters
     dims = getattr(planned.config, "head_dim", None) or planned.config.hidden_size // planned.config.num_attention_heads
     rotary = Rotary.of(parameters["rope_theta"], dims, trained)
@@ -243,22 +242,27 @@ def main(args: argparse.Namespace) -> None:
             model=args.model, methods="origin", configs=tuple(chosen), check=True, lengths=lengths, samples=args.samples
         )
     )
-    rows = read_journal(args.out / FOLDER / JOURNAL).rows
-    configs = [key for key in planned.passes if key[0] in planned.methods]  # older journals lack the kind's passes
-    finished = sum(all((*key, text) in rows for key in configs) for text in range(len(planned.texts)))
-    planned = replace(planned, texts=planned.texts[:finished])
-    losses = losses_of(planned, rows)
+    if args.stored:
+        planned, fit, test = stored_halves(planned, args.stored, args.judged)
+    else:
+        stored = read_journal(args.out / FOLDER / JOURNAL).rows
+        configs = [key for key in planned.passes if key[0] in planned.methods]  # older journals lack the kind's passes
+        finished = sum(all((*key, text) in stored for key in configs) for text in range(len(planned.texts)))
+        losses = losses_of(replace(planned, texts=planned.texts[:finished]), stored)
+        step = min(2, finished)
+        fit, test = ({key: values[begin % step :: step] for key, values in losses.items()} for begin in (0, 1))
     label = f"{name} {args.configs}" if args.configs in ("untried", "twelve") else name
-    rows, by_config = judge(planned, losses, name)
+    label += ", even texts" if args.stored and args.judged == "even" else ""
+    rows, by_config = judge(planned, fit, test, name)
     table = pd.DataFrame(rows).assign(model=label).round(4)
     path = RESULTS / "rules.csv"
     if path.exists():
         old = pd.read_csv(path)
         table = pd.concat([old[old["model"] != label], table])
     table.to_csv(path, index=False)
-    stored = RESULTS / "rules.json"
-    everything = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
-    write_json(stored, {**everything, label: {"lengths": list(planned.lengths), **by_config}})
+    written = RESULTS / "rules.json"
+    everything = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+    write_json(written, {**everything, label: {"lengths": list(planned.lengths), **by_config}})
     print(pd.DataFrame(rows).round(4).to_string(index=False))
 
 
@@ -269,7 +273,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--configs", choices=CONFIGS, help="those that are judged (None: the model's)")
     top.add_argument("--lengths", help="tokens, as for `mesa-lens predict`")
     top.add_argument("--samples", type=int, default=16, help="texts")
-    top.add_argument("--out", type=Path, required=True, help="folder of run.py's journal")
+    top.add_argument("--out", type=Path, help="folder of run.py's journal, unless --stored names several")
+    add_stored(top)
     return top
 
 

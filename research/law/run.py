@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,8 @@ from probe.commands.predict.plan import PredictPlan, plan
 from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
 from probe.experiment.journal import read_journal
-from probe.files import write_json
+from probe.experiment.task import Key
+from probe.files import JsonObject, write_json
 from probe.options import parse_lengths
 from research.law.judge import judge
 from research.script import add_executor, run
@@ -87,7 +89,19 @@ def parser() -> argparse.ArgumentParser:
     add_executor(top)
     top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL); its name is the results'")
     top.add_argument("--fitted-on", type=Path, help="folder of another run, from whose even texts p and q are taken")
+    add_stored(top)
     return top
+
+
+def add_stored(top: argparse.ArgumentParser) -> None:
+    """Adds what judges the stored passes of several runs."""
+    top.add_argument(
+        "--stored",
+        nargs="+",
+        type=Path,
+        help="folders of runs, the first with a pass gives it; measures nothing",
+    )
+    top.add_argument("--judged", choices=("odd", "even"), default="odd", help="texts that judge --stored; others: p, q")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -95,31 +109,26 @@ def main(args: argparse.Namespace) -> None:
     name = Path(args.model).name
     out = args.out or Path("runs/law") / name
     configs = CONFIGS[args.configs or (name if name in CONFIGS else "default")]
-    words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
-    words += ["--executor", args.executor]
-    words += [word for config in configs for word in ("--config", config)]
-    if args.device != "cpu":
-        words += ["--device", args.device, "--dtype", "float32"]
-    for flag in ("lengths", "samples", "text", "minutes"):
-        if value := getattr(args, flag):
-            words += [f"--{flag}", str(value)]
-    if mesa_lens(words):
-        raise RuntimeError(f"mesa-lens {' '.join(words)} failed")
+    if not args.stored:
+        measure(args, out, configs)
     lengths = parse_lengths(args.lengths) if args.lengths else None
     request = PredictRequest(
         model=args.model, methods="origin", configs=configs, check=True, lengths=lengths, samples=args.samples,
         text=args.text,
     )  # fmt: skip
     planned = plan(request)
-    rows = read_journal(out / FOLDER / JOURNAL).rows
-    texts = range(len(planned.texts))
-    finished = sum(all((*key, text) in rows for key in planned.passes) for text in texts)  # they run text by text
-    if not finished:
-        print("no text has all its passes yet; the same command continues")
-        return
-    planned = replace(planned, texts=planned.texts[:finished])
-    losses = losses_of(planned, rows)
-    others = fitted_losses(args.fitted_on / FOLDER / JOURNAL, planned) if args.fitted_on else None
+    if args.stored:
+        planned, others, losses = stored_halves(planned, args.stored, args.judged)
+    else:
+        rows = read_journal(out / FOLDER / JOURNAL).rows
+        texts = range(len(planned.texts))
+        finished = sum(all((*key, text) in rows for key in planned.passes) for text in texts)  # they run text by text
+        if not finished:
+            print("no text has all its passes yet; the same command continues")
+            return
+        planned = replace(planned, texts=planned.texts[:finished])
+        losses = losses_of(planned, rows)
+        others = fitted_losses(args.fitted_on / FOLDER / JOURNAL, planned) if args.fitted_on else None
     result: dict[str, Any] = judge(planned, losses, FITTED, others)
     RESULTS.mkdir(exist_ok=True)
     write_json(RESULTS / f"{out.name}.json", result)
@@ -134,11 +143,56 @@ def main(args: argparse.Namespace) -> None:
     print(json.dumps(result.get("rules", result), indent=1))
 
 
+def measure(args: argparse.Namespace, out: Path, configs: Sequence[str]) -> None:
+    """Runs the passes that the journal of `out` lacks."""
+    words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
+    words += ["--executor", args.executor]
+    words += [word for config in configs for word in ("--config", config)]
+    if args.device != "cpu":
+        words += ["--device", args.device, "--dtype", "float32"]
+    for flag in ("lengths", "samples", "text", "minutes"):
+        if value := getattr(args, flag):
+            words += [f"--{flag}", str(value)]
+    if mesa_lens(words):
+        raise RuntimeError(f"mesa-lens {' '.join(words)} failed")
+
+
 def fitted_losses(path: Path, planned: PredictPlan) -> Losses:
     """Losses of a journal's even texts, of the passes that a plan has too. KeyError for one that the journal lacks."""
     rows = read_journal(path).rows
     texts = sorted({text for *_, text in rows})[::2]
     return {key: np.array([rows[(*key, text)]["nll"] for text in texts]) for key in planned.passes}
+
+
+def stored_halves(
+    planned: PredictPlan, folders: Sequence[Path], judged: Literal["odd", "even"]
+) -> tuple[PredictPlan, Losses, Losses]:
+    """The plan of the configs that all judged texts have, and the losses of the texts that fit and of those that judge.
+
+    ValueError for the journal of another model or other texts.
+    """
+    rows: dict[Key, JsonObject] = {}
+    for folder in folders:
+        journal = read_journal(folder / FOLDER / JOURNAL)
+        for name in ("documents", "weights", "trained_length", "longest"):
+            if (journal.settings or {}).get(name) != planned.settings[name]:
+                raise ValueError(f"{folder} holds a run with other {name}")
+        rows = {**journal.rows, **rows}
+    halves = [range(begin, len(planned.texts), 2) for begin in ((0, 1) if judged == "odd" else (1, 0))]
+    fit, test = (
+        {
+            key: np.array([rows[(*key, text)]["nll"] for text in half])
+            for key in planned.passes
+            if all((*key, text) in rows for text in half)
+        }
+        for half in halves
+    )
+    lacking = {name for name, length in planned.passes if name in planned.methods and (name, length) not in test}
+    if lacking:
+        print(f"without {', '.join(sorted(lacking))}: some passes were not run")
+    methods = {name: method for name, method in planned.methods.items() if name not in lacking}
+    texts = tuple(planned.texts[text] for text in halves[1])
+    return replace(planned, methods=methods, texts=texts), fit, test
 
 
 if __name__ == "__main__":
