@@ -11,8 +11,8 @@ import numpy as np
 
 import mesa
 from mesa.checkpoints.place import SHIPPED
+from probe.eval_tasks.score import heldout_ids, nll, text_windows
 from probe.statistics import shown, student
-from probe.tasks.score import heldout_ids, nll, text_windows
 
 TOKENS, JUDGED, WINDOWS = 255, 128, 16
 

@@ -41,8 +41,8 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     from mesa.models import bytes_a_number, tokenizer_of
     from mesa.support import trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
+    from probe.eval_tasks import score, sources
     from probe.experiment.threads import check_threads, computing
-    from probe.tasks import score, sources
     from probe.thresholds.window_estimate import SHORTEST
 
     check_threads(cpu.threads)
@@ -73,9 +73,9 @@ def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -
     from tqdm import tqdm
 
     from mesa.models import load
-    from probe.tasks.likelihood import tail_prompts
-    from probe.tasks.retrieval import first_ids
-    from probe.tasks.score import nll
+    from probe.eval_tasks.likelihood import tail_prompts
+    from probe.eval_tasks.retrieval import first_ids
+    from probe.eval_tasks.score import nll
     from probe.thresholds.failure import CHANCE_NATS
     from probe.thresholds.window_estimate import estimate_window
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from probe.commands.probe.report import write_report
     from probe.commands.probe.request import ProbeRequest
     from probe.commands.probe.run import run_probe
+    from probe.eval_tasks.sources import heldout
     from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, regions
     from probe.run import Run, open_run
     from probe.store.select import hook_values
-    from probe.tasks.sources import heldout
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
     from probe.thresholds.drift_onset import drift_onsets
@@ -50,7 +50,7 @@ _MODULES = {
     "probe.commands.probe.request": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
     "probe.store.select": "hook_values",
-    "probe.tasks.sources": "heldout",
+    "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
     "probe.thresholds.drift_onset": "drift_onsets",
     "probe.thresholds.drift": "DriftRule find_drift",

@@ -9,7 +9,7 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
-from probe.tasks import sources
+from probe.eval_tasks import sources
 
 M = 256
 TEXT = notebook.TUTORIAL.read_text(encoding="utf-8")

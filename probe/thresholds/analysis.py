@@ -15,11 +15,11 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import follows_length
+from probe.eval_tasks.intervals import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import StoredRun
 from probe.store.results import number
 from probe.store.select import hook_values, reference_method
-from probe.tasks.intervals import differences, intervals
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import MeasuredFailures, measured_failure

@@ -26,7 +26,7 @@ from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE
 from probe.commands.predict.formula import Law, excess_curve, failure_length, far_keys_by_length
 from probe.commands.predict.plan import plan
 from probe.commands.predict.request import PredictRequest
-from probe.tasks.score import nll
+from probe.eval_tasks.score import nll
 from research.law.run import CONFIGS, FITTED, RESULTS
 
 

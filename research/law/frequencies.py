@@ -45,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     """Measures, then judges."""
     from mesa_lens.cli import main as mesa_lens
+    from probe.eval_tasks.score import nll
     from probe.experiment.journal import read_journal
     from probe.files import write_json
-    from probe.tasks.score import nll
 
     words = ["predict", "--methods", "origin", "--check", "--samples", "16", "--out", str(args.out)]
     if mesa_lens([*words, *(word for config in (*CONFIGS, LOG_N) for word in ("--config", config))]):

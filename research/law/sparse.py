@@ -27,9 +27,9 @@ from mesa.models import Loaded, load
 from probe.commands.predict.kind import Moved
 from probe.commands.predict.plan import plan
 from probe.commands.predict.request import PredictRequest
+from probe.eval_tasks.score import nll
 from probe.options import parse_lengths
 from probe.statistics import student
-from probe.tasks.score import nll
 from research.script import Journal, add_device, deadline, on_device, run
 
 RESULTS = Path(__file__).parent / "results" / "sparse"

@@ -30,9 +30,9 @@ from mesa.models import Loaded, load
 from probe.commands.predict.kind import Moved
 from probe.commands.predict.plan import plan
 from probe.commands.predict.request import PredictRequest
+from probe.eval_tasks.score import nll
 from probe.options import parse_lengths
 from probe.statistics import fieller
-from probe.tasks.score import nll
 from research.law.sparse import MOST, others, sizes, stretches
 from research.mechanism.attribution import before
 from research.script import Journal, deadline, run

@@ -28,8 +28,8 @@ from mesa.engine.schedule import Schedule
 from probe.commands.anatomy.heads import recorded_attention
 from probe.commands.predict.plan import plan
 from probe.commands.predict.request import PredictRequest
+from probe.eval_tasks.score import nll
 from probe.statistics import student
-from probe.tasks.score import nll
 from research.correlation import correlations, rank_correlation
 from research.script import Journal, make_parser, run
 

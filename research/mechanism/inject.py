@@ -29,7 +29,7 @@ from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
 from probe.commands.locate.plan import ORIGIN, plan
 from probe.commands.locate.request import LocateRequest
-from probe.tasks.retrieval import repeated_word
+from probe.eval_tasks.retrieval import repeated_word
 from research.script import Journal, make_parser, run
 
 RANDOM, QUARTER = 10, 64

@@ -26,9 +26,9 @@ import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method, Origin
 from probe.capture.capture import capture_states
-from probe.tasks import sources
-from probe.tasks.retrieval import first_ids
-from probe.tasks.score import heldout_ids
+from probe.eval_tasks import sources
+from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, search
 
 BANDS = ("inside", "beyond")

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import load, tokenizer_of
+from probe.eval_tasks.score import nll
 from probe.statistics import student
-from probe.tasks.score import nll
 from research.script import Journal, add_executor, deadline, on_device, run
 
 RESULTS = Path(__file__).parent / "results"

@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import Prompt
-from probe.tasks.retrieval_tasks import PASSKEY
-from probe.tasks.score import retrieval_hits
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.score import retrieval_hits
 
 M = 8192
 PROMPTS = {12288: 5, 16384: 1}

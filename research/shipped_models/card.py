@@ -14,10 +14,10 @@ import mesa
 from mesa import support
 from mesa.methods import Method, registry
 from mesa.models import Loaded
-from probe.tasks import score, sources
-from probe.tasks.base import EvalTask, PromptSpec
-from probe.tasks.likelihood import TAIL, tail_tokens
-from probe.tasks.retrieval_tasks import RETRIEVAL
+from probe.eval_tasks import score, sources
+from probe.eval_tasks.base import EvalTask, PromptSpec
+from probe.eval_tasks.likelihood import TAIL, tail_tokens
+from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from research.shipped_models.key_values import KEY_VALUE, TRACKING
 from research.shipped_models.mixture import SHARES
 

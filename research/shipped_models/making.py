@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM, PreTrainedTokenizerFast
 
-from probe.tasks import retrieval
-from probe.tasks.retrieval import ADJECTIVES, NOUNS
+from probe.eval_tasks import retrieval
+from probe.eval_tasks.retrieval import ADJECTIVES, NOUNS
 
 ARCHITECTURES = ("llama", "nope", "alibi")
 """Rotary embeddings; none at all (a Llama whose rotation is the identity); ALiBi (MPT's architecture)."""

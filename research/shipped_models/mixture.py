@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probe.tasks import retrieval
+from probe.eval_tasks import retrieval
 from research.shipped_models.quizzes import KINDS, Quiz
 
 if TYPE_CHECKING:

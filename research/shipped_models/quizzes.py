@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.tasks import retrieval
-from probe.tasks.retrieval import NOUNS
+from probe.eval_tasks import retrieval
+from probe.eval_tasks.retrieval import NOUNS
 
 PAIRS_HEADER = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{\n"
 PAIRS_PAIR = ' "{name}": "{key}",\n'

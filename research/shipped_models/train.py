@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from probe.tasks import sources
+from probe.eval_tasks import sources
 from research.shipped_models import quizzes
 from research.shipped_models.making import TrainConfig, make_model, make_optimizers, train_tokenizer
 from research.shipped_models.mixture import BASICS, SHARES, TEXT_ONLY, Mixture

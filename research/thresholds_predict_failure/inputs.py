@@ -11,10 +11,10 @@ import numpy as np
 
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
-from probe.tasks import score as texts_of
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import first_ids, repeated_ids
-from probe.tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks import score as texts_of
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import first_ids, repeated_ids
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 from research.thresholds_predict_failure.study import Study
 
 

@@ -23,13 +23,13 @@ from probe.capture.memory import check_memory, peak_bytes
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import Edit, Item
 from probe.commands.locate.passes import run as one_pass
+from probe.eval_tasks import sources
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL, tail_tokens
+from probe.eval_tasks.retrieval import repeated_word, word_ids
+from probe.eval_tasks.score import heldout_ids
 from probe.heads import head_name
 from probe.statistics import student
-from probe.tasks import sources
-from probe.tasks.base import PromptSpec
-from probe.tasks.likelihood import TAIL, tail_tokens
-from probe.tasks.retrieval import repeated_word, word_ids
-from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions, search
 from research.script import Cell, Journal
 from research.trained_counterpart.first_key import first_key

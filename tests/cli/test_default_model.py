@@ -9,10 +9,10 @@ import mesa
 from mesa.checkpoints.place import shipped_folder
 from mesa.models import load
 from mesa.support import trained_length
-from probe.tasks import score
-from probe.tasks.base import PromptSpec
-from probe.tasks.likelihood import TAIL
-from probe.tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks import score
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 from research.shipped_models import card
 
 

@@ -6,8 +6,8 @@ import pytest
 from commands import main
 
 from probe.commands.eval import run as running
+from probe.eval_tasks.retrieval_tasks import RetrievalTask
 from probe.files import read_result
-from probe.tasks.retrieval_tasks import RetrievalTask
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from probe.tasks.retrieval import LINES_HEADER, PASSKEY_FILLER, PASSKEY_HEADER
+from probe.eval_tasks.retrieval import LINES_HEADER, PASSKEY_FILLER, PASSKEY_HEADER
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

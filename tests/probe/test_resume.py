@@ -20,13 +20,13 @@ from probe.commands.probe import plan as planning
 from probe.commands.probe import run
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
+from probe.eval_tasks import likelihood
 from probe.experiment import model_spec as source
 from probe.experiment.journal import Journal
 from probe.experiment.task import TasksLost
 from probe.files import read_result
 from probe.store import store
 from probe.store.regions import whole_passes
-from probe.tasks import likelihood
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from mesa.settings import make_methods
+from probe.eval_tasks import sources
+from probe.eval_tasks.ruler import RULER
 from probe.statistics import shown
 from probe.store.reader import open_run
-from probe.tasks import sources
-from probe.tasks.ruler import RULER
 from research.paper import run as script
 from research.paper import runner
 from research.paper.config import check, estimate, read, section_request

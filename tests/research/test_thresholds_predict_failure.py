@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.tasks import sources
+from probe.eval_tasks import sources
 from research.thresholds_predict_failure import onsets
 from research.thresholds_predict_failure.results import read_results
 from research.thresholds_predict_failure.run import main, parser

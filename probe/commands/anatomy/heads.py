@@ -21,8 +21,8 @@ from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from mesa.outside import with_cache
-from probe.tasks.retrieval import Prompt
-from probe.tasks.score import nll
+from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.score import nll
 
 SPANS = ("inside M", "beyond M")
 FIRST = 4

@@ -14,15 +14,15 @@ from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy.request import AnatomyRequest
 from probe.commands.eval.plan import PROMPTS
+from probe.eval_tasks import sources
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL
+from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.score import heldout_ids
 from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import warn_skipped
-from probe.tasks import sources
-from probe.tasks.base import PromptSpec
-from probe.tasks.likelihood import TAIL
-from probe.tasks.retrieval import Prompt
-from probe.tasks.retrieval_tasks import PASSKEY
-from probe.tasks.score import heldout_ids
 
 PARTS = ("heads", "retrieval", "tokens")
 """What is measured, in this order."""

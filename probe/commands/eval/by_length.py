@@ -11,9 +11,9 @@ from mesa.errors import Refused
 from mesa.support import is_rotary
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.result import scores_of
+from probe.eval_tasks.likelihood import TAIL, tail_tokens
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.experiment.journal import JournalRows
-from probe.tasks.likelihood import TAIL, tail_tokens
-from probe.tasks.retrieval_tasks import PASSKEY
 
 JOURNAL = "measured.jsonl"
 TASKS = (TAIL.name, PASSKEY.name)

@@ -14,15 +14,15 @@ from mesa.models import tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.result import EvalKey
+from probe.eval_tasks import sources
+from probe.eval_tasks.base import EvalTask, PromptSpec
+from probe.eval_tasks.latency import Latency
+from probe.eval_tasks.likelihood import LIKELIHOOD
+from probe.eval_tasks.retrieval_tasks import RETRIEVAL
+from probe.eval_tasks.ruler import RULER, RulerTask
+from probe.eval_tasks.score import SLICE, heldout_ids
 from probe.files import JsonObject
 from probe.request import warn_skipped
-from probe.tasks import sources
-from probe.tasks.base import EvalTask, PromptSpec
-from probe.tasks.latency import Latency
-from probe.tasks.likelihood import LIKELIHOOD
-from probe.tasks.retrieval_tasks import RETRIEVAL
-from probe.tasks.ruler import RULER, RulerTask
-from probe.tasks.score import SLICE, heldout_ids
 
 TASKS: dict[str, EvalTask] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Latency())}
 """Every task by its name."""

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from probe.eval_tasks.base import Score
 from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile, RunSummary
-from probe.tasks.base import Score
 
 
 class EvalKey(NamedTuple):

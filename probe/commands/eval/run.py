@@ -17,13 +17,13 @@ from probe.commands.eval.plan import TASKS, EvalPlan
 from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, scores_of
 from probe.commands.eval.summary import summarize
 from probe.commands.eval.worker import EvalWorker, eval_key, eval_tasks
+from probe.eval_tasks.retrieval_tasks import RetrievalTask
+from probe.eval_tasks.ruler import RulerTask
 from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
-from probe.tasks.retrieval_tasks import RetrievalTask
-from probe.tasks.ruler import RulerTask
 
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from probe.commands.eval.result import Cell, PairedDifference, Sample
+from probe.eval_tasks.base import EvalTask, Metric
+from probe.eval_tasks.intervals import interval, paired
 from probe.statistics import shown
 from probe.store.results import number
 from probe.tables import Table, cross_table
-from probe.tasks.base import EvalTask, Metric
-from probe.tasks.intervals import interval, paired
 
 Samples = dict[int, float]
 """Scores by sample; the same number is the same prompt under every method."""

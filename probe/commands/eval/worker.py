@@ -16,10 +16,10 @@ from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval.plan import TASKS, EvalPlan, memory_bytes
 from probe.commands.eval.result import EvalKey
+from probe.eval_tasks.latency import devices, watched_peak
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
-from probe.tasks.latency import devices, watched_peak
 
 
 def eval_key(task: Task) -> EvalKey:

@@ -22,9 +22,9 @@ from mesa.decoder import decoder_of, layers_of
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
-from probe.tasks.base import PromptSpec
-from probe.tasks.likelihood import TAIL, tail_tokens
-from probe.tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL, tail_tokens
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 
 HookPoint = tuple[str, int]
 """A hook of `HOOK_NAMES`, and a layer."""

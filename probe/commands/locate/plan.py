@@ -16,14 +16,14 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
+from probe.eval_tasks import sources
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import word_ids
+from probe.eval_tasks.score import heldout_ids
 from probe.experiment.task import Key
 from probe.files import JsonObject
 from probe.heads import head_name
 from probe.options import parse_heads, parse_ranges
-from probe.tasks import sources
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import word_ids
-from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions
 
 ORIGIN = "origin"

@@ -19,13 +19,13 @@ from probe.commands.locate.passes import BASELINE, PATCHED, RunPair, blocks
 from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.tasks import BATCH, CHOSEN, DIMS, SEARCH, no_gap, remaining, tasks
+from probe.eval_tasks.retrieval import repeated_word
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.tasks.retrieval import repeated_word
 
 
 class LocateWorker(PlanWorker):

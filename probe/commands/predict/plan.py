@@ -21,10 +21,10 @@ from probe.commands.predict.calibration import LOG_N, ORIGIN, REFERENCE, Key, ga
 from probe.commands.predict.formula import scored_queries
 from probe.commands.predict.kind import moved_methods
 from probe.commands.predict.request import PredictRequest
+from probe.eval_tasks import sources
+from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.score import SLICE, heldout_ids, text_windows
 from probe.files import JsonObject
-from probe.tasks import sources
-from probe.tasks.retrieval import first_ids
-from probe.tasks.score import SLICE, heldout_ids, text_windows
 
 GAP_TOKENS = 4096
 """A calibration prompt has M tokens, and no more than these."""

@@ -14,12 +14,12 @@ from mesa.methods import Method
 from probe.commands.predict.calibration import Losses
 from probe.commands.predict.plan import PredictPlan, needed_bytes
 from probe.commands.predict.result import PREDICTION
+from probe.eval_tasks.score import nll
 from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.tasks.score import nll
 
 FOLDER, SUMMARY = PREDICTION.path.parts
 JOURNAL = "journal.jsonl"

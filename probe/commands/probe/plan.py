@@ -22,13 +22,13 @@ from probe.commands.eval.by_length import check_lengths, default_lengths
 from probe.commands.eval.plan import EvalPlan, unfit_length
 from probe.commands.eval.request import EvalRequest
 from probe.commands.probe.request import ProbeRequest
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import repeated_word, word_ids
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT
 from probe.request import MethodsRequest, warn_skipped
 from probe.store.store import Template
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import repeated_word, word_ids
-from probe.tasks.retrieval_tasks import PASSKEY
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"

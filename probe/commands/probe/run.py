@@ -28,6 +28,10 @@ from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
 from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, pass_tasks
 from probe.commands.probe.verdict import terminal_text
+from probe.eval_tasks import score, sources
+from probe.eval_tasks.likelihood import TAIL
+from probe.eval_tasks.retrieval import first_ids, repeated_word
+from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
 from probe.experiment.pool import Pool
@@ -39,10 +43,6 @@ from probe.identity import check_of_run
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
-from probe.tasks import score, sources
-from probe.tasks.likelihood import TAIL
-from probe.tasks.retrieval import first_ids, repeated_word
-from probe.tasks.retrieval_tasks import PASSKEY
 
 
 def run_probe(

@@ -11,7 +11,7 @@ import torch
 
 import mesa
 from probe.commands.anatomy import heads
-from probe.tasks.retrieval import Prompt
+from probe.eval_tasks.retrieval import Prompt
 
 ORIGIN = mesa.Origin(trained_length=8)
 IDS = [0, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]

@@ -12,12 +12,12 @@ from elsewhere import table
 from mesa.models import tokenizer_of
 from probe.commands.eval.plan import TASKS, EvalRequest, plan
 from probe.commands.eval.run import Evaluation, run
+from probe.eval_tasks import retrieval_tasks
+from probe.eval_tasks.likelihood import Likelihood
+from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from probe.experiment import model_spec as source
 from probe.experiment.estimate import work_of, work_text
 from probe.options import parse_lengths
-from probe.tasks import retrieval_tasks
-from probe.tasks.likelihood import Likelihood
-from probe.tasks.retrieval_tasks import RETRIEVAL
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from probe.commands.eval.plan import TASKS
 from probe.commands.eval.result import Cell, Evaluated, Sample
 from probe.commands.eval.sections import sections, title
 from probe.commands.eval.summary import score_tables, summarize
+from probe.eval_tasks.base import Metric
+from probe.eval_tasks.intervals import interval, paired
 from probe.figures.section import Section, as_text, page
 from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson
-from probe.tasks.base import Metric
-from probe.tasks.intervals import interval, paired
 
 FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")
 

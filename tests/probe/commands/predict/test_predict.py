@@ -14,10 +14,10 @@ from mesa_lens.cli import main
 from probe.commands.predict.plan import configs, plan
 from probe.commands.predict.request import PredictRequest
 from probe.commands.predict.result import PREDICTION
+from probe.eval_tasks.score import heldout_ids
+from probe.eval_tasks.sources import heldout, texts
 from probe.files import read_result
 from probe.store.result_file import as_json
-from probe.tasks.score import heldout_ids
-from probe.tasks.sources import heldout, texts
 
 K2 = "leaky-rerope:k=1.2,log_n=false"
 FAR = "gap:gap=90000"

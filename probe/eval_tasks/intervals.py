@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from probe.eval_tasks.base import Metric
 from probe.statistics import Ends, bonett_price, student, wilson
-from probe.tasks.base import Metric
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
-from probe.tasks.retrieval import first_token, repeated_word
+from probe.eval_tasks.retrieval import first_token, repeated_word
 
 WORDS = {"<unk>": 0, "<|start|>": 1, "<|end|>": 2, "hello": 3, "big": 4, "world": 5}
 

@@ -10,10 +10,10 @@ import torch
 import mesa
 from mesa.models import load
 from probe.commands.eval.plan import TASKS
-from probe.tasks import retrieval, sources
-from probe.tasks import score as scoring
-from probe.tasks.base import PromptSpec
-from probe.tasks.score import nll, text_windows
+from probe.eval_tasks import retrieval, sources
+from probe.eval_tasks import score as scoring
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.score import nll, text_windows
 
 M = 160
 

@@ -5,7 +5,7 @@ import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from probe.tasks import retrieval
+from probe.eval_tasks import retrieval
 
 
 def test_a_piece_goes_on_from_the_text_before_it(tokenizer):

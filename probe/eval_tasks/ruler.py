@@ -11,11 +11,11 @@ import numpy as np
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.tasks import ruler_prompts
-from probe.tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
-from probe.tasks.retrieval import TooShortError
-from probe.tasks.ruler_prompts import ListPrompt
-from probe.tasks.score import greedy, until_end
+from probe.eval_tasks import ruler_prompts
+from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
+from probe.eval_tasks.retrieval import TooShortError
+from probe.eval_tasks.ruler_prompts import ListPrompt
+from probe.eval_tasks.score import greedy, until_end
 
 Build = Callable[..., ListPrompt]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""

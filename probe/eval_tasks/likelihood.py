@@ -11,9 +11,9 @@ import numpy as np
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.tasks.base import EvalTask, Metric, PromptSpec, Score
-from probe.tasks.retrieval import first_ids
-from probe.tasks.score import nll, text_windows
+from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score
+from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.score import nll, text_windows
 
 NLL = Metric("nll", "nats/token")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, room_for
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, room_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer

@@ -19,7 +19,7 @@ from mesa.device import is_accelerator, now
 from mesa.finite import states_checked
 from mesa.models import Loaded
 from mesa.outside import with_cache
-from probe.tasks.base import EvalTask, Metric, PromptSpec, Score
+from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score
 
 _SAMPLED_SECONDS = 0.005
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from probe.tasks import ruler
-from probe.tasks.base import PromptSpec
-from probe.tasks.retrieval import encode, first_ids
-from probe.tasks.ruler import RULER, string_match_all
-from probe.tasks.ruler_prompts import ListPrompt
+from probe.eval_tasks import ruler
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import encode, first_ids
+from probe.eval_tasks.ruler import RULER, string_match_all
+from probe.eval_tasks.ruler_prompts import ListPrompt
 
 TASKS = {task.name: task for task in RULER}
 M = 1200

@@ -11,10 +11,10 @@ import numpy as np
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.tasks import retrieval
-from probe.tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
-from probe.tasks.retrieval import Prompt
-from probe.tasks.score import retrieval_hits
+from probe.eval_tasks import retrieval
+from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
+from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.score import retrieval_hits
 
 Build = Callable[[Any, int, np.random.Generator, PromptSpec], Prompt]
 """Called with tokenizer, length, random generator and setting."""

@@ -13,8 +13,8 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from mesa.errors import Refused
 from mesa.models import Loaded
 from mesa.outside import with_cache
-from probe.tasks import sources
-from probe.tasks.retrieval import Prompt
+from probe.eval_tasks import sources
+from probe.eval_tasks.retrieval import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
