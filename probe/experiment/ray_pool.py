@@ -53,8 +53,8 @@ class RayRunner(Runner):
         workers, share = self.workers, partial(threads.worker_threads, threads=self.threads)
         cpus = workers * share(workers, threads.cpus()) if workers else threads.cpus()
         with ray_at(self.address, cpus, verbose=self.verbose) as ray:
-            found = [node["Resources"].get for node in ray.nodes() if node["Alive"]]
-            nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in found]
+            alive = [node["Resources"].get for node in ray.nodes() if node["Alive"]]
+            nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in alive]
             cpus, gpus = int(sum(node.cpus for node in nodes)), sum(node.gpus for node in nodes)
             a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
             wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
