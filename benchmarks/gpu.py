@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --dry-run --out FOLDER  # the same steps on the CPU, small: tries the script
 
 Goldens of the public implementations in float32 and bfloat16, the attention kernels against float64, every method's
-tokens against the CPU's, a training step, and time and memory beside PyTorch's flash attention.
+tokens against the CPU's, a training step; then, with nothing beside it, time, memory and launches of layers of
+Llama-3-8B beside stock attention. What is not timed runs in several processes, since most of it is compiling.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +35,18 @@ sys.path[:0] = [
 ]
 
 import attention  # noqa: E402
+import budgets  # noqa: E402
 import cases  # noqa: E402
 import test_golden  # noqa: E402
 import tiny  # noqa: E402
-from transformers import LlamaForCausalLM  # noqa: E402
+from transformers import DynamicCache, LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
+from mesa.device import now  # noqa: E402
 from mesa.engine import span_kernels  # noqa: E402
+from mesa.methods import make, standard_methods  # noqa: E402
+from mesa.outside import with_cache  # noqa: E402
+from probe.experiment.cost import pass_parts, seconds, stock_parts  # noqa: E402
 
 Row = dict[str, Any]
 """What was measured, by column; `passed`, where there is one, says whether it is as it must be."""
@@ -50,26 +59,47 @@ class Size:
     """How much a run does."""
 
     device: str
+    dtypes: tuple[torch.dtype, ...]
     dims: tuple[int, ...]
     goldens: tuple[str, ...]
     prompts: tuple[int, ...]
     methods: tuple[str, ...]
     lengths: tuple[int, ...]
     timed: tuple[str, ...]
+    longest: tuple[str, ...]
+    """The methods of the longest length."""
     repeats: int
+    processes: int
 
 
 FULL = Size(
     "cuda",
+    (torch.float32, torch.float16, torch.bfloat16),
     (64, 128, 80, 12),
     tuple(test_golden.METHODS),
     (64, 200, 333),
     tuple(cases.CASES),
-    (2048, 8192, 32768),
+    (8192, 32768, 131072),
+    tuple(name for name in standard_methods() if name not in ("nope", "pi", "ntk-mixed", "cope")),
     ("origin", "rerope", "dynamic-ntk", "dca", "stair", "mesa"),
-    5,
+    3,
+    12,
 )
-DRY = Size("cpu", (64,), ("rerope", "cope"), (64,), ("rerope", "mesa"), (128,), ("mesa",), 1)
+DRY = Size(
+    "cpu",
+    (torch.float32,),
+    (64,),
+    ("rerope", "cope"),
+    (64,),
+    ("rerope", "mesa"),
+    (128, 256),
+    ("mesa",),
+    ("mesa",),
+    1,
+    1,
+)
+LAYERS, TOKENS = 4, 8
+"""Layers of Llama-3-8B that are timed, and tokens that are decoded after each prompt."""
 
 
 def goldens(size: Size) -> Iterator[Row]:
@@ -104,7 +134,7 @@ def goldens(size: Size) -> Iterator[Row]:
 def attention_kernels(size: Size) -> Iterator[Row]:
     """Each trial's attention and log-sum-exp against plain operations in float64, and which kernel is used at all."""
     device = torch.device(size.device)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    for dtype in size.dtypes:
         for dim in size.dims:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -166,23 +196,73 @@ def training_step(size: Size) -> Iterator[Row]:
         yield {"method": name, "loss": before, "after": after, "gradient's error": error, "passed": passed}
 
 
-def speed_and_memory(size: Size) -> Iterator[Row]:
-    """Prefill, a decoded token and peak memory, as ratios to stock sdpa (on a GPU: flash, bfloat16), in turn."""
+def layers_of_llama(size: Size) -> Iterator[Row]:
+    """Time and memory of four layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
+
+    Prefill and token: over stock's, and what benchmarks/cost.py computes for an H100. Extra: the peak over stock's, of
+    all keys and values of a layer. Launches: kernels and copies a layer beyond stock's, of the prompt and of a token.
+    """
+    config = budgets.config_of("llama-3-8b", small=size.device == "cpu")
+    config.num_hidden_layers, dtype = LAYERS, torch.float32 if size.device == "cpu" else torch.bfloat16
+    trained = config.max_position_embeddings
+    config.max_position_embeddings = max(size.lengths)
+    torch.manual_seed(0)
+    with torch.device(size.device):
+        model = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
     for length in size.lengths:
-        stock = attention.measure_peak(attention.STOCK, length, size.device)["peak"]
-        for name in size.timed:
-            times = attention.measure_time(name, length, size.repeats, size.device)
-            peak = attention.measure_peak(name, length, size.device)["peak"]
-            yield {
-                "method": name,
-                "tokens": length,
-                "prefill": times["prefill"] / times["stock_prefill"],
-                "decode": times["decode"] / times["stock_decode"],
-                "memory": peak / stock if stock > 0 else None,
-                "stock prefill (ms)": 1000 * times["stock_prefill"],
-                "stock decode (ms)": 1000 * times["stock_decode"],
-                "stock peak (MiB)": stock / 2**20,
-            }
+        stock = _measured(model, None, length, size)
+        for name in size.timed if length < max(size.lengths) else size.longest:
+            method = make(name, trained)
+            beside, own = _measured(model, None, length, size), _measured(model, method, length, size)
+            states = 2 * 2 * config.num_key_value_heads * config.head_dim * length
+            row: Row = {"method": name, "tokens": length}
+            for phase, new in (("prefill", length), ("token", 1)):
+                row[phase] = own[phase] / min(beside[phase], stock[phase])
+                expected = seconds(*pass_parts(config, method, length, new)) / seconds(
+                    *stock_parts(config, length, new)
+                )
+                row[f"{phase} computed"] = expected
+                row[f"{phase} launches"] = (own[f"{phase} launches"] - stock[f"{phase} launches"]) / LAYERS
+            row |= {"extra": (own["peak"] - stock["peak"]) / states}
+            row |= {"stock prefill (ms)": 1000 * stock["prefill"], "stock token (ms)": 1000 * stock["token"]}
+            yield row
+
+
+def _measured(model: Any, method: Any, length: int, size: Size) -> dict[str, float]:
+    """Least seconds, peak bytes and launches of a prompt and of a token after it, once all is compiled."""
+    ids, result = torch.randint(2, 97, (1, length + 1), device=size.device), dict[str, float]()
+    with torch.no_grad(), mesa.applied(model, method) if method else nullcontext():
+        for turn in range(size.repeats + 2):
+            cache, base = DynamicCache(), attention._reset_peak(size.device)
+            counted = turn == size.repeats + 1 and size.device != "cpu"
+            with _profiled(counted) as prompt:
+                begin = now(size.device)
+                model(ids[:, :-1], **with_cache(model, cache), logits_to_keep=1)
+                prefill = now(size.device) - begin
+            peak = attention._peak_bytes(size.device) - base
+            tokens = list[float]()
+            for _ in range(TOKENS):
+                begin = now(size.device)
+                model(ids[:, -1:], **with_cache(model, cache))
+                tokens.append(now(size.device) - begin)
+            with _profiled(counted) as token:
+                model(ids[:, -1:], **with_cache(model, cache))
+            if 0 < turn <= size.repeats:
+                least = {"prefill": prefill, "token": float(np.median(tokens))}
+                result = {"peak": peak} | {phase: min(each, result.get(phase, each)) for phase, each in least.items()}
+            for phase, profile in (("prefill", prompt), ("token", token)):
+                result[f"{phase} launches"] = len(_on_device(profile)) if profile else 0
+    return result
+
+
+def _profiled(counted: bool) -> Any:
+    """What notes launches, where they are counted."""
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) if counted else nullcontext()
+
+
+def _on_device(profile: Any) -> list[str]:
+    """The names of the kernels and copies that ran on the device."""
+    return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
 
 
 STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
@@ -190,13 +270,24 @@ STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "Goldens": goldens,
     "Methods": methods,
     "A training step": training_step,
-    "Speed and memory": speed_and_memory,
+    "Layers of Llama-3-8B": layers_of_llama,
 }
+ALONE = "Layers of Llama-3-8B"
+"""The step beside which nothing runs."""
 
 
-def run(step: Callable[[Size], Iterator[Row]], size: Size) -> tuple[list[Row], str]:
+def pieces(title: str, size: Size) -> list[Size]:
+    """A step's parts, for processes of their own."""
+    if title == "Kernels":
+        return [replace(size, dims=(dim,), dtypes=(dtype,)) for dim in size.dims for dtype in size.dtypes]
+    if title == "Goldens":
+        return [replace(size, goldens=(name,)) for name in size.goldens]
+    return [replace(size, methods=(name,)) for name in size.methods]
+
+
+def run(title: str, size: Size) -> tuple[list[Row], str]:
     """What a step measured, and the error that ended it, if any did: later steps still run."""
-    rows = []
+    step, rows = STEPS[title], list[Row]()
     try:
         for row in step(size):
             rows.append(row)
@@ -204,6 +295,36 @@ def run(step: Callable[[Size], Iterator[Row]], size: Size) -> tuple[list[Row], s
     except Exception:
         return rows, traceback.format_exc(limit=-4)
     return rows, ""
+
+
+def run_all(titles: Sequence[str], size: Size, seconds: float | None = None) -> dict[str, tuple[list[Row], str]]:
+    """The results of some steps, those that are not timed in processes of their own; what is over time is an error."""
+    if size.processes == 1 or list(titles) == [ALONE]:
+        return {title: run(title, size) for title in titles}
+    results: dict[str, tuple[list[Row], str]] = {title: ([], "") for title in titles}
+    with ProcessPoolExecutor(size.processes, get_context("spawn")) as pool:
+        parts = [(title, part) for title in titles for part in pieces(title, size)]
+        futures = {pool.submit(run, title, part): title for title, part in parts}
+        try:
+            for future in as_completed(futures, seconds):
+                rows, error = future.result()
+                results[futures[future]] = results[futures[future]][0] + rows, results[futures[future]][1] + error
+        except TimeoutError:
+            for future, title in futures.items():
+                if not future.done():
+                    results[title] = results[title][0], results[title][1] + "a part was not done in time\n"
+            for process in list(pool._processes.values()):
+                process.kill()
+    return results
+
+
+def write(out: Path, size: Size, results: dict[str, tuple[list[Row], str]]) -> None:
+    """Writes the results and the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    stored = {title: {"rows": rows, "error": error} for title, (rows, error) in results.items()}
+    (out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
+    (out / "gpu.md").write_text(page(size, results))
+    print(f"wrote {out / 'gpu.md'}")
 
 
 def page(size: Size, results: dict[str, tuple[list[Row], str]]) -> str:
@@ -246,18 +367,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small sizes")
+    parser.add_argument("--steps", default=",".join(STEPS), help="by comma")
+    parser.add_argument("--seconds", type=float, help="the most for all steps that are not timed")
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         reason = f"torch {torch.__version__} sees no CUDA device; --dry-run tries the steps on the CPU"
         print(f"gpu.py: {reason}", file=sys.stderr)
         return 2
     size = DRY if options.dry_run else FULL
-    results = {title: run(step, size) for title, step in STEPS.items()}
-    options.out.mkdir(parents=True, exist_ok=True)
-    stored = {title: {"rows": rows, "error": error} for title, (rows, error) in results.items()}
-    (options.out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
-    (options.out / "gpu.md").write_text(page(size, results))
-    print(f"wrote {options.out / 'gpu.md'}")
+    titles = options.steps.split(",")
+    results = run_all([title for title in titles if title != ALONE], size, options.seconds)
+    write(options.out, size, results)
+    if ALONE in titles:
+        results |= run_all([ALONE], size)
+        write(options.out, size, results)
     failed = any(error or any(row.get("passed") is False for row in rows) for rows, error in results.values())
     return int(failed)
 

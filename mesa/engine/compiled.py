@@ -64,8 +64,16 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     return _compiled(function, torch.compile) if by_launches(device) else function
 
 
+_VARIANTS = 128
+"""How often a function is compiled anew, for operands that are there or not, or dtypes; more of them run uncompiled.
+
+torch's own limit is 8, and uncompiled `flex_attention` holds all scores.
+"""
+
+
 @functools.cache
 def _compiled(function: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
     return compiler(function, dynamic=True)
 
 
