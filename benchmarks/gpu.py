@@ -37,6 +37,7 @@ sys.path[:0] = [
 import attention  # noqa: E402
 import budgets  # noqa: E402
 import cases  # noqa: E402
+import structures  # noqa: E402
 import test_golden  # noqa: E402
 import tiny  # noqa: E402
 from transformers import DynamicCache, LlamaForCausalLM  # noqa: E402
@@ -46,6 +47,7 @@ from mesa.device import now  # noqa: E402
 from mesa.engine import span_kernels  # noqa: E402
 from mesa.methods import make, standard_methods  # noqa: E402
 from mesa.outside import with_cache  # noqa: E402
+from mesa.support import unfit  # noqa: E402
 from probe.experiment.cost import pass_parts, seconds, stock_parts  # noqa: E402
 
 Row = dict[str, Any]
@@ -64,6 +66,7 @@ class Size:
     goldens: tuple[str, ...]
     prompts: tuple[int, ...]
     methods: tuple[str, ...]
+    structures: tuple[str, ...]
     lengths: tuple[int, ...]
     timed: tuple[str, ...]
     longest: tuple[str, ...]
@@ -79,6 +82,7 @@ FULL = Size(
     tuple(test_golden.METHODS),
     (64, 200, 333),
     tuple(cases.CASES),
+    tuple(structures.STRUCTURES),
     (8192, 32768, 131072),
     tuple(name for name in standard_methods() if name not in ("nope", "pi", "ntk-mixed", "cope")),
     ("origin", "rerope", "dynamic-ntk", "dca", "stair", "mesa"),
@@ -92,6 +96,7 @@ DRY = Size(
     ("rerope", "cope"),
     (64,),
     ("rerope", "mesa"),
+    ("soft cap",),
     (128, 256),
     ("mesa",),
     ("mesa",),
@@ -170,6 +175,45 @@ def methods(size: Size) -> Iterator[Row]:
         on, off = runs[size.device], runs["cpu"]
         same, error = torch.equal(on[0], off[0]) and torch.equal(on[1], off[0]), float((on[2] - off[2]).abs().max())
         yield {"method": name, "same tokens": same, "error": error, "passed": same and error <= LOGITS}
+
+
+def structures_of_attention(size: Size) -> Iterator[Row]:
+    """A padded batch and tokens decoded after it, of a tiny model of each structure that attention comes in.
+
+    In float32 its logits against the CPU's; in bfloat16 the mean error may be what the dense executor's is, and half
+    of it more. Both as shares of the largest logit.
+    """
+    for structure in size.structures:
+        for dtype in size.dtypes if size.device != "cpu" else (torch.float32,):
+            if dtype == torch.float16:
+                continue
+            for name in ("rerope", "stair", "mesa"):
+                row = {"structure": structure, "dtype": _name(dtype), "method": name}
+                got = {}
+                for kind in ("reference", "fused", "dense"):
+                    on_cpu, executor = kind == "reference", "fused" if kind == "fused" else "dense"
+                    model = structures.build(structure).to("cpu" if on_cpu else size.device)
+                    model = model if on_cpu else model.to(dtype)
+                    ids, mask = (part.to(model.device) for part in structures.padded())
+                    method = cases.method(name)
+                    if unfit(model.config, type(method)):
+                        break
+                    with (
+                        torch.no_grad(),
+                        mesa.applied(model, method, executor=executor, prompt_length=structures.LENGTH),
+                    ):
+                        got[kind] = structures.run(model, ids, mask).double().cpu()
+                else:
+                    whole, largest = got["reference"], got["reference"].abs().max()
+                    exact = dtype == torch.float32
+                    errors = {
+                        kind: float(
+                            ((got[kind] - whole).abs().max() if exact else (got[kind] - whole).abs().mean()) / largest
+                        )
+                        for kind in ("fused", "dense")
+                    }
+                    passed = errors["fused"] <= (LOGITS if exact else 1.5 * errors["dense"] + 1e-3)
+                    yield {**row, **errors, "passed": passed}
 
 
 def training_step(size: Size) -> Iterator[Row]:
@@ -269,6 +313,7 @@ STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "Kernels": attention_kernels,
     "Goldens": goldens,
     "Methods": methods,
+    "Structures": structures_of_attention,
     "A training step": training_step,
     "Layers of Llama-3-8B": layers_of_llama,
 }
@@ -282,6 +327,8 @@ def pieces(title: str, size: Size) -> list[Size]:
         return [replace(size, dims=(dim,), dtypes=(dtype,)) for dim in size.dims for dtype in size.dtypes]
     if title == "Goldens":
         return [replace(size, goldens=(name,)) for name in size.goldens]
+    if title == "Structures":
+        return [replace(size, structures=(name,)) for name in size.structures]
     return [replace(size, methods=(name,)) for name in size.methods]
 
 
