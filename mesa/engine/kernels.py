@@ -80,7 +80,7 @@ def _lower(begin: int, rows: int, columns: int, dtype: torch.dtype) -> Mask:
     return Mask.of(torch.arange(begin, begin + rows)[:, None] >= torch.arange(columns), dtype)
 
 
-def capped(scores: Tensor, softcap: float | None) -> Tensor:
+def capped(scores: Tensor, softcap: float | Tensor | None) -> Tensor:
     """Scores s as c tanh(s / c), with c the `softcap`; as they are where it is None."""
     return scores if softcap is None else softcap * (scores / softcap).tanh()
 
@@ -99,7 +99,7 @@ def scores_of(query: Tensor, key: Tensor) -> Tensor:
         scores = torch.bmm(grouped.flatten(0, 1), columns, out_dtype=torch.float32)
     else:
         scores = grouped.float() @ key.float().transpose(-1, -2)
-    return scores if grouped is query else scores.view(batch, heads, tokens, -1)
+    return scores.view(batch, heads, tokens, -1)
 
 
 def attend_plainly(

@@ -23,6 +23,7 @@ from torch.nn.attention import varlen
 from mesa.engine.compiled import compiled
 from mesa.engine.kernels import capped, scores_of
 from mesa.engine.spans import PairSpan, sides_of
+from mesa.plan import Carry
 
 _BLOCK = 128
 """Queries, and keys, of a block that `flex_attention` leaves out or masks (tokens)."""
@@ -39,7 +40,7 @@ class Scoring:
     """What makes scores of products: c in c tanh(s / c), or ALiBi's slopes (head,) and positions (token,) of a span."""
 
     scale: float
-    softcap: float | None = None
+    softcap: float | Tensor | None = None
     slopes: Tensor | None = None
     query_position: Tensor | None = None
     key_position: Tensor | None = None
@@ -94,6 +95,8 @@ def by_varlen(
             known[place] = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
         borders.append(known[place])
         longest.append(max(end - begin for begin, end in sides))
+    queries, keys = longest
+    longest[1] = queries + keys  # it takes a window as wide as the keys for none, also where queries go further back
     given: Any = *(states.permute(2, 0, 1, 3).flatten(1, 2) for states in (query, key, value)), *borders, *longest
     options = {
         "return_aux": varlen.AuxRequest(lse=True),
@@ -118,9 +121,13 @@ def by_flex(
 
     Spans may be any, in none of which a query is twice, and of one `holds`.
     """
-    place = "blocks", tuple(spans), query.device
+    place, cap = ("blocks", tuple(spans), query.device), ("softcap", scoring.softcap, query.device)
     if place not in known:
         known[place] = blocks_of(spans, query.device)
+    if scoring.softcap is not None:
+        if cap not in known:
+            known[cap] = _captured(scoring.softcap, query.device, torch.float32)
+        scoring = replace(scoring, softcap=known[cap])
     output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
         query, key, value, score_mod=None if scoring.plain else _score(scoring),
         block_mask=known[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
@@ -225,9 +232,9 @@ def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask
     for chosen in (some & ~whole, whole):
         sides += [chosen.sum(1), np.argsort(~chosen, 1, kind="stable")]
     tensors = [torch.from_numpy(side.astype(np.int32))[None, None].to(device, non_blocking=True) for side in sides]
-    first, last, at, key_at = (
-        torch.tensor(place, dtype=torch.int32).to(device, non_blocking=True) for place in (from_key, to_key, begin, low)
-    )
+    first, last, at, key_at = (_captured(place, device) for place in (from_key, to_key, begin, low))
+    if isinstance(holds, Carry):
+        holds = replace(holds, width=_captured(holds.width, device), shift=_captured(holds.shift, device))
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         inside = (key >= first[query]) & (key <= last[query])
@@ -237,6 +244,11 @@ def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask
     return flex.BlockMask.from_kv_blocks(
         *tensors, BLOCK_SIZE=_BLOCK, mask_mod=mask, seq_lengths=lengths, compute_q_blocks=False
     )
+
+
+def _captured(number: Any, device: torch.device, dtype: torch.dtype = torch.int32) -> Any:
+    """What a compiled function captures, as a tensor: numbers would be compiled in, or by `dynamic` refused."""
+    return torch.tensor(number, dtype=dtype).to(device, non_blocking=True)
 
 
 _AGREES: dict[tuple[Any, ...], bool] = {}
