@@ -21,14 +21,21 @@ from mesa.plan import Plan, token_index
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa):
-    """What PyTorch's promises, text by text, slowly: windows from the bottom right, key heads for several queries."""
+    """What PyTorch's promises, text by text, slowly: windows from the bottom right, key heads for several queries.
+
+    As flash attention does, it takes a window as wide as `max_k` for none, and no window on one side for one so wide.
+    """
     assert return_aux.lse
     assert enable_gqa
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert all(part.dim() == 3 and part.stride(-1) == 1 for part in (query, key, value))
     assert (len(query), len(key)) == (cu_seq_q[-1], cu_seq_k[-1])
-    assert (max_q, max_k) == (cu_seq_q.diff().max(), cu_seq_k.diff().max())
-    group, (left, right), results = query.shape[1] // key.shape[1], window_size, []
+    assert max_q == cu_seq_q.diff().max()
+    assert max_k >= cu_seq_k.diff().max()
+    left, right = (-1 if width >= max_k else width for width in window_size)
+    if (left < 0) != (right < 0):
+        left, right = (max_k if width < 0 else width for width in (left, right))
+    group, results = query.shape[1] // key.shape[1], []
     for (begin, end), (low, high) in zip(
         cu_seq_q.unfold(0, 2, 1).tolist(), cu_seq_k.unfold(0, 2, 1).tolist(), strict=True
     ):
