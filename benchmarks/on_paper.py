@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mesa.engine import device_attention
+
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
 """The most numbers that a tensor keeps beside (elements)."""
@@ -280,6 +282,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     device = device or Device()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
+        stack.enter_context(mock.patch.object(device_attention, "_triton_kernels", return_value=None))
         stack.enter_context(sdpa_kernel(KERNELS))
         stack.enter_context(Named())
         stack.enter_context(device)

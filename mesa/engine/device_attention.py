@@ -7,7 +7,9 @@ tested on a CPU and counted on shapes.
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from itertools import groupby, pairwise
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mesa.engine.compiled import one_launch
-from mesa.engine.rope import Rotation, turned
+from mesa.engine.rope import RotaryLayout, Rotation, turned
 from mesa.engine.schedule import Schedule
 from mesa.engine.span_kernels import Scoring, by_flex, by_varlen, kernel_for
 from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
@@ -235,7 +237,7 @@ class _Layer:
         if log_sum is not None:
             for (first, last), output, log in given:
                 rows = first - begin, last - first
-                one_launch(_merge, total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
+                _merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
             return log_sum
         if high - low == len(total) and _gapless(part.spans):
             return torch.cat(logs, 1) if len(logs) > 1 else logs[0]
@@ -303,7 +305,7 @@ class _Layer:
             rows = rows.narrow(0, begin - place[1], end - begin)
         table = (None, None) if rows is None or self._table is None else self._table
         layout, into = turn.layout if isinstance(turn, Rotation) else None, workspace.take(states, end - begin)
-        one_launch(_turn, into, rows, states, *table, factors, weight, layout)
+        _turn(into, rows, states, *table, factors, weight, layout)
         return into
 
 
@@ -312,7 +314,20 @@ def _gapless(spans: tuple[PairSpan, ...]) -> bool:
     return all(one.queries[1] == other.queries[0] for one, other in pairwise(spans))
 
 
-def _turn(
+def _turn(into: Tensor, *given: Any) -> None:
+    """`_turned_plainly`, in one launch."""
+    kernels = _triton_kernels(into.device, into.dtype)
+    kernels.turn(into, *given) if kernels else one_launch(_turned_plainly, into, *given)
+
+
+def turned_anew(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout) -> Tensor:
+    """States (batch, head, token, dim) turned by cos and sin (token, pair), in one launch."""
+    into = torch.empty_like(states)
+    _turn(into, None, states, cos, sin, None, None, layout)
+    return into
+
+
+def _turned_plainly(
     into: Tensor, rows: Tensor | None, states: Tensor, cos: Tensor | None, sin: Tensor | None, *given: Any
 ) -> None:
     """`turned`, to where it is wanted, by those rows of cos and sin."""
@@ -321,7 +336,13 @@ def _turn(
     into.copy_(turned(states, cos, sin, *given))
 
 
-def _merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
+def _merge(total: Tensor, *given: Any) -> None:
+    """`_merged_plainly`, in one launch."""
+    kernels = _triton_kernels(total.device, total.dtype)
+    kernels.merge(total, *given) if kernels else one_launch(_merged_plainly, total, *given)
+
+
+def _merged_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
     """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys.
 
     sinks: a further term of each head's softmax as well, as a score (head,).
@@ -349,3 +370,46 @@ def _beside(log_sum: Tensor, sinks: Tensor) -> Tensor:
 def _scores_of(sinks: Tensor, log_sum: Tensor) -> Tensor:
     """Sinks (batch * head, 1)."""
     return sinks.to(log_sum).repeat(log_sum.shape[0] // sinks.shape[0]).unsqueeze(1)
+
+
+@functools.cache
+def _triton_kernels(device: torch.device, dtype: torch.dtype) -> Any:
+    """The module of Triton kernels where they run on the device and were found to do right; None where not."""
+    if device.type not in ("cuda", "xpu") or dtype == torch.float64:
+        return None
+    try:
+        from mesa.engine import triton_kernels
+    except ImportError:
+        return None
+    try:
+        error = _difference(triton_kernels, device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as refusal:  # Triton's own errors have no class in common
+        error = str(refusal).partition("\n")[0]
+    if error is None:
+        return triton_kernels
+    warnings.warn(f"no Triton kernels on {device}: {error}; torch.compile in their place", stacklevel=2)
+    return None
+
+
+def _difference(kernels: Any, device: torch.device) -> str | None:
+    """How the kernels differ from plain operations, if they do."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    pairs = []
+    for layout in (RotaryLayout(2, 4), RotaryLayout(0, 6, interleaved=True, backwards=True)):
+        given = torch.arange(40, device=device).flip(0), drawn(1, 3, 40, 12), drawn(40, layout.pairs)
+        given = *given, drawn(40, layout.pairs), drawn(40, 1), drawn(12), layout
+        pairs.append([torch.zeros(1, 3, 40, 12, device=device) for _ in range(2)])
+        _turned_plainly(pairs[-1][0], *given)
+        kernels.turn(pairs[-1][1], *given)
+    states = drawn(40, 6, 12), drawn(6, 40), drawn(40, 6, 12), drawn(6, 40), drawn(3)
+    plain, by_kernel = ([part.clone() for part in states] for _ in range(2))
+    _merged_plainly(*plain)
+    kernels.merge(*by_kernel)
+    largest = max(float((one - other).abs().max()) for one, other in [*pairs, *zip(plain, by_kernel, strict=True)])
+    return None if largest <= 1e-4 else f"off by {largest:.2g}"

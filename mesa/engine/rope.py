@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.engine.compiled import by_launches, one_launch
+from mesa.engine.compiled import by_launches
 from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 
 
@@ -123,7 +123,9 @@ class Rotation:
             else self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
         )
         if compiled:
-            return one_launch(turned, states, cos, sin, None, None, self.layout)
+            from mesa.engine.device_attention import turned_anew  # with torch's compiler
+
+            return turned_anew(states, cos, sin, self.layout)
         if states.numel() <= _AT_ONCE:
             return self.layout.turn(states, cos, sin)
         step, whole = max(1, _AT_ONCE * states.shape[2] // states.numel()), torch.empty_like(states)

@@ -65,8 +65,9 @@ def attend_spans(
 
 def kernel_for(query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> Callable[..., tuple[Tensor, Tensor]]:
     """The first kernel that is one for this and was found to do right on the device."""
+    kind = spans[0].holds is not None, scoring.softcap is not None
     for kernel in (by_varlen, by_flex):
-        if takes(kernel, query, spans, scoring) and agrees(kernel, query.device, query.dtype, query.shape[3]):
+        if takes(kernel, query, spans, scoring) and agrees(kernel, query.device, query.dtype, query.shape[3], *kind):
             return kernel
     return by_operations
 
@@ -79,7 +80,7 @@ def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], 
         plain, dim = spans[0].holds is None and scoring.plain, query.shape[3]
         plain = plain and all(one.joined(other) for one, other in pairwise(spans))
         return plain and query.dtype != torch.float32 and dim % 8 == 0 and dim <= 256
-    return query.shape[2] > 1
+    return query.shape[2] > 1 and query.shape[3] >= 16
 
 
 def by_varlen(
@@ -126,7 +127,7 @@ def by_flex(
         known[place] = blocks_of(spans, query.device)
     if scoring.softcap is not None:
         if cap not in known:
-            known[cap] = _captured(scoring.softcap, query.device, torch.float32)
+            known[cap] = captured(scoring.softcap, query.device, torch.float32)
         scoring = replace(scoring, softcap=known[cap])
     output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
         query, key, value, score_mod=None if scoring.plain else _score(scoring),
@@ -232,9 +233,9 @@ def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask
     for chosen in (some & ~whole, whole):
         sides += [chosen.sum(1), np.argsort(~chosen, 1, kind="stable")]
     tensors = [torch.from_numpy(side.astype(np.int32))[None, None].to(device, non_blocking=True) for side in sides]
-    first, last, at, key_at = (_captured(place, device) for place in (from_key, to_key, begin, low))
+    first, last, at, key_at = (captured(place, device) for place in (from_key, to_key, begin, low))
     if isinstance(holds, Carry):
-        holds = replace(holds, width=_captured(holds.width, device), shift=_captured(holds.shift, device))
+        holds = replace(holds, width=captured(holds.width, device), shift=captured(holds.shift, device))
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         inside = (key >= first[query]) & (key <= last[query])
@@ -246,7 +247,7 @@ def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask
     )
 
 
-def _captured(number: Any, device: torch.device, dtype: torch.dtype = torch.int32) -> Any:
+def captured(number: Any, device: torch.device, dtype: torch.dtype = torch.int32) -> Any:
     """What a compiled function captures, as a tensor: numbers would be compiled in, or by `dynamic` refused."""
     return torch.tensor(number, dtype=dtype).to(device, non_blocking=True)
 
@@ -254,15 +255,23 @@ def _captured(number: Any, device: torch.device, dtype: torch.dtype = torch.int3
 _AGREES: dict[tuple[Any, ...], bool] = {}
 
 
-def agrees(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+def agrees(
+    kernel: Callable[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    dim: int,
+    patterned: bool = False,
+    capped: bool = False,
+) -> bool:
     """Whether a kernel gives what plain operations give in float64, tried once; warns where it does not.
 
     It may refuse a device, a dtype or a head dim, and where it lacks memory that says nothing of the next time.
+    patterned, capped: whether it is tried on spans that have `holds`, and with a soft cap, which are compiled apart.
     """
-    place = kernel, device, dtype, dim
+    place = kernel, device, dtype, dim, patterned, capped
     if place not in _AGREES:
         try:
-            error = _error(kernel, device, dtype, dim)
+            error = _error(*place)
         except torch.OutOfMemoryError:
             return False
         except (RuntimeError, ValueError, TypeError, AttributeError) as refusal:  # the last two: other versions
@@ -277,42 +286,46 @@ def agrees(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype,
 
 
 TRIALS: dict[str, tuple[PairSpan, ...]] = {
+    "a band far back": (PairSpan((600, 890), (0, 700), 40, 600),),
     "two triangles": (PairSpan((0, 150), (0, 150), 0, None), PairSpan((150, 290), (150, 290), 0, None)),
     "a band": (PairSpan((0, 290), (0, 290), 0, 40),),
     "a band further back": (PairSpan((30, 290), (0, 280), 10, 40),),
     "few keys, all but the nearest": (PairSpan((30, 290), (0, 70), 20, None),),
     "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
     "rectangles of different widths": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (0, 150), 0, None)),
-    "a pattern": (PairSpan((20, 290), (0, 280), 10, None, lambda query, key: (query + key) % 3 != 0),),
-    "queries without keys": (
-        PairSpan((0, 200), (0, 200), 0, None, lambda query, key: (query % 5 > 1) & (key % 7 < 4)),
-    ),
+    "a pattern": (PairSpan((600, 890), (0, 700), 10, None, Carry(3, 1, False)),),
+    "queries without keys": (PairSpan((600, 890), (0, 700), 0, None, Carry(5, 2, True)),),
 }
-"""What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more."""
+"""What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more.
+
+The first one of a kind has sizes all of which differ, so that what is compiled for it is for all sizes.
+"""
 
 
 def trial(spans: Sequence[PairSpan], dtype: torch.dtype, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random queries, keys and values for some spans, on the CPU."""
+    """Random queries, keys and values for some spans, on the CPU, laid out as those that were turned."""
     generator, (queries, keys) = torch.Generator().manual_seed(0), sides_of(spans)
     query, key, value = (
-        torch.randn(2, heads, end - begin, dim, generator=generator).to(dtype)
+        torch.randn(end - begin, 1, heads, dim, generator=generator).to(dtype).permute(1, 2, 0, 3)
         for heads, (begin, end) in ((4, queries), (2, keys), (2, keys))
     )
     return query, key, value
 
 
-def _error(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+def _error(
+    kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int, patterned: bool, capped: bool
+) -> str | None:
     """How a kernel differs from plain operations in float64, if it does."""
+    scoring = Scoring(dim**-0.5, 2.0 if capped else None)
     for name, spans in TRIALS.items():
         query, key, value = trial(spans, dtype, dim)
-        for scoring in (Scoring(dim**-0.5), Scoring(dim**-0.5, 2.0)):
-            there = query.to(device)
-            if not takes(kernel, there, spans, scoring):
-                continue
-            got = kernel(there, key.to(device), value.to(device), spans, scoring, {})
-            wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
-            if difference := differs(got, wanted, dtype):
-                return f"{name}: {difference}"
+        there = query.to(device)
+        if patterned != (spans[0].holds is not None) or not takes(kernel, there, spans, scoring):
+            continue
+        got = kernel(there, key.to(device), value.to(device), spans, scoring, {})
+        wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
+        if difference := differs(got, wanted, dtype):
+            return f"{name}: {difference}"
     return None
 
 
