@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import _permute_strides
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mesa.engine import device_attention
+from mesa.engine import device_attention, span_kernels
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
@@ -37,8 +36,6 @@ NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 COPIES = {"clone", "_to_copy", "copy_", "cat", "stack", "index", "index_select", "gather", "repeat", "constant_pad_nd",
           "index_put_", "index_copy_", "take_along_dim"}  # fmt: skip
 """Operations that move numbers and compute nothing."""
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All but cuDNN's, for which torch asks the device what it is."""
 ENDS = ("attention", "attn", "mm", "matmul")
 """Parts of names of operations whose outputs are no keys or values, whatever they read."""
 
@@ -105,6 +102,12 @@ class Device(TorchDispatchMode):
         ), name="flex_attention")  # fmt: skip
         return compiled()
 
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, **_: Any) -> Tensor:
+        """In the place of `scaled_dot_product_attention`, which has no kernel on meta tensors: one launch."""
+        (batch, heads, rows, dim), columns = query.shape, key.shape[2]
+        self.counts.flops += 4.0 * batch * heads * dim * _windowed(rows, columns, (-1, 0))
+        return self.compiled(lambda: query.new_empty(batch, rows, heads, dim), name="attention")().transpose(1, 2)
+
     def _on_host(self, func: Any, args: Any, kwargs: Any, to_host: bool) -> Any:
         """What a transfer to the host gives; an error where nobody knows."""
         real = tree_map(self._real, (args, kwargs))
@@ -155,10 +158,6 @@ class Device(TorchDispatchMode):
             window = named.get("window_size") or (-1, -1)
             pairs = sum(map(_windowed, queries.tolist(), keys.tolist(), [window] * len(queries)))
             return 4.0 * pairs * given[0].shape[-1] * given[0].shape[-2]
-        if name.startswith("_scaled_dot_product"):
-            (batch, heads, rows, dim), columns = given[0].shape, given[1].shape[2]
-            pairs = _windowed(rows, rows, (-1, 0)) if named.get("is_causal") else rows * columns
-            return 4.0 * batch * heads * pairs * dim
         return 0.0
 
     def _keep(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], output: Any) -> None:
@@ -283,7 +282,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
         stack.enter_context(mock.patch.object(device_attention, "_triton_kernels", return_value=None))
-        stack.enter_context(sdpa_kernel(KERNELS))
+        stack.enter_context(mock.patch.object(span_kernels, "scaled_dot_product_attention", device.causal))
         stack.enter_context(Named())
         stack.enter_context(device)
         yield device

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from mesa.engine.compiled import one_launch
 from mesa.engine.rope import RotaryLayout, Rotation, turned
 from mesa.engine.schedule import Schedule
-from mesa.engine.span_kernels import Scoring, by_flex, by_varlen, kernel_for
+from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_varlen, kernel_for
 from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
 from mesa.plan import Position, Scale
 
@@ -42,15 +42,67 @@ _FLOAT = 4
 
 def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output (batch, head, query, dim): part by part, some queries at a time, merged by log-sum-exp."""
-    layer = _Layer(schedule, query, key, value, scale)
-    blocks = layer.query_blocks()
-    layer.lay_out(blocks)
-    for begin, end in blocks:
-        layer.attend(begin, end)
-    return layer.output()
+    place = (
+        "program", query.shape, key.shape, query.dtype, query.device, schedule.softcap,
+        *(given is None for given in (schedule.slopes, schedule.sinks, schedule.query_weight)),
+    )  # fmt: skip
+    if place not in schedule.known:
+        schedule.known[place] = _Planner(schedule, query, key, scale).program()
+    return _Layer(schedule, schedule.known[place], query, key, value, scale).output()
 
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
+
+
+class _Side(NamedTuple):
+    """The tokens of a part's queries or keys: by which row of the table each is turned, and times what."""
+
+    begin: int
+    end: int
+    rows: Tensor | None
+    factors: Tensor | None
+
+
+class _Launch(NamedTuple):
+    """A call of a kernel: from the first of its queries to the end, and so of its keys."""
+
+    kernel: Kernel
+    spans: tuple[PairSpan, ...]
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+
+
+class _Work(NamedTuple):
+    """What is done for a part of a block. joint: whether its launches give one output; whole: of all of its queries."""
+
+    part: Part
+    queries: _Side
+    keys: _Side
+    launches: tuple[_Launch, ...]
+    joint: bool
+    whole: bool
+
+
+class _Block(NamedTuple):
+    """The queries begin .. end - 1.
+
+    alone: whether one launch gives the output of all queries, in memory of its own. filled: whether the first part is
+    of all of them. merged: the part whose merge takes in sinks, if any.
+    """
+
+    begin: int
+    end: int
+    works: tuple[_Work, ...]
+    alone: bool
+    filled: bool
+    merged: int | None
+
+
+class _Program(NamedTuple):
+    """What all layers of a schedule do. table: cos and sin of all turns."""
+
+    table: tuple[Tensor | None, Tensor | None]
+    blocks: tuple[_Block, ...]
 
 
 class _Workspace:
@@ -63,48 +115,61 @@ class _Workspace:
         """An empty tensor (batch, head, token, dim) like some states, of so many tokens."""
         batch, heads, _, dim = states.shape
         size = batch * heads * tokens * dim
-        if size <= len(self.free):
+        if size <= self.free.shape[0]:
             flat, self.free = self.free[:size], self.free[size:]
         else:
             flat = states.new_empty(size)
         return flat.view(tokens, batch, heads, dim).permute(1, 2, 0, 3)
 
 
-class _Layer:
-    """The states of one layer, shapes as in the executors, and its output (token, batch, head, dim)."""
+class _Planner:
+    """Lays out what the layers of a schedule do, for queries and keys of these shapes."""
 
-    def __init__(self, schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-        self.schedule, self.query, self.key, self.value, self.scale = schedule, query, key, value, scale
+    def __init__(self, schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> None:
+        self.schedule, self.query, self.key = schedule, query, key
         self.scoring = Scoring(scale, schedule.softcap, schedule.slopes)
         self.start, self.length = schedule.start, schedule.plan.length
-        self._total: Tensor | None = None
 
-    @property
-    def total(self) -> Tensor:
-        """The output, so far."""
-        if self._total is None:
-            batch, heads, tokens, dim = self.query.shape
-            self._total = self.query.new_empty(tokens, batch, heads, dim)
-        return self._total
+    def program(self) -> _Program:
+        """The blocks, the last queries first, and what they share on the device."""
+        ranges = self._ranges()
+        parts = [part for block in ranges for part in self.schedule.parts(*block)]
+        sides = [(part.query_position, *part.queries) for part in parts]
+        sides += [(part.key_position, *part.keys) for part in parts]
+        places = tuple(dict.fromkeys(self._place(*side) for side in sides))
+        table, rows = self.schedule.turning(places, self.query.dtype, self.query.device)
+        return _Program(table or (None, None), tuple(self._block(*block, rows) for block in ranges))
 
-    def output(self) -> Tensor:
-        """The output (batch, head, query, dim)."""
-        return self.total.permute(1, 2, 0, 3)
+    def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _Block:
+        parts = self.schedule.parts(begin, end)
+        works = tuple(self._work(part, rows) for part in parts)
+        filled = bool(parts) and parts[0].queries == (begin, end) and _gapless(parts[0].spans)
+        merged = self._merged_with(parts, (begin, end))
+        return _Block(begin, end, works, self._alone(parts), filled, merged)
 
-    def query_blocks(self) -> list[tuple[int, int]]:
+    def _work(self, part: Part, rows: dict[Any, Tensor]) -> _Work:
+        queries = self._side(part.query_position, part.query_scale, *part.queries, rows)
+        keys = self._side(part.key_position, part.key_scale, *part.keys, rows)
+        launches = tuple(_Launch(kernel, spans, *sides_of(spans)) for kernel, spans in self._launches_of(part))
+        return _Work(part, queries, keys, launches, self._joint(part), _gapless(part.spans))
+
+    def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Side:
+        place, accurate = self._place(position, begin, end), torch.promote_types(self.query.dtype, torch.float32)
+        own = rows.get(place)
+        if own is not None and len(own) > 1:
+            own = own.narrow(0, begin - place[1], end - begin)
+        return _Side(begin, end, own, self.schedule.factor(scale, begin, end, accurate, self.query.device))
+
+    def _ranges(self) -> list[tuple[int, int]]:
         """The queries of each block, the last ones first: of the least new memory that `LAUNCHES` allow."""
-        whole = self.schedule.parts(self.start, self.length)
-        kernels = [kernel for part in whole for kernel, _ in self._launches_of(part)]
-        place = "blocks", self.query.shape, self.key.shape, self.schedule.sinks is None, *kernels
-        if place not in self.schedule.known:
-            for share in _SHARES:
-                blocks = self._cut(share)
-                fits = sum(self._count(*block) for block in blocks) <= LAUNCHES
-                if fits or share == _SHARES[0]:
-                    self.schedule.known[place] = blocks
-                if not fits:
-                    break
-        return self.schedule.known[place]
+        chosen = list[tuple[int, int]]()
+        for share in _SHARES:
+            blocks = self._cut(share)
+            fits = sum(self._count(*block) for block in blocks) <= LAUNCHES
+            chosen = blocks if fits or not chosen else chosen
+            if not fits:
+                break
+        return chosen
 
     def _cut(self, share: float) -> list[tuple[int, int]]:
         """Blocks that need no more new memory than a share of all keys and values, each as large as possible."""
@@ -162,12 +227,21 @@ class _Layer:
 
     def _launches_of(self, part: Part) -> list[tuple[Kernel, tuple[PairSpan, ...]]]:
         """The kernel and the spans of each launch of a part."""
+        whole = 0, self.length
+        alone = part.spans[0]._replace(farthest=None) == PairSpan(whole, whole, 0, None)
+        if alone and (part.spans[0].farthest or self.length) >= self.length - 1 and self._causal(part):
+            return [(by_sdpa, part.spans)]
         launches = list[tuple[Kernel, tuple[PairSpan, ...]]]()
         for _, group in groupby(part.spans, lambda span: span.holds):
             spans = tuple(group)
             kernel = kernel_for(self.query, spans[:1], self.scoring)
             launches += [(kernel, run) for run in ([spans] if kernel is by_flex else part._replace(spans=spans).runs)]
         return launches
+
+    def _causal(self, part: Part) -> bool:
+        """Whether a part of all pairs is all that there is, so that no log-sum-exp is needed."""
+        plain = self.scoring.plain and self.schedule.sinks is None and self.start == self.schedule.first_key == 0
+        return plain and self.schedule.parts(self.start, self.length) == [part]
 
     def _placed(self, part: Part) -> tuple[bool, bool]:
         """Whether a part's queries are turned or scaled, and whether its keys are."""
@@ -181,101 +255,111 @@ class _Layer:
         )
         return queries or schedule.query_weight is not None, keys
 
-    def lay_out(self, blocks: list[tuple[int, int]]) -> None:
-        """Makes what all layers share, which takes memory on the way, before this one takes its own."""
-        parts = [part for block in blocks for part in self.schedule.parts(*block)]
-        sides = [(part.query_position, part.query_scale, *part.queries) for part in parts]
-        sides += [(part.key_position, part.key_scale, *part.keys) for part in parts]
-        places = tuple(dict.fromkeys(self._place(at, begin, end) for at, _, begin, end in sides))
-        self._table, self._rows = self.schedule.turning(places, self.query.dtype, self.query.device)
-        for _, scale, begin, end in sides:
-            self._factors(scale, begin, end)
-
     def _place(self, position: Position, begin: int, end: int) -> tuple[Position, int, int]:
         """The tokens for which a position is laid out: all where it is one for all."""
         apart = isinstance(position, Piecewise)
         return (position, begin, end) if apart else (position, self.schedule.first_key, self.length)
 
-    def _factors(self, scale: Scale | None, begin: int, end: int) -> Tensor | None:
-        accurate = torch.promote_types(self.query.dtype, torch.float32)
-        return self.schedule.factor(scale, begin, end, accurate, self.query.device)
-
-    def attend(self, begin: int, end: int) -> None:
-        """Fills in the output of the queries begin .. end - 1."""
-        parts, log_sum = self.schedule.parts(begin, end), None
-        if self._alone(parts):
-            ((_, output, log_sum),) = self._outputs(parts[0], _Workspace(self.query.new_empty(0)), None)
-            self._total, parts = output.unflatten(1, (len(self.query), -1)), []
-        total = self.total.narrow(0, begin - self.start, end - begin).flatten(1, 2)
-        if log_sum is None and not (parts and parts[0].queries == (begin, end) and _gapless(parts[0].spans)):
-            total.zero_()
-        merged, sinks = self._merged_with(parts, (begin, end)), self.schedule.sinks
-        for part in parts:
-            log_sum = self._add(part, begin, total, log_sum, sinks if part is merged else None)
-        if sinks is not None and log_sum is not None and merged is None:
-            one_launch(_sink, total, log_sum, sinks)
-
-    def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> Part | None:
+    def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> int | None:
         """The part whose merge can take in sinks as well: one launch over all queries of a block."""
-        return next((part for part in parts[1:] if part.queries == queries and self._joint(part)), None)
+        numbers = range(1, len(parts))
+        return next((at for at in numbers if parts[at].queries == queries and self._joint(parts[at])), None)
 
     def _joint(self, part: Part) -> bool:
         """Whether a part that is not the first is merged by one launch."""
         kernels = [kernel for kernel, _ in self._launches_of(part)]
         return len(kernels) == 1 or (_gapless(part.spans) and {*kernels} == {by_varlen})
 
+
+class _Layer:
+    """The states of one layer, shapes as in the executors, and its output (token, batch, head, dim)."""
+
+    def __init__(
+        self, schedule: Schedule, program: _Program, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> None:
+        self.schedule, self.program = schedule, program
+        self.query, self.key, self.value, self.scale = query, key, value, scale
+        self.scoring, self.start = Scoring(scale, schedule.softcap, schedule.slopes), schedule.start
+        self.layout = schedule.turn.layout if isinstance(schedule.turn, Rotation) else None
+        self._total: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The output, so far."""
+        if self._total is None:
+            batch, heads, tokens, dim = self.query.shape
+            self._total = self.query.new_empty(tokens, batch, heads, dim)
+        return self._total
+
+    def output(self) -> Tensor:
+        """The output (batch, head, query, dim)."""
+        for block in self.program.blocks:
+            self._attend(block)
+        return self.total.permute(1, 2, 0, 3)
+
+    def _attend(self, block: _Block) -> None:
+        """Fills in the output of a block's queries."""
+        works, log_sum, sinks = block.works, None, self.schedule.sinks
+        if block.alone:
+            ((_, output, log_sum),) = self._outputs(works[0], _Workspace(self.query.new_empty(0)), None)
+            self._total, works = output.unflatten(1, (self.query.shape[0], -1)), ()
+        total = self.total.narrow(0, block.begin - self.start, block.end - block.begin).flatten(1, 2)
+        if log_sum is None and not block.filled:
+            total.zero_()
+        for number, work in enumerate(works):
+            log_sum = self._add(work, block.begin, total, log_sum, sinks if number == block.merged else None)
+        if sinks is not None and log_sum is not None and block.merged is None:
+            one_launch(_sink, total, log_sum, sinks)
+
     def _add(
-        self, part: Part, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
+        self, work: _Work, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
     ) -> Tensor:
         """Adds a part to the output (query, batch * head, dim) of the queries from `begin` on; returns the log-sum-exp.
 
         log_sum: of what is there; None where nothing is. sinks: to be taken in on the way, if any.
         """
-        (low, high), workspace = part.queries, _Workspace(self.total.narrow(0, 0, begin - self.start))
-        given = self._outputs(part, workspace, total.narrow(0, low - begin, high - low) if log_sum is None else None)
-        logs = [log for _, _, log in given]
+        low, high = work.queries[:2]
+        workspace = _Workspace(self.total.narrow(0, 0, begin - self.start))
+        given = self._outputs(work, workspace, total.narrow(0, low - begin, high - low) if log_sum is None else None)
         if log_sum is not None:
             for (first, last), output, log in given:
                 rows = first - begin, last - first
                 _merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
             return log_sum
-        if high - low == len(total) and _gapless(part.spans):
+        logs = [log for _, _, log in given]
+        if high - low == total.shape[0] and work.whole:
             return torch.cat(logs, 1) if len(logs) > 1 else logs[0]
-        log_sum = logs[0].new_full((len(logs[0]), len(total)), -math.inf)
+        log_sum = logs[0].new_full((logs[0].shape[0], total.shape[0]), -math.inf)
         for (first, last), _, log in given:
             log_sum.narrow(1, first - begin, last - first).copy_(log)
         return log_sum
 
     def _outputs(
-        self, part: Part, workspace: _Workspace, into: Tensor | None
+        self, work: _Work, workspace: _Workspace, into: Tensor | None
     ) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
         """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
 
         One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
         of their own.
         """
-        (low, high), (low_key, high_key) = part.queries, part.keys
-        first_key, launches = self.schedule.first_key, self._launches_of(part)
+        (low, high), (low_key, high_key), first_key = work.queries[:2], work.keys[:2], self.schedule.first_key
         values = self.value.narrow(2, low_key - first_key, high_key - low_key)
-        keys = self.key.narrow(2, low_key - first_key, high_key - low_key)
-        keys = self._turned(keys, part.key_position, part.key_scale, *part.keys, workspace)
+        keys = self._turned(self.key.narrow(2, low_key - first_key, high_key - low_key), work.keys, workspace)
         rows = self.query.narrow(2, low - self.start, high - low)
-        weight = self.schedule.query_weight
-        rows = self._turned(rows, part.query_position, part.query_scale, *part.queries, workspace, weight)
+        rows = self._turned(rows, work.queries, workspace, self.schedule.query_weight)
         apart, results = None, []
-        if into is None and any(kernel is by_varlen for kernel, _ in launches):
+        if into is None and any(launch.kernel is by_varlen for launch in work.launches):
             apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
-        for kernel, spans in launches:
-            (first, last), (from_key, to_key) = sides_of(spans)
+        for kernel, spans, (first, last), (from_key, to_key) in work.launches:
             place = apart if into is None and kernel is by_varlen else into
             output, log = kernel(
                 rows.narrow(2, first - low, last - first),
                 *(states.narrow(2, from_key - low_key, to_key - from_key) for states in (keys, values)),
-                spans, self._scoring(part, (first, last), (from_key, to_key)), self.schedule.known,
+                spans, self._scoring(work.part, (first, last), (from_key, to_key)), self.schedule.known,
                 None if place is None else place.narrow(0, first - low, last - first),
             )  # fmt: skip
             results.append(((first, last), output, log))
-        if len(launches) > 1 and apart is not None and self._joint(part):
+        if len(results) > 1 and apart is not None and work.joint:
             return [((low, high), apart, torch.cat([log for _, _, log in results], 1))]
         return results
 
@@ -292,20 +376,14 @@ class _Layer:
             known[place] = slopes.float().to(self.query.device, non_blocking=True)
         return Scoring(self.scale, self.schedule.softcap, known[place], *at)
 
-    def _turned(
-        self, states: Tensor, position: Position, scale: Scale | None, begin: int, end: int, workspace: _Workspace,
-        weight: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """States of the tokens begin .. end - 1 at a position and a scale."""
-        place, factors, turn = self._place(position, begin, end), self._factors(scale, begin, end), self.schedule.turn
-        rows = self._rows.get(place)
+    def _turned(self, states: Tensor, side: _Side, workspace: _Workspace, weight: Tensor | None = None) -> Tensor:
+        """A part's states at its position and scale."""
+        begin, end, rows, factors = side
         if rows is None and factors is None and weight is None:
             return states
-        if rows is not None and len(rows) > 1:
-            rows = rows.narrow(0, begin - place[1], end - begin)
-        table = (None, None) if rows is None or self._table is None else self._table
-        layout, into = turn.layout if isinstance(turn, Rotation) else None, workspace.take(states, end - begin)
-        _turn(into, rows, states, *table, factors, weight, layout)
+        table = (None, None) if rows is None else self.program.table
+        into = workspace.take(states, end - begin)
+        _turn(into, rows, states, *table, factors, weight, self.layout)
         return into
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.engine.compiled import by_launches
+from mesa.engine.compiled import by_launches, one_launch
 from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 
 
@@ -122,6 +122,8 @@ class Rotation:
             if isinstance(positions, tuple)
             else self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
         )
+        if compiled and torch.is_grad_enabled():  # Triton's kernels have no gradients
+            return one_launch(turned, states, cos, sin, None, None, self.layout)
         if compiled:
             from mesa.engine.device_attention import turned_anew  # with torch's compiler
 

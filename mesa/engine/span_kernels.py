@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
 
 from mesa.engine.compiled import compiled
 from mesa.engine.kernels import capped, scores_of
@@ -81,6 +82,16 @@ def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], 
         plain = plain and all(one.joined(other) for one, other in pairwise(spans))
         return plain and query.dtype != torch.float32 and dim % 8 == 0 and dim <= 256
     return query.shape[2] > 1 and query.shape[3] >= 16
+
+
+def by_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, *_: Any
+) -> tuple[Tensor, None]:
+    """`attend_spans` of all pairs, causally, by the kernel that stock models use; without log-sum-exp."""
+    output = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scoring.scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return output.permute(2, 0, 1, 3).flatten(1, 2), None
 
 
 def by_varlen(

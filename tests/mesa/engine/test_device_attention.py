@@ -156,7 +156,7 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
     monkeypatch.setattr(span_kernels, "_AGREES", {})
     monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
     assert span_kernels.agrees(right, device, dtype, 64)
-    for wrong, message in ((too_wide, "a band: output off"), (refuses, "no kernel for this device")):
+    for wrong, message in ((too_wide, "a band far back: output off"), (refuses, "no kernel for this device")):
         with pytest.warns(UserWarning, match=message):
             assert not span_kernels.agrees(wrong, device, dtype, 64)
         assert not span_kernels.agrees(wrong, device, dtype, 64)
