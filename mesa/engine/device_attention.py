@@ -51,7 +51,7 @@ def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sca
     return _Layer(schedule, schedule.known[place], query, key, value, scale).output()
 
 
-Kernel = Callable[..., tuple[Tensor, Tensor]]
+Kernel = Callable[..., tuple[Tensor, Any]]
 
 
 class _Side(NamedTuple):

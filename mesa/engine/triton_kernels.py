@@ -4,8 +4,10 @@ A launch takes the host a fraction of what a call of a function does that torch 
 CUDA, ROCm and XPU; importing this without it is an ImportError.
 """
 
-import triton
-import triton.language as tl
+from typing import Any
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from mesa.engine.rope import RotaryLayout
@@ -21,12 +23,13 @@ def turn(
     """`rope.turned` of states (batch, head, token, dim) to where it is wanted, by those rows of cos and sin."""
     batch, heads, tokens, dim = into.shape
     turns = cos is not None and sin is not None and layout is not None
+    table = (cos.contiguous(), sin.contiguous()) if cos is not None and sin is not None else (into, into)
     layout = layout or RotaryLayout(0, 1)
-    table = (cos.contiguous(), sin.contiguous()) if turns else (into, into)
     by_row = rows if rows is not None else into
     single = turns and (len(rows) if rows is not None else len(table[0])) == 1
     grid = triton.cdiv(tokens, _TOKENS), heads, batch
-    _turn_kernel[grid](
+    kernel: Any = _turn_kernel
+    kernel[grid](
         into, states, by_row, *table, into if factors is None else factors, into if weight is None else weight,
         tokens, *(into.stride(axis) for axis in range(3)), *(states.stride(axis) for axis in range(3)),
         0 if single else 1, 0 if factors is None or len(factors) == 1 else factors.stride(0),
@@ -41,7 +44,8 @@ def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: 
     sinks: a further term of each head's softmax as well, as a score (head,).
     """
     tokens, heads, dim = total.shape
-    _merge_kernel[triton.cdiv(tokens, _TOKENS), heads](
+    kernel: Any = _merge_kernel
+    kernel[triton.cdiv(tokens, _TOKENS), heads](
         total, log_sum, output, other, total if sinks is None else sinks, tokens,
         *total.stride()[:2], *output.stride()[:2], *log_sum.stride(), *other.stride(),
         1 if sinks is None else len(sinks), dim, triton.next_power_of_2(dim), sinks is not None, _TOKENS,
