@@ -24,7 +24,8 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from mesa.engine import attention, kernels, stairs
-from mesa.engine.rope import RotaryLayout, Rotation
+from mesa.engine.layout import RotaryLayout
+from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 
 NAMES = ("origin", "rerope", "stair", "lm-infinite", "streaming-llm", "mesa", "mesa at M = 512")

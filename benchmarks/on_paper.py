@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mesa.engine import device_attention, span_kernels
+from mesa.engine import launches, span_kernels
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
@@ -281,7 +281,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     device = device or Device()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
-        stack.enter_context(mock.patch.object(device_attention, "_triton_kernels", return_value=None))
+        stack.enter_context(mock.patch.object(launches, "_triton_kernels", return_value=None))
         stack.enter_context(mock.patch.object(span_kernels, "scaled_dot_product_attention", device.causal))
         stack.enter_context(Named())
         stack.enter_context(device)

@@ -7,9 +7,7 @@ tested on a CPU and counted on shapes.
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -17,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.compiled import one_launch
-from mesa.engine.rope import RotaryLayout, Rotation, turned
+from mesa.engine.launches import merge, take_in_sinks, turn
+from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_varlen, kernel_for
 from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
@@ -309,7 +307,7 @@ class _Layer:
         for number, work in enumerate(works):
             log_sum = self._add(work, block.begin, total, log_sum, sinks if number == block.merged else None)
         if sinks is not None and log_sum is not None and block.merged is None:
-            one_launch(_sink, total, log_sum, sinks)
+            take_in_sinks(total, log_sum, sinks)
 
     def _add(
         self, work: _Work, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
@@ -324,7 +322,7 @@ class _Layer:
         if log_sum is not None:
             for (first, last), output, log in given:
                 rows = first - begin, last - first
-                _merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
+                merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
             return log_sum
         logs = [log for _, _, log in given]
         if high - low == total.shape[0] and work.whole:
@@ -383,111 +381,10 @@ class _Layer:
             return states
         table = (None, None) if rows is None else self.program.table
         into = workspace.take(states, end - begin)
-        _turn(into, rows, states, *table, factors, weight, self.layout)
+        turn(into, rows, states, *table, factors, weight, self.layout)
         return into
 
 
 def _gapless(spans: tuple[PairSpan, ...]) -> bool:
     """Whether the spans' queries follow one another."""
     return all(one.queries[1] == other.queries[0] for one, other in pairwise(spans))
-
-
-def _turn(into: Tensor, *given: Any) -> None:
-    """`_turned_plainly`, in one launch."""
-    kernels = _triton_kernels(into.device, into.dtype)
-    kernels.turn(into, *given) if kernels else one_launch(_turned_plainly, into, *given)
-
-
-def turned_anew(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout) -> Tensor:
-    """States (batch, head, token, dim) turned by cos and sin (token, pair), in one launch."""
-    into = torch.empty_like(states)
-    _turn(into, None, states, cos, sin, None, None, layout)
-    return into
-
-
-def _turned_plainly(
-    into: Tensor, rows: Tensor | None, states: Tensor, cos: Tensor | None, sin: Tensor | None, *given: Any
-) -> None:
-    """`turned`, to where it is wanted, by those rows of cos and sin."""
-    if rows is not None and cos is not None and sin is not None:
-        cos, sin = cos[rows], sin[rows]
-    into.copy_(turned(states, cos, sin, *given))
-
-
-def _merge(total: Tensor, *given: Any) -> None:
-    """`_merged_plainly`, in one launch."""
-    kernels = _triton_kernels(total.device, total.dtype)
-    kernels.merge(total, *given) if kernels else one_launch(_merged_plainly, total, *given)
-
-
-def _merged_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
-    """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys.
-
-    sinks: a further term of each head's softmax as well, as a score (head,).
-    """
-    both = torch.logaddexp(log_sum, other)
-    share = (other - both).exp().nan_to_num(nan=0.0).t().unsqueeze(-1)  # NaN: neither part saw a key
-    accurate = total.to(share.dtype)
-    accurate = accurate + share * (output.to(share.dtype) - accurate)
-    if sinks is not None:
-        accurate, both = accurate * _beside(both, sinks), torch.logaddexp(both, _scores_of(sinks, both))
-    total.copy_(accurate)
-    log_sum.copy_(both)
-
-
-def _sink(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
-    """Takes in a further term of each head's softmax, as a score (head,)."""
-    total.copy_(total * _beside(log_sum, sinks))
-
-
-def _beside(log_sum: Tensor, sinks: Tensor) -> Tensor:
-    """What is left to keys beside sinks (query, head, 1)."""
-    return (log_sum - _scores_of(sinks, log_sum)).sigmoid().t().unsqueeze(-1)
-
-
-def _scores_of(sinks: Tensor, log_sum: Tensor) -> Tensor:
-    """Sinks (batch * head, 1)."""
-    return sinks.to(log_sum).repeat(log_sum.shape[0] // sinks.shape[0]).unsqueeze(1)
-
-
-@functools.cache
-def _triton_kernels(device: torch.device, dtype: torch.dtype) -> Any:
-    """The module of Triton kernels where they run on the device and were found to do right; None where not."""
-    if device.type not in ("cuda", "xpu") or dtype == torch.float64:
-        return None
-    try:
-        from mesa.engine import triton_kernels
-    except ImportError:
-        return None
-    try:
-        error = _difference(triton_kernels, device)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as refusal:  # Triton's own errors have no class in common
-        error = str(refusal).partition("\n")[0]
-    if error is None:
-        return triton_kernels
-    warnings.warn(f"no Triton kernels on {device}: {error}; torch.compile in their place", stacklevel=2)
-    return None
-
-
-def _difference(kernels: Any, device: torch.device) -> str | None:
-    """How the kernels differ from plain operations, if they do."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
-    pairs = []
-    for layout in (RotaryLayout(2, 4), RotaryLayout(0, 6, interleaved=True, backwards=True)):
-        given = torch.arange(40, device=device).flip(0), drawn(1, 3, 40, 12), drawn(40, layout.pairs)
-        given = *given, drawn(40, layout.pairs), drawn(40, 1), drawn(12), layout
-        pairs.append([torch.zeros(1, 3, 40, 12, device=device) for _ in range(2)])
-        _turned_plainly(pairs[-1][0], *given)
-        kernels.turn(pairs[-1][1], *given)
-    states = drawn(40, 6, 12), drawn(6, 40), drawn(40, 6, 12), drawn(6, 40), drawn(3)
-    plain, by_kernel = ([part.clone() for part in states] for _ in range(2))
-    _merged_plainly(*plain)
-    kernels.merge(*by_kernel)
-    largest = max(float((one - other).abs().max()) for one, other in [*pairs, *zip(plain, by_kernel, strict=True)])
-    return None if largest <= 1e-4 else f"off by {largest:.2g}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.engine.compiled import by_launches, one_launch
+from mesa.engine.compiled import by_launches
+from mesa.engine.launches import turned_anew
+from mesa.engine.layout import RotaryLayout
 from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 
 
@@ -51,38 +52,6 @@ class OfKind(nn.Module):
         return self.module(x, position_ids, self.kind)
 
 
-@dataclass(frozen=True)
-class RotaryLayout:
-    """Where a head has its rotary pairs: from dim `begin` on, `pairs` of them, as two halves or side by side.
-
-    backwards: whether they turn the other way round, queries and keys alike.
-    """
-
-    begin: int
-    pairs: int
-    interleaved: bool = False
-    backwards: bool = False
-
-    def turn(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`states` (.., token, dim) with each pair turned; cos, sin: as `spread`. Other dims have no position."""
-        begin, end = self.begin, self.begin + 2 * self.pairs
-        whole = end - begin == states.shape[-1]
-        pairs = states if whole else states[..., begin:end]
-        other = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else pairs.roll(self.pairs, -1)
-        turned = (pairs * cos).addcmul_(other, sin)
-        if whole:
-            return turned
-        states = states.expand(*turned.shape[:-1], -1)
-        return torch.cat([states[..., :begin], turned, states[..., end:]], -1)
-
-    def spread(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (token, pair) as (token, rotary dim): what each dim is multiplied by, and its pair's other."""
-        sin = -sin if self.backwards else sin
-        both = (cos, cos), (-sin, sin)
-        cos, sin = (torch.stack(part, -1).flatten(-2) if self.interleaved else torch.cat(part, -1) for part in both)
-        return cos, sin
-
-
 _AT_ONCE = 2**18
 """Numbers turned at a time: what rotary computes on the way stays in a CPU's cache, and takes no new memory."""
 
@@ -122,11 +91,7 @@ class Rotation:
             if isinstance(positions, tuple)
             else self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
         )
-        if compiled and torch.is_grad_enabled():  # Triton's kernels have no gradients
-            return one_launch(turned, states, cos, sin, None, None, self.layout)
         if compiled:
-            from mesa.engine.device_attention import turned_anew  # with torch's compiler
-
             return turned_anew(states, cos, sin, self.layout)
         if states.numel() <= _AT_ONCE:
             return self.layout.turn(states, cos, sin)
@@ -182,22 +147,6 @@ class Rotation:
         frequencies = frequencies.narrow(0, 0, self.layout.pairs).to(self.accurate)
         angles = positions[:, None].to(device, self.accurate, non_blocking=True) * frequencies
         return angles.cos(), angles.sin()
-
-
-def turned(
-    states: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    factors: Tensor | None,
-    weight: Tensor | None,
-    layout: RotaryLayout,
-) -> Tensor:
-    """States turned by cos and sin (token, pair), times a weight (dim,), times factors (token, 1); None for neither."""
-    dtype = states.dtype
-    if cos is not None and sin is not None and layout is not None:
-        states = layout.turn(states, *layout.spread(cos, sin))
-    states = states if weight is None else states * weight
-    return (states if factors is None else states * factors).to(dtype)
 
 
 _SHARE = 64.0

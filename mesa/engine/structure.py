@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.engine.attention import dense
+from mesa.engine.layout import RotaryLayout
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
-from mesa.engine.rope import OfKind, RotaryLayout, Rotation
+from mesa.engine.rope import OfKind, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
 from mesa.finite import not_finite

@@ -10,7 +10,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from mesa.engine.rope import RotaryLayout
+from mesa.engine.layout import RotaryLayout
 
 _TOKENS = 32
 """Tokens of a program."""
@@ -20,7 +20,7 @@ def turn(
     into: Tensor, rows: Tensor | None, states: Tensor, cos: Tensor | None, sin: Tensor | None, factors: Tensor | None,
     weight: Tensor | None, layout: RotaryLayout | None,
 ) -> None:  # fmt: skip
-    """`rope.turned` of states (batch, head, token, dim) to where it is wanted, by those rows of cos and sin."""
+    """`layout.turned` of states (batch, head, token, dim) to where it is wanted, by those rows of cos and sin."""
     batch, heads, tokens, dim = into.shape
     turns = cos is not None and sin is not None and layout is not None
     table = (cos.contiguous(), sin.contiguous()) if cos is not None and sin is not None else (into, into)

@@ -14,7 +14,8 @@ import torch
 
 from mesa.device import now
 from mesa.engine.attention import EXECUTORS
-from mesa.engine.rope import RotaryLayout, Rotation
+from mesa.engine.layout import RotaryLayout
+from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule, calls
 from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype

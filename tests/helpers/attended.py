@@ -11,7 +11,8 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import mesa
-from mesa.engine.rope import RotaryLayout, Rotation
+from mesa.engine.layout import RotaryLayout
+from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 from mesa.plan import Constant, Plan, Region, Stepped
 

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from mesa.engine import device_attention, triton_kernels
-from mesa.engine.rope import RotaryLayout
+from mesa.engine import launches, triton_kernels
+from mesa.engine.layout import RotaryLayout
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -33,7 +33,7 @@ def test_states_are_turned_as_by_plain_operations(layout, by, dtype):
         table = table if rows is not None or by in (None, "one angle") else [part[:37] for part in table]
         given = drawn(37, 1) if scaled else None, drawn(16) if weighed else None, rotary
         wanted, got = (torch.zeros(37, 2, 3, 16).permute(1, 2, 0, 3) for _ in range(2))
-        device_attention._turned_plainly(wanted, rows, states.float(), *table, *given)
+        launches._turned_plainly(wanted, rows, states.float(), *table, *given)
         triton_kernels.turn(got, rows, states, *table, *given)
         close(got, wanted, dtype)
 
@@ -46,13 +46,13 @@ def test_outputs_are_merged_as_by_plain_operations(sinks, dtype):
     log_sum[0, 3] = other[0, 3] = other[1, 4] = log_sum[2, 5] = -torch.inf  # keys of neither, of one, of the other
     given = drawn(sinks) if sinks else None
     wanted, sums = total.float().clone(), log_sum.clone()
-    device_attention._merged_plainly(wanted, sums, output.float(), other, given)
+    launches._merged_plainly(wanted, sums, output.float(), other, given)
     triton_kernels.merge(total, log_sum, output, other.t().contiguous().t(), given)
     close(total, wanted, dtype)
     torch.testing.assert_close(log_sum, sums)
 
 
 def test_the_trial_finds_the_kernels_right_and_a_wrong_one_wrong(monkeypatch):
-    assert device_attention._difference(triton_kernels, torch.device("cpu")) is None
+    assert launches._difference(triton_kernels, torch.device("cpu")) is None
     monkeypatch.setattr(triton_kernels, "merge", lambda total, *given: total.add_(0.1))
-    assert "off by" in device_attention._difference(triton_kernels, torch.device("cpu"))
+    assert "off by" in launches._difference(triton_kernels, torch.device("cpu"))

@@ -13,7 +13,7 @@ import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
-from mesa.engine import attention, device_attention, rope, schedule, span_kernels
+from mesa.engine import attention, device_attention, launches, layout, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule
 from mesa.engine.spans import parts
 from mesa.methods.chunked import MesaExtrapolation
@@ -214,24 +214,24 @@ def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance,
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
     """Inductor's C++ here, its Triton on a GPU; views of a larger tensor are written in place."""
-    generator, layout = torch.Generator().manual_seed(0), rope.RotaryLayout(0, 32, interleaved)
+    generator, rotary = torch.Generator().manual_seed(0), layout.RotaryLayout(0, 32, interleaved)
 
     def random(*shape):
         return torch.randn(*shape, generator=generator)
 
     for tokens in (300, 417):  # the second is not compiled anew
         angles, states = random(tokens, 32), random(1, 4, tokens, 64)
-        given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, layout
-        got = torch.compile(rope.turned, dynamic=True)(*given)
-        torch.testing.assert_close(got, rope.turned(*given), atol=1e-5, rtol=0)
+        given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, rotary
+        got = torch.compile(layout.turned, dynamic=True)(*given)
+        torch.testing.assert_close(got, layout.turned(*given), atol=1e-5, rtol=0)
         turned, whole = [], random(7, 32)
         rows = torch.arange(tokens, dtype=torch.int32) % 7  # of a table that several positions share
-        for turn in (device_attention._turn, torch.compile(device_attention._turn, dynamic=True)):
+        for turn in (launches._turned_plainly, torch.compile(launches._turned_plainly, dynamic=True)):
             into = torch.zeros(500, 1, 4, 64)
             turn(into.narrow(0, 50, tokens).permute(1, 2, 0, 3), rows, states, whole.cos(), whole.sin(), *given[3:])
             turned.append(into)
         torch.testing.assert_close(turned[1], turned[0], atol=1e-5, rtol=0)
-        wanted = rope.turned(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
+        wanted = layout.turned(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
         torch.testing.assert_close(turned[0][50 : 50 + tokens].permute(1, 2, 0, 3), wanted, atol=1e-5, rtol=0)
         total, log_sum, part, sinks = (
             random(500, 8, 64),
@@ -240,7 +240,7 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
             random(8),
         )
         log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
-        merge, sink = device_attention._merge, device_attention._sink
+        merge, sink = launches._merged_plainly, launches._sink
         results = []
         for compiler in (lambda function: function, lambda function: torch.compile(function, dynamic=True)):
             for apart in (True, False):  # sinks after the merge, or in it

@@ -138,7 +138,7 @@ def test_medians_are_numpys_bit_for_bit(columns, moved):
     np.testing.assert_array_equal(median_sizes(np.sort(values, axis=1)), np.median(np.abs(values), axis=1))
 
 
-def test_what_is_beyond_a_line_between_two_float32_is_told_exactly():
+def test_a_line_between_two_float32_is_compared_exactly():
     x = np.float32(1) + np.arange(-2, 3, dtype=np.float32) * np.float32(2**-23)
     limit = np.array([1, 1 + 2**-30, 1 - 2**-30, 1 + 2**-23, 1e300, -1e300])
     for side in (np.ones(6, np.int8), -np.ones(6, np.int8), np.zeros(6, np.int8)):
