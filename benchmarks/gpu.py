@@ -1,4 +1,4 @@
-"""Everything that has not run on a GPU, run once: one page of Markdown, and exit code 1 where any of it fails.
+"""What no CPU can test, on a GPU: one page of Markdown, and exit code 1 where any of it fails.
 
     make test-gpu                                    # writes runs/gpu/gpu.md and gpu.json
     python benchmarks/gpu.py --dry-run --out FOLDER  # the same steps on the CPU, small: tries the script

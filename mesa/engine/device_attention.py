@@ -1,8 +1,8 @@
 """The executor of devices other than CPUs: few launches, no copies of keys, memory for a few queries at a time.
 
 What is turned for some queries, and a part's output for them, lies where the output of queries to come will be: those
-are done from the last ones on, in blocks so large that little new memory is needed. It has not run on a GPU: it is
-tested on a CPU and counted on shapes.
+are done from the last ones on, in blocks so large that little new memory is needed. It is tested on a CPU and counted
+on shapes; `make test-gpu` tests it on a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over spans on devices other than CPUs: PyTorch's public kernels, each after a trial, or plain operations.
 
 Spans go to `varlen_attn` (flash attention on CUDA: half precision, windows), to a compiled `flex_attention` (patterns,
-soft caps, ALiBi, float32) or to plain operations, by what each device was found to do right. None of this has run on a
-GPU: it is tested on a CPU by stand-ins that promise what those kernels do, and counted on shapes.
+soft caps, ALiBi, float32) or to plain operations, by what each device was found to do right. It is tested on a CPU by
+stand-ins that promise what those kernels do, and counted on shapes; `make test-gpu` tests it on a GPU.
 """
 
 from __future__ import annotations
