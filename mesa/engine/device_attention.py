@@ -225,9 +225,9 @@ class _Planner:
 
     def _launches_of(self, part: Part) -> list[tuple[Kernel, tuple[PairSpan, ...]]]:
         """The kernel and the spans of each launch of a part."""
-        whole = 0, self.length
+        whole, farthest = (0, self.length), part.spans[0].farthest
         alone = part.spans[0]._replace(farthest=None) == PairSpan(whole, whole, 0, None)
-        if alone and (part.spans[0].farthest or self.length) >= self.length - 1 and self._causal(part):
+        if alone and (farthest is None or farthest >= self.length - 1) and self._causal(part):
             return [(by_sdpa, part.spans)]
         launches = list[tuple[Kernel, tuple[PairSpan, ...]]]()
         for _, group in groupby(part.spans, lambda span: span.holds):

@@ -14,7 +14,7 @@ from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
 from mesa.engine import attention, device_attention, launches, layout, rope, schedule, span_kernels
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import Schedule, Span
 from mesa.engine.spans import parts
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.plan import Plan, token_index
@@ -113,6 +113,14 @@ def test_plans_of_others_equal_dense(name, start, kernel):
     bound = Schedule(Plan(40, OF_OTHERS[name]), start, token_index, rotate())
     expected, got = by_both(bound, query[:, :, start:], key, value, 0.5)
     torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_layers_that_see_few_tokens_equal_dense(size, kernel):
+    method = cases.method("origin")
+    bound = Schedule(method.plan(40, 40), 0, method.cached_position, rotate()).seeing(Span(size), 0)
+    expected, got = by_both(bound, *states(40), 0.5)
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
