@@ -93,7 +93,7 @@ class Rotation:
         )
         if compiled:
             return turned_anew(states, cos, sin, self.layout)
-        if states.numel() <= _AT_ONCE:
+        if states.numel() <= _AT_ONCE or states.shape[2] == 1:  # a token may be turned to several positions
             return self.layout.turn(states, cos, sin)
         step, whole = max(1, _AT_ONCE * states.shape[2] // states.numel()), torch.empty_like(states)
         for begin in range(0, states.shape[2], step):

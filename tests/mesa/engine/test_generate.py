@@ -16,6 +16,7 @@ from transformers import DynamicCache, QuantizedCache, StaticCache
 from transformers.generation import stopping_criteria
 
 import mesa
+from mesa.engine import rope
 
 PROMPT = 61
 
@@ -31,6 +32,16 @@ def test_without_a_cache_every_step_keeps_the_prompts_length(family, name):
     with mesa.applied(model, method):
         cached, anew = (scores(model, tokens(1, PROMPT), use_cache=use_cache) for use_cache in (True, False))
     torch.testing.assert_close(anew, cached, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["rerope", "dca"])
+def test_a_step_of_very_many_rows_equals_one_pass(name, monkeypatch):
+    """Their states are more than are turned at a time, which splits tokens alone; a query has several positions."""
+    monkeypatch.setattr(rope, "_AT_ONCE", 64)
+    model, method, ids = tiny.model(), cases.method(name), tokens(3, 40)
+    with mesa.applied(model, method, prompt_length=39):
+        step, whole = tiny.in_pieces(model, ids, 39), tiny.logits(model, ids)
+    torch.testing.assert_close(step, whole, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["rerope", "self-extend", "dca", "mesa"])
