@@ -23,7 +23,7 @@ def turned_anew(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout) 
     """States (batch, head, token, dim) turned by cos and sin (token, pair), in one launch."""
     if torch.is_grad_enabled():  # Triton's kernels have no gradients
         return one_launch(turned, states, cos, sin, None, None, layout)
-    into = torch.empty_like(states)
+    into = states.new_empty(states.shape)
     turn(into, None, states, cos, sin, None, None, layout)
     return into
 

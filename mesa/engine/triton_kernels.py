@@ -22,6 +22,7 @@ def turn(
 ) -> None:  # fmt: skip
     """`layout.turned` of states (batch, head, token, dim) to where it is wanted, by those rows of cos and sin."""
     batch, heads, tokens, dim = into.shape
+    states = states if states.stride(3) == 1 else states.contiguous()
     turns = cos is not None and sin is not None and layout is not None
     table = (cos.contiguous(), sin.contiguous()) if cos is not None and sin is not None else (into, into)
     layout = layout or RotaryLayout(0, 1)
