@@ -243,8 +243,9 @@ def training_step(size: Size) -> Iterator[Row]:
 def layers_of_llama(size: Size) -> Iterator[Row]:
     """Time and memory of four layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
 
-    Prefill and token: over stock's, and what benchmarks/cost.py computes for an H100. Extra: the peak over stock's, of
-    all keys and values of a layer. Launches: kernels and copies a layer beyond stock's, of the prompt and of a token.
+    Prefill and token: over stock's, and what probe/experiment/cost.py computes for an H100 with as many launches as are
+    allowed. Extra: the peak over stock's, of all keys and values of a layer. Launches: kernels and copies a layer
+    beyond stock's, of the prompt and of a token.
     """
     config = budgets.config_of("llama-3-8b", small=size.device == "cpu")
     config.num_hidden_layers, dtype = LAYERS, torch.float32 if size.device == "cpu" else torch.bfloat16

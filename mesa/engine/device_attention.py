@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.launches import merge, take_in_sinks, turn
+from mesa.engine.launches import add_sinks, merge, turn
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_varlen, kernel_for
@@ -307,7 +307,7 @@ class _Layer:
         for number, work in enumerate(works):
             log_sum = self._add(work, block.begin, total, log_sum, sinks if number == block.merged else None)
         if sinks is not None and log_sum is not None and block.merged is None:
-            take_in_sinks(total, log_sum, sinks)
+            add_sinks(total, log_sum, sinks)
 
     def _add(
         self, work: _Work, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None

@@ -14,12 +14,12 @@ from mesa.engine.layout import RotaryLayout, turned
 
 
 def turn(into: Tensor, *given: Any) -> None:
-    """`_turned_plainly`, in one launch."""
+    """States of tokens, turned as `layout.turned` does, written to `into` (batch, head, token, dim) in one launch."""
     kernels = _triton_kernels(into.device, into.dtype)
     kernels.turn(into, *given) if kernels else one_launch(_turned_plainly, into, *given)
 
 
-def turned_anew(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout) -> Tensor:
+def turned_states(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout) -> Tensor:
     """States (batch, head, token, dim) turned by cos and sin (token, pair), in one launch."""
     if torch.is_grad_enabled():  # Triton's kernels have no gradients
         return one_launch(turned, states, cos, sin, None, None, layout)
@@ -38,7 +38,7 @@ def _turned_plainly(
 
 
 def merge(total: Tensor, *given: Any) -> None:
-    """`_merged_plainly`, in one launch."""
+    """Merges a part's output into `total` (query, head, dim), in place and in one launch; see `_merged_plainly`."""
     kernels = _triton_kernels(total.device, total.dtype)
     kernels.merge(total, *given) if kernels else one_launch(_merged_plainly, total, *given)
 
@@ -58,8 +58,8 @@ def _merged_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tenso
     log_sum.copy_(both)
 
 
-def take_in_sinks(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
-    """Takes in a further term of each head's softmax, as a score (head,), in one launch."""
+def add_sinks(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
+    """Adds each head's sink, a score (head,) without value, to the softmax of `total`, in one launch."""
     one_launch(_sink, total, log_sum, sinks)
 
 

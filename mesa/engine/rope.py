@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mesa.engine.compiled import by_launches
-from mesa.engine.launches import turned_anew
+from mesa.engine.launches import turned_states
 from mesa.engine.layout import RotaryLayout
 from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 
@@ -92,7 +92,7 @@ class Rotation:
             else self.tables(positions, plan, states.dtype, states.device, spread=not compiled)
         )
         if compiled:
-            return turned_anew(states, cos, sin, self.layout)
+            return turned_states(states, cos, sin, self.layout)
         if states.numel() <= _AT_ONCE or states.shape[2] == 1:  # a token may be turned to several positions
             return self.layout.turn(states, cos, sin)
         step, whole = max(1, _AT_ONCE * states.shape[2] // states.numel()), torch.empty_like(states)
