@@ -236,7 +236,7 @@ def summarize(analysis: Analysis) -> Evidence:
         prompt=analysis.prompt,
         word=attrs.get("word"),
         reference=analysis.reference,
-        rule={name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__},
+        rule=CrossingRule(**{name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__}),
         onset_by=analysis.rule,
         pass_length=_length(analysis.run, analysis.hidden),
         follows_length=_following(analysis),
@@ -285,7 +285,7 @@ def _drift_result(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> DriftRes
             for layer, dim in top_dims(drift, TOP)
         ]
         prompts[prompt] = PromptDrift(drift_onsets(drift), dims)
-    rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
+    rule = DriftRule(**{name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__})
     return DriftResult(rule, prompts)
 
 

@@ -112,27 +112,26 @@ def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
 
 
 def _onset(at: xr.Dataset) -> DriftOnset:
-    values = {str(name): at[name].values for name in at.data_vars}
-    method, layers, first, doubt = str(at["method"].item()), at["layer"].values, values["first"], values["doubt"]
+    method, layers, first, doubt = str(at["method"].item()), at["layer"].values, at["first"].values, at["doubt"].values
     trusted, doubts = doubt == "", dict(zip(layers.tolist(), doubt.tolist(), strict=True))
     detected = np.flatnonzero(np.isfinite(first))
     row = detected[first[detected].argmin()] if detected.size else None
-    at_first = {} if row is None else {name: _whole(float(values[name][row])) for name in ("first", "low", "high")}
+    ends = [None if row is None else _whole(float(at[name].values[row])) for name in ("first", "low", "high")]
     length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
-    runs = (at["run"].values >= trained_length) & ~values["warm_up"]
-    judged = int(values["captured"][runs].sum())
+    runs = (at["run"].values >= trained_length) & ~at["warm_up"].values
+    judged = int(at["captured"].values[runs].sum())
     until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
-    rates, windows = values["false_positive_rate"][trusted], values["windows"][trusted]
-    began = values["before"][detected]
+    every_rate, any_rate = at["false_positive_rate"].values, float(at["any_false_positive_rate"])
+    rates, windows, began = every_rate[trusted], at["windows"].values[trusted], at["before"].values[detected]
     began = began[np.isfinite(began)]
-    untried = "" if np.isfinite(values["false_positive_rate"]).any() else " could not be tried"
+    untried = "" if np.isfinite(every_rate).any() else " could not be tried"
     reasons = sorted(why + untried * (why == FALSE_DETECTIONS) for why in set(doubts.values()))
     reason = "" if trusted.any() else " or ".join(reasons)
     return DriftOnset(
         method=method,
-        length=at_first.get("first"),
-        low=at_first.get("low"),
-        high=at_first.get("high"),
+        length=ends[0],
+        low=ends[1],
+        high=ends[2],
         layer=None if row is None else int(layers[row]),
         layers={int(layers[number]): int(first[number]) for number in detected},
         before=int(began.min()) if began.size else None,
@@ -140,8 +139,8 @@ def _onset(at: xr.Dataset) -> DriftOnset:
         false_positive_rate=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
         false_positives=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
-        any_false_positive_rate=float(rate) if np.isfinite(rate := values["any_false_positive_rate"]) else None,
-        chance=float(values["chance"][detected].min()) if detected.size else None,
+        any_false_positive_rate=any_rate if np.isfinite(any_rate) else None,
+        chance=float(at["chance"].values[detected].min()) if detected.size else None,
         judged=judged if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,

@@ -10,8 +10,10 @@ from pydantic.dataclasses import dataclass
 
 from probe.files import JsonObject
 from probe.store.result_file import Number, formerly
+from probe.thresholds.drift import DriftRule
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure
+from probe.thresholds.search import CrossingRule
 from probe.thresholds.stated_window import StatedWindow
 from probe.thresholds.threshold_onset import ThresholdOnset
 
@@ -127,7 +129,7 @@ class PromptDrift:
 class DriftResult:
     """The rule that drift was read by, and what it gave by prompt."""
 
-    rule: JsonObject
+    rule: DriftRule
     prompts: dict[str, PromptDrift]
 
 
@@ -184,7 +186,7 @@ class Evidence:
     """The first one."""
     word: str | None
     reference: str
-    rule: JsonObject
+    rule: CrossingRule
     """By which thresholds were read."""
     onset_by: str
     """The rule of the onsets that are shown: drift or paper."""

@@ -24,10 +24,10 @@ def page(context: Context) -> None:
         return
     lengths = sorted({row.length for row in (*anatomy.heads, *anatomy.retrieval)}) or anatomy.lengths
     known = {"method": list(anatomy.methods), "length": lengths}
-    chosen = ui.choose_labels(known, {name: values[-1] for name, values in known.items()}, "anatomy")
-    maps = [part for method in place(anatomy, chosen["length"], [chosen["method"]]).parts for part in method.parts]
-    ui.choose_part([*maps, *all_heads(anatomy, [chosen["length"]])], "anatomy_figures")
+    last = {name: values[-1] for name, values in known.items()}
+    method, length = ui.choose_labels(known, last, "anatomy").values()
+    maps = [part for shown in place(anatomy, length, [method]).parts for part in shown.parts]
+    ui.choose_part([*maps, *all_heads(anatomy, [length])], "anatomy_figures")
     if maps:
-        labels = {f"{name}s": [value] for name, value in chosen.items()}
-        stem = ui.file_stem(context.run.name, "anatomy", *chosen.values())
-        ui.buttons(lambda: anatomy_export(anatomy, **labels), stem, ui.FORMS, ui.FORMS)
+        stem = ui.file_stem(context.run.name, "anatomy", method, length)
+        ui.buttons(lambda: anatomy_export(anatomy, [method], [length]), stem, ui.FORMS, ui.FORMS)

@@ -36,8 +36,8 @@ def _located(context: Context) -> None:
     first = summary.clearest.labels
     known = {name: list(dict.fromkeys(gap.labels[name] for gap in summary.loss_gaps)) for name in first}
     chosen = ui.choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
-    section = place(summary, chosen["length"], chosen["measure"], [chosen["method"]])
-    ui.choose_part(section.parts, "locate_figures")
+    method, length, measure = chosen.values()
+    ui.choose_part(place(summary, length, measure, [method]).parts, "locate_figures")
     labels = {name: [value] for name, value in chosen.items()}
     if (effects := located_tables(summary, labels).get("effects")) is not None:
         with st.expander(f"All {effects.sizes['row']} effects as a table"):
@@ -45,8 +45,7 @@ def _located(context: Context) -> None:
             ui.sheet(effects.to_dataframe(), "Every effect with its interval", column_config=formats)
     if having(summary.loss_gaps, **chosen, significant=True):
         stem = ui.file_stem(context.run.name, "locate", *chosen.values())
-        several = {f"{name}s": values for name, values in labels.items()}
-        ui.buttons(lambda: located_export(summary, **several), stem, ui.FORMS, ui.FORMS)
+        ui.buttons(lambda: located_export(summary, [method], [length], [measure]), stem, ui.FORMS, ui.FORMS)
 
 
 def _drift(context: Context) -> None:

@@ -67,5 +67,5 @@ def _provenance(run: Run, summary: Summary) -> None:
     with st.expander("Where these numbers come from"):
         st.json(provenance(run) | {"versions": summary.versions})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
-        st.json({"methods": summary.method_configs, "rule": summary.rule}, expanded=False)
+        st.json({"methods": summary.method_configs, "rule": vars(summary.rule)}, expanded=False)
     ui.download("Summary (JSON)", result_text(summary), "summary.json")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 import xarray as xr
 
@@ -115,38 +115,43 @@ def _claims(root: Path) -> None:
     path = root / REPORT
     check_inside(path)
     try:
-        claims = read_result(path)["claims"]
+        claims = pd.DataFrame(read_result(path)["claims"])
     except (FileNotFoundError, Refused) as error:
         missing = f"There is no {path} yet" if isinstance(error, FileNotFoundError) else f"{error}; remove it"
         text = f"{missing}. Run the verification (10 seconds), then reload this page:"
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
-    st.markdown(ui.plain(summary((claim["name"], claim["verdict"], claim["whose"]) for claim in claims)))
+    st.markdown(ui.plain(summary(zip(claims["name"], claims["verdict"], claims["whose"], strict=True))))
     for title, group in _groups(claims).items():
         with st.expander(ui.plain(title)):
-            rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in group]
             ui.sheet(
-                [{name: claim.get(name) for name in _COLUMNS} for claim in rows],
+                dict(group.assign(error=group["error_text"])[_COLUMNS].items()),
                 "Every claim with its verdict, margin and error",
                 column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
             )
 
 
-def _groups(claims: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _groups(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The claims by theorem, under a sentence that says what became of it."""
-    broken = {claim["name"] for claim in claims if claim["verdict"] == ClaimVerdict.BROKEN}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for claim in claims:
-        theorem = next((name for name in THEOREMS if f"{claim['name']}-".startswith(f"{name}-")), None)
-        title = "Our own statements about them" if claim["whose"] == OURS else "Other statements of the paper"
-        if theorem is not None:
-            known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]
-            title = known[:1].upper() + known[1:] if known[0].isalpha() else f"Theorem {known}"
-        groups.setdefault(title, []).append(claim)
-    return {f"{title} ({_counted(group)})": group for title, group in groups.items()}
+    broken = set(_broken(claims))
+    titles = [_title(name, whose, broken) for name, whose in zip(claims["name"], claims["whose"], strict=True)]
+    return {f"{title} ({_counted(group)})": group for title, group in claims.groupby(titles, sort=False)}
 
 
-def _counted(group: Sequence[dict[str, Any]]) -> str:
-    broken = [claim["name"] for claim in group if claim["verdict"] == ClaimVerdict.BROKEN]
+def _title(name: str, whose: str, broken: Container[str]) -> str:
+    """What became of a claim's theorem, or whose the claim is."""
+    theorem = next((of for of in THEOREMS if f"{name}-".startswith(f"{of}-")), None)
+    if theorem is None:
+        return "Our own statements about them" if whose == OURS else "Other statements of the paper"
+    known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]
+    return known[:1].upper() + known[1:] if known[0].isalpha() else f"Theorem {known}"
+
+
+def _broken(claims: pd.DataFrame) -> list[str]:
+    return claims["name"][claims["verdict"] == ClaimVerdict.BROKEN].tolist()
+
+
+def _counted(group: pd.DataFrame) -> str:
     text = f"{len(group)} statement{'s' * (len(group) > 1)}"
+    broken = _broken(group)
     return f"{text}, BROKEN: {', '.join(broken)}" if broken else f"{text}, each with its expected verdict"

@@ -21,11 +21,10 @@ def page(context: Context) -> None:
     methods, heads = list(tokens.methods), range(head_changes(tokens).shape[1])
     places = [_DEFAULT, *(head_name(layer, head) for layer in tokens.layers for head in heads)]
     first = {"method": methods_of(tokens)[1], "head": _DEFAULT}
-    chosen = ui.choose_labels({"method": methods, "head": places}, first, "tokens")
-    place = [] if chosen["head"] == _DEFAULT else parse_head(chosen["head"])
-    losses = loss_view(tokens, chosen["method"])
-    attention = attention_view(tokens, chosen["method"], *place)
+    method, head = ui.choose_labels({"method": methods, "head": places}, first, "tokens").values()
+    losses = loss_view(tokens, method)
+    attention = attention_view(tokens, method, *([] if head == _DEFAULT else parse_head(head)))
     st.html(losses)
     st.subheader("What a head attends to", anchor=False)
     st.html(attention, unsafe_allow_javascript=True)
-    ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', *chosen.values())}.html")
+    ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")

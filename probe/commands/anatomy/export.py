@@ -24,7 +24,8 @@ def anatomy_export(
     """
     known = {"method": list(summary.methods), "length": summary.lengths}
     chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
-    figures = figures_of([place(summary, length, chosen["method"]) for length in chosen["length"]])
+    names, measured = chosen.values()
+    figures = figures_of([place(summary, length, names) for length in measured])
     if not figures:
         raise Refused(f"nothing is there for {labels_text(chosen)}; run those --parts of `mesa-lens anatomy`")
     return Export(figures, anatomy_tables(summary, chosen))

@@ -33,8 +33,8 @@ def located_export(
     requested = {"method": methods, "length": lengths, "measure": measures}
     significant = _labels(having(summary.loss_gaps, significant=True))
     chosen = chosen_labels(requested, _labels(summary.loss_gaps), significant, "located")
-    places = product(chosen["length"], chosen["measure"])
-    figures = figures_of([place(summary, length, measure, chosen["method"]) for length, measure in places])
+    names, *places = chosen.values()
+    figures = figures_of([place(summary, length, measure, names) for length, measure in product(*places)])
     if not figures:
         raise Refused(
             f"no effect is there for {labels_text(chosen)}: baseline and method do not differ, or it was not run"

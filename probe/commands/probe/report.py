@@ -133,12 +133,10 @@ def remove_report(folder: Path) -> None:
 
 def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`."""
-    raw = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
-    heatmaps = {
-        "differences": {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))},
-        "raw": {f"heatmaps-{number}": grid for number, grid in enumerate(raw)},
-    }
-    return section_page(title(summary), sections(summary, analysis.run, drawn, heatmaps))
+    grids = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
+    differences = {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))}
+    raw = {f"heatmaps-{number}": grid for number, grid in enumerate(grids)}
+    return section_page(title(summary), sections(summary, analysis.run, drawn, differences, raw))
 
 
 def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) -> None:
@@ -169,7 +167,7 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
-    charts = figures_of([section for name in drawn for section in drawn[name][:1]])
+    charts = figures_of([section for shown in drawn for section in shown[:1]])
     of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
@@ -177,17 +175,17 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
 
 
 def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
-    """Sections with figures but heatmaps, the headline prompt's first; none of what was not measured or judged."""
+    """What the report draws of an analysis, beside heatmaps."""
     prompt, run = analysis.prompt, analysis.run
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
-    return {
-        "thresholds": [threshold_section(hidden, search, pairs)] if pairs else [],
-        "curves": [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
-        "drift": [drift_section(drift, name) for name, drift in drifts.items()],
-        "map": [map_section(drifts[prompt], prompt)] if drifts else [],
-    }
+    return Drawn(
+        thresholds=[threshold_section(hidden, search, pairs)] if pairs else [],
+        curves=[] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
+        drift=[drift_section(drift, name) for name, drift in drifts.items()],
+        map=[map_section(drifts[prompt], prompt)] if drifts else [],
+    )
 
 
 def _differences(analysis: Analysis, maps: Maps) -> list[Heatmaps]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import NamedTuple, cast
 
 from markupsafe import Markup
 
@@ -27,11 +27,18 @@ from probe.thresholds.result import Control, Evidence
 from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 Figures = Mapping[str, Drawable]
-Drawn = Mapping[str, Sequence[Section]]
-"""Sections with figures, by what they show: thresholds, curves, drift, map."""
 _PROVENANCE = (
     "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
 )
+
+
+class Drawn(NamedTuple):
+    """Sections with figures but heatmaps, the headline prompt's first; none of what was not measured or judged."""
+
+    thresholds: list[Section]
+    curves: list[Section]
+    drift: list[Section]
+    map: list[Section]
 
 
 def title(summary: Summary) -> str:
@@ -39,21 +46,21 @@ def title(summary: Summary) -> str:
     return f"{summary.model}: where it fails beyond its trained length of {summary.trained_length} tokens"
 
 
-def sections(summary: Summary, run: StoredRun, drawn: Drawn, heatmaps: Mapping[str, Figures]) -> list[Section]:
-    """The whole report. heatmaps: by their names, in groups: differences, raw."""
-    curves = [chart for curve in figures_of(drawn["curves"]).values() for chart in parted(cast(Chart, curve))]
+def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figures, raw: Figures) -> list[Section]:
+    """The whole report. differences, raw: heatmaps less the reference's, and as they are."""
+    curves = [chart for curve in figures_of(drawn.curves).values() for chart in parted(cast(Chart, curve))]
     words = Section("Words", parts=[Section(term, [meaning]) for term, meaning in TERMS.items()])
     return [
         Section("", [summary.verdict.about], {f"curves-{number}": chart for number, chart in enumerate(curves)}),
         Section(figures={"verdict": Markup(summary.verdict.html())}),
         scores(summary),
-        *drawn["map"],
+        *drawn.map,
         *inside(run.folder),
-        _drift(summary, drawn["drift"]),
-        _thresholds(summary, drawn["thresholds"]),
+        _drift(summary, drawn.drift),
+        _thresholds(summary, drawn.thresholds),
         onsets(summary),
         control(summary),
-        _states(summary, heatmaps["differences"], heatmaps["raw"]),
+        _states(summary, differences, raw),
         Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
         words,
         _provenance(summary, run),
@@ -204,24 +211,24 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
         yield (
             "Drift",
             "The rule “drift”. For every dim, its level (median) and its range (the "
-            f"{100 * drift['quantile']:.0f}% quantile of the distance from it) are read at positions "
-            f"{drift['warm_up']} to {summary.trained_length - drift['held_out']}, after states have settled and before "
+            f"{100 * drift.quantile:.0f}% quantile of the distance from it) are read at positions "
+            f"{drift.warm_up} to {summary.trained_length - drift.held_out}, after states have settled and before "
             f"positions that few training texts reach; a range is at least that of {reference}. A value's distance is "
             "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
-            f"drifts from the first run of {drift['run']} positions beyond M whose mean squared distance, in ranges "
-            f"and over all dims, exceeds {drift['factor']} times the largest inside the window. Where a method begins "
-            f"to count positions anew, states settle again and are not judged for {drift['warm_up']} tokens. The "
+            f"drifts from the first run of {drift.run} positions beyond M whose mean squared distance, in ranges "
+            f"and over all dims, exceeds {drift.factor} times the largest inside the window. Where a method begins "
+            f"to count positions anew, states settle again and are not judged for {drift.warm_up} tokens. The "
             "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
             "which the same rule detects drift although the model works there.",
         )
     yield (
         "Threshold and crossing",
-        f"Values are means over the last {rule['smoothing']} token(s). The threshold of a (layer, dim) pair is "
+        f"Values are means over the last {rule.smoothing} token(s). The threshold of a (layer, dim) pair is "
         f"{reference}'s value at position M; its side is the one on which the median of {reference}'s values beyond M "
         "lies. A method crosses at the first position from M on from which its value stays beyond the threshold, by "
-        f"more than {rule['margin']} in-window spreads, for {rule['sustained']} consecutive captured positions. The "
+        f"more than {rule.margin} in-window spreads, for {rule.sustained} consecutive captured positions. The "
         f"spread is a 3.29th of the distance between the 5% and 95% quantiles of {reference}'s values at positions "
-        f"{rule['warm_up']} to M, and at least {rule['floor']} of the layer's typical magnitude (median over dims of "
+        f"{rule.warm_up} to M, and at least {rule.floor} of the layer's typical magnitude (median over dims of "
         "the median absolute value).",
     )
     yield (
@@ -231,7 +238,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
     )
     yield (
         "Threshold dim",
-        f"Score at least {rule['minimum_score']}; on at least {100 * rule['share']:.0f}% of the in-window positions "
+        f"Score at least {rule.minimum_score}; on at least {100 * rule.share:.0f}% of the in-window positions "
         "not beyond the line, and after the crossing beyond it on as many.",
     )
     yield (

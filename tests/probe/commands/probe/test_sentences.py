@@ -10,9 +10,11 @@ import xarray as xr
 from probe.commands.probe.sentences import MAX_NAMED
 from probe.commands.probe.verdict import verdict
 from probe.thresholds.analysis import level_of, scored
+from probe.thresholds.drift import DriftRule
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
 from probe.thresholds.result import DriftResult, Evidence, MethodResult, NotJudged, PromptDrift
+from probe.thresholds.search import CrossingRule
 
 M, LENGTHS = 256, [128, 256, 512, 768, 1024]
 NAMES = ["origin", "rerope", "mesa", "yarn", "dca", "pi", "stair", "lampe"]
@@ -58,8 +60,9 @@ def random_summary(seed):
     ]
     summary = Evidence(
         model="tiny", model_revision=None, trained_length=M, captured_length=4 * M, hook="resid_post",
-        prompt="repeated", word="hello", reference="origin", rule={}, onset_by="drift", pass_length=4 * M,
-        follows_length=[], drift=DriftResult({}, {"repeated": PromptDrift(calls, [])}), searched=0, qualified={},
+        prompt="repeated", word="hello", reference="origin", rule=CrossingRule.scaled(M),
+        onset_by="drift", pass_length=4 * M, follows_length=[], searched=0, qualified={},
+        drift=DriftResult(DriftRule.scaled(M), {"repeated": PromptDrift(calls, [])}),
         best=[], methods=entry, control="none", failure_rule=measured.rule, judged_by=list(measured.judged_by),
         at_chance=list(measured.chance), level=level_of(scores, measured), stated_window=measured.stated,
         measured_lengths=LENGTHS, method_configs={}, versions={}, created=None,
