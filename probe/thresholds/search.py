@@ -22,7 +22,7 @@ from probe.store.select import captured_ranges, run_bounds
 from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
-_DIMS, _ROWS = 1024, 256  # summed, and averaged, at a time
+_DIMS, _ROWS = 640, 256  # averaged at a time: they stay in the cache
 _FEW = 16  # dims at a time, whose values stay in the cache
 _CROSSED = ("crossing", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
@@ -379,19 +379,22 @@ def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray
     """Mean over the last `smoothing` of `values` (position, dim), fewer at a run's start; (dim, position) float32."""
     index, mean = np.arange(len(values)), np.empty(values.shape[::-1], np.float32)
     begin = np.maximum(start, index - smoothing + 1)
-    count = (index + 1 - begin)[:, None]
+    count = (index + 1 - begin)[:, None].astype(float)
+    rows = max(_ROWS, smoothing)
     for first in range(0, values.shape[1], _DIMS):
         part = values[:, first : first + _DIMS]
-        total = np.zeros((len(index) + 1, part.shape[1]))
-        total[1:] = part
-        for before, after in pairwise(total):  # along rows: many times faster than cumsum
-            np.add(before, after, out=after)
-        for row in range(0, len(index), _ROWS):
-            rows = slice(row, row + _ROWS)
-            before = begin[rows]
-            is_slice = before[-1] - before[0] == len(before) - 1  # of which numpy makes no copy
+        total = np.zeros((smoothing + rows, part.shape[1]))  # of all values up to those of some rows, and before these
+        for row in range(0, len(index), rows):
+            block = slice(row, min(row + rows, len(index)))
+            total[:smoothing] = total[rows:]
+            total[smoothing:][: block.stop - row] = part[block]
+            for before, after in pairwise(total[smoothing - 1 : smoothing + block.stop - row]):
+                np.add(before, after, out=after)  # along rows: many times faster than cumsum
+            before = begin[block] - row + smoothing - 1
+            is_slice = bool((np.diff(before) == 1).all())  # of which numpy makes no copy
             total_before = total[before[0] : before[-1] + 1] if is_slice else total[before]
-            mean[first : first + _DIMS, rows] = ((total[1:][rows] - total_before) / count[rows]).T
+            within = total[smoothing:][: len(before)] - total_before
+            mean[first : first + _DIMS, block] = np.divide(within, count[block], out=within).T
     return mean
 
 

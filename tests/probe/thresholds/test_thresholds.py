@@ -77,6 +77,17 @@ def test_smoothing_looks_back_only():
     assert smooth(high, 4).values.tolist() == pytest.approx([0, 4, 16 / 3, 6, 8, 2, 2])  # 9 does not see 5
 
 
+@pytest.mark.parametrize("smoothing", [1, 64, 300])
+@pytest.mark.parametrize("gap", [70, 255, 270, 400])
+def test_smoothing_does_not_cross_a_gap_in_long_captures(smoothing, gap):
+    position = np.concatenate([np.arange(gap), np.arange(gap + 50, 1000)])
+    values = np.random.default_rng(0).normal(0, 1, (len(position), 2)) + 100 * (position < gap)[:, None]
+    hidden = xr.DataArray(values.astype(np.float32), {"position": position}, ("position", "dim"))
+    starts = [max(0 if at < gap else gap, at - smoothing + 1) for at in range(len(position))]
+    expected = [hidden.values[start : at + 1].astype(float).mean(axis=0) for at, start in enumerate(starts)]
+    np.testing.assert_allclose(smooth(hidden, smoothing).values, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_methods_are_judged_by_origins_threshold():
     origin, flat, later = changed((50, LENGTH, 10)), wobble(), changed((90, LENGTH, 10))
     crossings = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE)
