@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from pages import drawn, shown_texts
 
+from probe.commands.locate.result import LOCATED
+from probe.commands.probe.result import SUMMARY
+from probe.files import read_result
 from probe.status import status_of
+from probe.store.reader import open_run, store_mark
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,6 +35,13 @@ def test_a_page_shows_the_shipped_run(page, text):
     app = drawn(page)
     assert text in shown_texts(app)
     assert not app.error
+
+
+def test_the_summaries_of_the_shipped_run_are_of_this_version():
+    folder = EXAMPLES / "smollm2-16k"
+    summary = SUMMARY.parse(read_result(folder / SUMMARY.path), folder)
+    assert summary.store == store_mark(open_run(folder).hidden.attrs)
+    assert LOCATED.read(folder).effects
 
 
 def test_the_shipped_run_is_small_and_names_no_place_on_a_machine():
