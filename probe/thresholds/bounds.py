@@ -77,3 +77,11 @@ def median_sizes(ordered: np.ndarray) -> np.ndarray:
 
     upper = nearest(middle + 1)
     return upper if ordered.shape[1] % 2 else (nearest(middle) + upper) / ordered.dtype.type(2)
+
+
+def quantile(ordered: np.ndarray, share: float) -> np.ndarray:
+    """np.quantile, in float64, of each row of `ordered` (row, column), whose rows rise."""
+    below, part = divmod(np.float64(share * (ordered.shape[1] - 1)), 1)
+    low, high = (ordered[:, min(int(below) + more, ordered.shape[1] - 1)] for more in range(2))
+    step = high - low
+    return low + step * part if part < 0.5 else high - step * (1 - part)

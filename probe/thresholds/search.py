@@ -8,7 +8,7 @@ which dims show it clearly, and `negative_control` how many would at a position 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
@@ -19,7 +19,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
-from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians
+from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians, quantile
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _DIMS, _ROWS = 640, 256  # averaged at a time: they stay in the cache
@@ -160,16 +160,17 @@ def searches(
     reference: str = "origin",
     *,
     likely: Sequence[SearchWindow] = (),
+    counted: Sequence[SearchWindow] = (),
 ) -> list[xr.Dataset]:
     """`search` in each of the windows, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
     likely: further windows, in which all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many
-        times faster.
+        times faster. counted: further ones, in which of the other methods nothing is read either, NaN.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise Refused(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
-    whole, windows = len(windows), [*windows, *likely]
+    whole, crossed, windows = len(windows), len(windows) + len(likely), [*windows, *likely, *counted]
     layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
     hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
@@ -180,18 +181,21 @@ def searches(
     def search_layer(labels: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
         """By window, what is read of a prompt's layer; in memory at a time: it under one method."""
         layer = hidden.isel(dict(zip([*several, "layer"], labels, strict=True)))
-        by_window: list[dict[str, np.ndarray]] = [{} for _ in windows]
+        by_window: list[dict[str, np.ndarray]] = []
         for row in order:
             stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
-            blocks = Blocks.of(x) if likely and row == order[0] else None
-            for number, (values, layout) in enumerate(zip(by_window, layouts, strict=True)):
-                if not values:
-                    bounds = blocks if number >= whole else None
-                    values |= _score_likely(bounds, layout, rule) if bounds else _score(x, layout, rule)
-                    values |= {name: np.full((len(methods), len(x)), np.nan) for name in _CROSSED}
+            if not by_window:
+                by_window = [_score(x, layout, rule) for layout in layouts[:whole]]
+                blocks = Blocks.of(x) if whole < len(layouts) else None
+                by_window += [_score_likely(blocks, layout, rule) for layout in layouts[whole:] if blocks]
+                is_row = (np.arange(len(methods)) == row)[:, None]
+                for values in by_window:
+                    values |= {name: np.where(is_row, values[name], np.nan) for name in _CROSSED}
+                continue
+            for number, (values, layout) in enumerate(zip(by_window[:crossed], layouts, strict=False)):
                 dims = slice(None) if number < whole else np.flatnonzero(values["threshold_dim"])
-                crossings = _cross(x[dims], values["side"][dims], values["limit"][dims], layout, rule)
+                crossings = _cross(x, dims, values["side"][dims], values["limit"][dims], layout, rule)
                 for name in _CROSSED:
                     values[name][row, dims] = crossings[name]
         return by_window
@@ -253,19 +257,19 @@ def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.n
     ordered = np.sort(x[:, layout.inside], axis=1)
     size = median_sizes(ordered)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
-    return _scored(x, layout, rule, ordered, size, np.median(size), alone)
+    return _scored(x, slice(None), layout, rule, ordered, size, np.median(size), alone)
 
 
 def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
-    x, dims = blocks.values, _likely(blocks, layout, rule)
-    part = x[dims]
-    ordered = np.sort(part[:, layout.inside], axis=1)
+    x, (dims, may_be_alone) = blocks.values, _likely(blocks, layout, rule)
+    ordered = np.sort(x[dims, layout.inside], axis=1)
     size = median_sizes(ordered)
-    if _one_way(part[:, layout.inside.start : layout.beyond.stop], size)[1].any():  # whether alone, all dims tell
+    seen = x[dims[may_be_alone], layout.inside.start : layout.beyond.stop]
+    if len(seen) and _one_way(seen, size[may_be_alone])[1].any():  # whether alone, all dims tell
         return _score(x, layout, rule)
     typical = blocks.median_size(layout.inside) if len(dims) else np.float32(0)
-    scored = _scored(part, layout, rule, ordered, size, typical, np.zeros(len(dims), bool))
+    scored = _scored(x, dims, layout, rule, ordered, size, typical, np.zeros(len(dims), bool))
     whole = {
         name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
         for name, values in scored.items()
@@ -275,8 +279,8 @@ def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[s
     return whole
 
 
-def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> np.ndarray:
-    """The dims whose score may reach `minimum_score`, and few others."""
+def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> tuple[np.ndarray, np.ndarray]:
+    """The dims whose score may reach `minimum_score`, and few others; of each, whether it may move one way only."""
     inside, beyond = layout.inside, slice(layout.trained + 1, layout.beyond.stop)
     threshold, [(least, most)] = blocks.values[:, layout.trained], blocks.quantiles(beyond, 0.5)
     motion = np.maximum(most - threshold, threshold - least)
@@ -284,25 +288,24 @@ def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> np.ndarray:
     (_, low), (high, _) = blocks.quantiles(inside, 0.05, 0.95)
     width = high - low
     spread = np.maximum(width / 3.29, rule.floor * np.median(size))
-    seen = blocks.values[:, inside.start : beyond.stop]
-    path = np.abs(np.diff(seen[:, ::SIZE], axis=1)).sum(axis=1)  # of some steps: no longer than that of all
-    may_be_alone = path <= _ONE_WAY * np.abs(seen[:, -1] - seen[:, 0]) * (1 + _ROUNDING)
+    may_be_alone = _may_be_one_way(blocks.values[:, inside.start : beyond.stop])
     spread = np.maximum(np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread), _TINY)
-    return np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * spread)
+    dims = np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * spread)
+    return dims, may_be_alone[dims]
 
 
 def _scored(
-    x: np.ndarray, layout: _Layout, rule: CrossingRule, ordered: np.ndarray, size: np.ndarray, typical: np.floating,
-    alone: np.ndarray,
+    x: np.ndarray, dims: np.ndarray | slice, layout: _Layout, rule: CrossingRule, ordered: np.ndarray, size: np.ndarray,
+    typical: np.floating, alone: np.ndarray,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """`_score` of some dims.
+    """`_score` of some `dims` of `x`.
 
     ordered: their values inside, in rising order; size: the median absolute ones, typical: the layer's; alone: singled
     out.
     """
-    trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
-    inside, outside = x[:, layout.inside], x[:, trained + 1 : layout.beyond.stop]
-    low, high = np.quantile(ordered, (0.05, 0.95), axis=1)  # of what is ordered: many times faster
+    trained, position, threshold = layout.trained, layout.position, x[dims, layout.trained].copy()
+    inside, outside = x[dims, layout.inside], x[dims, trained + 1 : layout.beyond.stop]
+    low, high = (quantile(ordered, share) for share in (0.05, 0.95))
     motion = medians(outside) - threshold
     side = np.sign(motion)
     spread = np.maximum((high - low) / 3.29, max(rule.floor * typical, _TINY))
@@ -310,17 +313,16 @@ def _scored(
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
     trend = np.where(alone, 0.0, np.maximum(0, side * _slope(inside, position[layout.inside])) * reach)
     score, limit = (side * motion - trend) / spread, threshold + side * rule.margin * spread
-    likely = np.flatnonzero(score >= rule.minimum_score)
-    crossings = _cross(x[likely], side[likely], limit[likely], layout, rule)
-    threshold_dim = np.zeros(len(score), bool)
-    threshold_dim[likely] = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
+    crossings = _cross(x, dims, side, limit, layout, rule)
+    keeps_side = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
     return {
         "threshold": threshold,
         "limit": limit,
         "side": side.astype(np.int8),
         "spread": spread,
         "score": score,
-        "threshold_dim": threshold_dim,
+        "threshold_dim": (score >= rule.minimum_score) & keeps_side,
+        **{name: crossings[name] for name in _CROSSED},
     }
 
 
@@ -334,6 +336,8 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
+    if not _may_be_one_way(x).any():
+        return np.zeros(len(x), bool)
     turning, one_way, moving = _one_way(x, size)
     rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
     return one_way & rough
@@ -347,20 +351,34 @@ def _one_way(x: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return turning, moving & (turning <= _ONE_WAY), moving
 
 
+def _may_be_one_way(x: np.ndarray) -> np.ndarray:
+    """Which dims `_one_way` may tell to move one way only, and few others, by some of their positions."""
+    path = np.abs(np.diff(x[:, ::SIZE], axis=1)).sum(axis=1)  # no longer than that of all steps
+    return path <= _ONE_WAY * np.abs(x[:, -1] - x[:, 0]) * (1 + _ROUNDING)
+
+
 def _cross(
-    x: np.ndarray, side: np.ndarray, limit: np.ndarray, layout: _Layout, rule: CrossingRule
+    x: np.ndarray, dims: np.ndarray | slice, side: np.ndarray, limit: np.ndarray, layout: _Layout, rule: CrossingRule
 ) -> dict[str, np.ndarray]:
-    """Where one method's `x` (dim, position) of one layer crosses the limits: by dim.
+    """Where `dims` of one method's `x` (dim, position) of one layer cross the limits: by dim.
 
     `share_beyond`: of the positions from the crossing on, those where it is beyond the limit; 0 without a crossing.
     """
-    out, inside = (_beyond(x[:, part], side, limit) for part in (layout.beyond, layout.inside))
-    index = _first_sustained(out, layout.stop[layout.beyond] - layout.trained, rule.sustained)
+    out, inside = (_beyond(x[dims, part], side, limit) for part in (layout.beyond, layout.inside))
+    index = np.full(len(out), -1)
+    lasting = np.flatnonzero(_count(out) >= rule.sustained)
+    index[lasting] = _first_sustained(out[lasting], layout.stop[layout.beyond] - layout.trained, rule.sustained)
+    after = _count([row[first:] for row, first in zip(out, index, strict=True)])
     return {
         "crossing": np.where(index < 0, np.nan, layout.position[index + layout.trained]),
-        "inside": inside.mean(axis=1),
-        "share_beyond": np.array([row[i:].mean() if i >= 0 else 0.0 for row, i in zip(out, index, strict=True)]),
+        "inside": _count(inside) / inside.shape[1],
+        "share_beyond": np.where(index < 0, 0.0, after / (out.shape[1] - index)),
     }
+
+
+def _count(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """How many of each row are True: many times faster than numpy's sum along an axis."""
+    return np.array([np.count_nonzero(row) for row in rows], int)
 
 
 def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:

@@ -191,7 +191,8 @@ def negative_control(
         ([96, 139, 181, 224], [41, 1, 0, 0], [190, 38, 21, 4])
     """
     pairs = _pairs(hidden["position"].values, trained_length, rule, count)
-    searched = searches(hidden, [], rule, reference, likely=_windows(pairs))
+    places, partners = zip(*pairs, strict=True)
+    searched = searches(hidden, [], rule, reference, likely=places, counted=partners)
     return _control(hidden, trained_length, reference, pairs, searched, top, least)
 
 
@@ -205,13 +206,9 @@ def search_and_control(
     except Refused as error:
         return search(hidden, trained_length, rule, reference), str(error)
     whole = whole_window(position, trained_length, rule)
-    crossings, *searched = searches(hidden, [whole], rule, reference, likely=_windows(pairs))
+    places, partners = zip(*pairs, strict=True)
+    crossings, *searched = searches(hidden, [whole], rule, reference, likely=places, counted=partners)
     return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_JUDGED_DIMS)
-
-
-def _windows(pairs: Sequence[tuple[SearchWindow, SearchWindow]]) -> list[SearchWindow]:
-    """The places, then their partners."""
-    return [pair[part] for part in range(2) for pair in pairs]
 
 
 def _control(

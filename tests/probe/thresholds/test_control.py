@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.bounds import Blocks, median_sizes, medians
+from probe.thresholds.bounds import Blocks, median_sizes, medians, quantile
 from probe.thresholds.search import CrossingRule, SearchWindow, _beyond, search, searches
 from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
@@ -120,8 +120,10 @@ def test_bounds_leave_out_no_threshold_dim():
     windows = [SearchWindow(at, 256, at + 700) for at in (500, 777, 1024)] + [SearchWindow(1024, 700, 1400)]
     whole = searches(hidden, windows, rule)
     few = searches(hidden, [], rule, likely=windows)
+    counted = searches(hidden, [], rule, counted=windows)
     assert sum(int(one["qualified"]) for one in whole) > 20
-    for one, other in zip(whole, few, strict=True):
+    for one, other, number in zip(whole, few, counted, strict=True):
+        assert int(one["qualified"]) == int(number["qualified"])
         np.testing.assert_array_equal(one["threshold_dim"], other["threshold_dim"])
         np.testing.assert_array_equal(one["rank"], other["rank"])
         chosen = one["threshold_dim"]
@@ -131,11 +133,16 @@ def test_bounds_leave_out_no_threshold_dim():
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 64])
 @pytest.mark.parametrize("moved", [0.0, 0.5, 3.0, -3.0])
-def test_medians_are_numpys_bit_for_bit(columns, moved):
+def test_medians_and_quantiles_are_numpys_bit_for_bit(columns, moved):
     values = np.random.default_rng(columns).normal(moved, 1, (50, columns)).astype(np.float32)
     values[:9] = values[:9].round()  # ties
     np.testing.assert_array_equal(medians(values), np.median(values, axis=1))
-    np.testing.assert_array_equal(median_sizes(np.sort(values, axis=1)), np.median(np.abs(values), axis=1))
+    ordered = np.sort(values, axis=1)
+    np.testing.assert_array_equal(median_sizes(ordered), np.median(np.abs(values), axis=1))
+    shares = np.array([0, 0.05, 0.3, 0.5, 0.95, 1])
+    expected = np.quantile(values, shares, axis=1)
+    np.testing.assert_array_equal([quantile(ordered, share) for share in shares], expected)
+    assert quantile(ordered, 0.05).dtype == expected.dtype
 
 
 def test_a_line_between_two_float32_is_compared_exactly():
