@@ -23,18 +23,21 @@ class Blocks:
     def of(cls, values: np.ndarray) -> Blocks:
         """Blocks of all values, read once."""
         starts = np.arange(0, values.shape[1], SIZE)
-        whole = values[:, : values.shape[1] // SIZE * SIZE].reshape(len(values), -1, SIZE)
-        low, high = (
-            np.concatenate([reduce(whole, axis=2), reduce(values[:, starts[-1] :], axis=1, keepdims=True)], 1)
-            for reduce in (np.min, np.max)
-        )
-        return cls(values, low, high)
+        return cls(values, *(end.reduceat(values, starts, axis=1) for end in (np.minimum, np.maximum)))
 
     @cached_property
     def magnitudes(self) -> Blocks:
         """The blocks of the absolute values."""
         low = np.maximum(0, np.maximum(self.low, -self.high))
         return Blocks(self.values, low, np.maximum(self.high, -self.low))
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        return self.values[:, ::SIZE].copy()
+
+    def sampled(self, window: slice) -> np.ndarray:
+        """One position of each block that begins in `window`: (dim, block)."""
+        return self._first[:, -(-window.start // SIZE) : -(-window.stop // SIZE)]
 
     def quantiles(self, window: slice, *shares: float) -> list[tuple[np.ndarray, np.ndarray]]:
         """Between which two values each dim's quantiles over the positions of `window` lie: (dim,) each.
@@ -65,23 +68,27 @@ def medians(values: np.ndarray) -> np.ndarray:
     return upper if values.shape[1] % 2 else (parted[:, :middle].max(axis=1) + upper) / values.dtype.type(2)
 
 
-def median_sizes(ordered: np.ndarray) -> np.ndarray:
-    """np.median of the absolute values of each row of `ordered` (row, column), whose rows rise.
-
-    The k values nearest 0 stand side by side: the k-th is the least, over all k side by side, of the larger end.
-    """
-    sizes, middle = np.abs(ordered), ordered.shape[1] // 2
-
-    def nearest(count: int) -> np.ndarray:
-        return np.maximum(sizes[:, : sizes.shape[1] - count + 1], sizes[:, count - 1 :]).min(axis=1)
-
-    upper = nearest(middle + 1)
-    return upper if ordered.shape[1] % 2 else (nearest(middle) + upper) / ordered.dtype.type(2)
+def parted(values: np.ndarray, *shares: float) -> np.ndarray:
+    """`values` (row, column), each row in an order in which `quantile` finds these shares of it."""
+    last = values.shape[1] - 1
+    places = {min(int(share * last) + more, last) for share in shares for more in range(2)}
+    return np.partition(values, sorted(places), axis=1)
 
 
 def quantile(ordered: np.ndarray, share: float) -> np.ndarray:
-    """np.quantile, in float64, of each row of `ordered` (row, column), whose rows rise."""
-    below, part = divmod(np.float64(share * (ordered.shape[1] - 1)), 1)
-    low, high = (ordered[:, min(int(below) + more, ordered.shape[1] - 1)] for more in range(2))
+    """np.quantile, in float64, of each row of what `parted` returns for this share."""
+    last = ordered.shape[1] - 1
+    below, part = divmod(np.float64(share * last), 1)
+    low, high = ordered[:, int(below)], ordered[:, min(int(below) + 1, last)]
     step = high - low
     return low + step * part if part < 0.5 else high - step * (1 - part)
+
+
+def median_sizes(ordered: np.ndarray) -> np.ndarray:
+    """np.median of the absolute values of each row of what `parted` returns for 0.5: few have values on both sides."""
+    middle, count = ordered.shape[1] // 2, ordered.shape[1]
+    upper = ordered[:, middle]
+    sizes = np.abs(upper if count % 2 else (ordered[:, middle - 1] + upper) / ordered.dtype.type(2))
+    mixed = (ordered.min(axis=1) < 0) & (ordered.max(axis=1) > 0)
+    sizes[mixed] = medians(np.abs(ordered[mixed]))
+    return sizes

@@ -19,7 +19,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
-from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians, quantile
+from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians, parted, quantile
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _DIMS, _ROWS = 640, 256  # averaged at a time: they stay in the cache
@@ -27,6 +27,7 @@ _FEW = 16  # dims at a time, whose values stay in the cache
 _CROSSED = ("crossing", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
 _ROUNDING = 1e-4  # more than that of float32 sums
+_ENDS = (0.05, 0.95)  # quantiles of the spread
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -254,22 +255,22 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
 
 def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
-    ordered = np.sort(x[:, layout.inside], axis=1)
-    size = median_sizes(ordered)
+    inside = parted(x[:, layout.inside], *_ENDS, 0.5)
+    size = median_sizes(inside)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
-    return _scored(x, slice(None), layout, rule, ordered, size, np.median(size), alone)
+    return _scored(x, slice(None), layout, rule, inside, size, np.median(size), alone)
 
 
 def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
     x, (dims, may_be_alone) = blocks.values, _likely(blocks, layout, rule)
-    ordered = np.sort(x[dims, layout.inside], axis=1)
-    size = median_sizes(ordered)
+    inside = parted(x[dims, layout.inside], *_ENDS, 0.5)
+    size = median_sizes(inside)
     seen = x[dims[may_be_alone], layout.inside.start : layout.beyond.stop]
     if len(seen) and _one_way(seen, size[may_be_alone])[1].any():  # whether alone, all dims tell
         return _score(x, layout, rule)
     typical = blocks.median_size(layout.inside) if len(dims) else np.float32(0)
-    scored = _scored(x, dims, layout, rule, ordered, size, typical, np.zeros(len(dims), bool))
+    scored = _scored(x, dims, layout, rule, inside, size, typical, np.zeros(len(dims), bool))
     whole = {
         name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
         for name, values in scored.items()
@@ -285,33 +286,32 @@ def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> tuple[np.nda
     threshold, [(least, most)] = blocks.values[:, layout.trained], blocks.quantiles(beyond, 0.5)
     motion = np.maximum(most - threshold, threshold - least)
     size = blocks.magnitudes.quantiles(inside, 0.5)[0][0]
-    (_, low), (high, _) = blocks.quantiles(inside, 0.05, 0.95)
+    (_, low), (high, _) = blocks.quantiles(inside, *_ENDS)
     width = high - low
     spread = np.maximum(width / 3.29, rule.floor * np.median(size))
-    may_be_alone = _may_be_one_way(blocks.values[:, inside.start : beyond.stop])
+    net = blocks.values[:, beyond.stop - 1] - blocks.values[:, inside.start]
+    may_be_alone = _may_be_one_way(blocks.sampled(slice(inside.start, beyond.stop)), net)
     spread = np.maximum(np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread), _TINY)
     dims = np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * spread)
     return dims, may_be_alone[dims]
 
 
 def _scored(
-    x: np.ndarray, dims: np.ndarray | slice, layout: _Layout, rule: CrossingRule, ordered: np.ndarray, size: np.ndarray,
+    x: np.ndarray, dims: np.ndarray | slice, layout: _Layout, rule: CrossingRule, inside: np.ndarray, size: np.ndarray,
     typical: np.floating, alone: np.ndarray,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """`_score` of some `dims` of `x`.
 
-    ordered: their values inside, in rising order; size: the median absolute ones, typical: the layer's; alone: singled
-    out.
+    inside: their values there, `parted`; size: the median absolute ones, typical: the layer's; alone: singled out.
     """
     trained, position, threshold = layout.trained, layout.position, x[dims, layout.trained].copy()
-    inside, outside = x[dims, layout.inside], x[dims, trained + 1 : layout.beyond.stop]
-    low, high = (quantile(ordered, share) for share in (0.05, 0.95))
-    motion = medians(outside) - threshold
+    low, high = (quantile(inside, share) for share in _ENDS)
+    motion = medians(x[dims, trained + 1 : layout.beyond.stop]) - threshold
     side = np.sign(motion)
     spread = np.maximum((high - low) / 3.29, max(rule.floor * typical, _TINY))
     spread = np.where(alone, np.maximum(rule.floor * size, _TINY), spread)
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
-    trend = np.where(alone, 0.0, np.maximum(0, side * _slope(inside, position[layout.inside])) * reach)
+    trend = np.where(alone, 0.0, np.maximum(0, side * _slope(x[dims, layout.inside], position[layout.inside])) * reach)
     score, limit = (side * motion - trend) / spread, threshold + side * rule.margin * spread
     crossings = _cross(x, dims, side, limit, layout, rule)
     keeps_side = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
@@ -336,7 +336,7 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
-    if not _may_be_one_way(x).any():
+    if not _may_be_one_way(x[:, ::SIZE], x[:, -1] - x[:, 0]).any():
         return np.zeros(len(x), bool)
     turning, one_way, moving = _one_way(x, size)
     rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
@@ -351,10 +351,10 @@ def _one_way(x: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return turning, moving & (turning <= _ONE_WAY), moving
 
 
-def _may_be_one_way(x: np.ndarray) -> np.ndarray:
+def _may_be_one_way(sampled: np.ndarray, net: np.ndarray) -> np.ndarray:
     """Which dims `_one_way` may tell to move one way only, and few others, by some of their positions."""
-    path = np.abs(np.diff(x[:, ::SIZE], axis=1)).sum(axis=1)  # no longer than that of all steps
-    return path <= _ONE_WAY * np.abs(x[:, -1] - x[:, 0]) * (1 + _ROUNDING)
+    path = np.abs(np.diff(sampled, axis=1)).sum(axis=1)  # no longer than that of all steps
+    return path <= _ONE_WAY * np.abs(net) * (1 + _ROUNDING)
 
 
 def _cross(
