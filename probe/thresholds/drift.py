@@ -415,7 +415,8 @@ def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> 
 
 def _quantile(values: np.ndarray, share: float) -> np.ndarray:
     """The nearest quantile of each row; many times faster than numpy's."""
-    return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))].copy()  # a view would be slow to read
+    place = round(share * (values.shape[1] - 1))
+    return np.partition(values, place, axis=1)[:, place].copy()  # a view would be slow to read
 
 
 def _first_break(
