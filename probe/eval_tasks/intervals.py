@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from probe.eval_tasks.base import Metric
 from probe.statistics import Ends, bonett_price, student, wilson
-
-_BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 
 
 def interval(values: Sequence[float], metric: Metric) -> Ends:
@@ -59,26 +55,3 @@ def _counted_to(values: Sequence[float] | np.ndarray, metric: Metric) -> float |
     if metric.binary:
         return 1.0
     return metric.most if metric.most < math.inf and min(values) == max(values) else None
-
-
-def intervals(scores: xr.Dataset) -> dict[str, list[float | None]]:
-    """`tail_nll_interval` and `passkey_interval`, [low, high], of one method's scores at one length."""
-    return {
-        f"{name}_interval": list(interval(scores[name].values.tolist(), metric))
-        for name, metric in _BY_LENGTH.items()
-        if name in scores
-    }
-
-
-def differences(scores: xr.Dataset, reference: xr.Dataset) -> dict[str, dict[str, float | None]]:
-    """`tail_nll_difference` and `passkey_difference` to the reference's scores of the same prompts, at one length."""
-    return {
-        f"{name}_difference": _difference(scores[name].values, reference[name].values, metric)
-        for name, metric in _BY_LENGTH.items()
-        if name in scores
-    }
-
-
-def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | None]:
-    low, high = paired(values, others, metric)
-    return {"mean": float(np.mean(np.subtract(values, others))), "low": low, "high": high}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,14 +15,16 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import follows_length
-from probe.eval_tasks.intervals import differences, intervals
+from probe.eval_tasks.base import Metric
+from probe.eval_tasks.intervals import interval, paired
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import StoredRun
+from probe.store.result_file import having
 from probe.store.results import number
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
-from probe.thresholds.failure import MeasuredFailures, measured_failure
+from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
 from probe.thresholds.result import (
     MEAN,
     Control,
@@ -51,6 +53,7 @@ from probe.thresholds.threshold_onset import (
     threshold_onsets,
 )
 
+_METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 _MULTIPLES = (2, 4)
 
 RULES = ("drift", "paper")
@@ -294,39 +297,34 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
     measured, evaluation, drifts = analysis.measured, analysis.run.evaluation, analysis.drifts
     unfit = measured is not None and measured.stated.is_wrong
     by_prompt = {
-        prompt: NotJudged(method, NOT_JUDGED) if unfit else _of(onsets, method)
+        prompt: NotJudged(method, NOT_JUDGED) if unfit else having(onsets, method=method)[0]
         for prompt, onsets in analysis.threshold_onsets.items()
     }
     if isinstance(drifts, str):
         drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
-        drift_onset = _of(drift_onsets(drifts[analysis.prompt]), method)
+        drift_onset = having(drift_onsets(drifts[analysis.prompt]), method=method)[0]
     texts = {prompt: str(onset) for prompt, onset in by_prompt.items()}
-    by_length = (
-        {} if evaluation is None or measured is None else scored(evaluation, measured, method, analysis.reference)
-    )
-    return MethodResult(method, drift_onset, by_prompt[analysis.prompt], texts, **by_length)
+    onsets = method, drift_onset, by_prompt[analysis.prompt], texts
+    if evaluation is None or measured is None:
+        return MethodResult(*onsets)
+    return MethodResult(*onsets, *scored(evaluation, measured, method, analysis.reference))
 
 
-def scored(evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str) -> dict[str, Any]:
+def scored(
+    evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str
+) -> tuple[Failure, dict[int, Scores], LongestScores]:
     """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
-    values = _scores(at.sel({"method": method}), at, reference)
-    if not measured.stated.is_wrong and longest > measured.level_length and "tail_nll" in values:
+    last, crop = _scores(at, method, reference), None
+    if not measured.stated.is_wrong and longest > measured.level_length and not math.isnan(last.tail_nll):
         # crop: the reference within its window, of the same tokens
-        crop = evaluation.sel({"method": measured.reference, "length": measured.level_length})
-        less = differences(at[["tail_nll"]].sel({"method": method}), crop[["tail_nll"]])
-        values["tail_nll_to_crop"] = _as_difference(less["tail_nll_difference"])
-    scores = {}
-    for length in _table_lengths(measured):
-        there = evaluation.sel(length=length)
-        scores[length] = Scores(**_scores(there.sel({"method": method}), there, reference))
-    return {
-        "measured": _of(measured.failures, method),
-        "scores": scores,
-        "longest": LongestScores(**values, length=longest, less=_less_others(at, method)),
-    }
+        within = evaluation.sel({"method": measured.reference, "length": measured.level_length})
+        crop = _difference(at.sel({"method": method}), within, "tail_nll")
+    scores = {length: _scores(evaluation.sel(length=length), method, reference) for length in _table_lengths(measured)}
+    of_longest = LongestScores(**vars(last), length=longest, tail_nll_to_crop=crop, less=_less_others(at, method))
+    return having(measured.failures, method=method)[0], scores, of_longest
 
 
 def _table_lengths(measured: MeasuredFailures) -> list[int]:
@@ -338,15 +336,18 @@ def _table_lengths(measured: MeasuredFailures) -> list[int]:
     return [measured.level_length, *beyond]
 
 
-def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any]:
-    """The fields of a method's `Scores` at one length; empty where it was not measured."""
-    others = at.sel({"method": reference})
+def _scores(at: xr.Dataset, method: str, reference: str) -> Scores:
+    """A method's scores at one length; NaN where it was not measured."""
+    scores, others = at.sel({"method": method}), at.sel({"method": reference})
     if np.isnan(scores["tail_nll"]).any():
-        return {}
-    means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-    compared = scores["method"].item() != reference and not np.isnan(others["tail_nll"]).any()
-    less = differences(scores, others) if compared else {}
-    return {**means, **intervals(scores), **{name: _as_difference(values) for name, values in less.items()}}
+        return Scores()
+    compared = method != reference and not np.isnan(others["tail_nll"]).any()
+    values: dict[str, Any] = {}
+    for name in (name for name in _METRICS if name in at):
+        values[name] = float(scores[name].mean())
+        values[f"{name}_interval"] = interval(scores[name].values.tolist(), _METRICS[name])
+        values[f"{name}_difference"] = _difference(scores, others, name) if compared else None
+    return Scores(**values)
 
 
 def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
@@ -354,12 +355,14 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
     nll = at[["tail_nll"]].dropna("method")
     scores = {name: nll.sel({"method": name}) for name in nll["method"].values.tolist()}
     others = [name for name in scores if name != method] if method in scores else []
-    return {name: _as_difference(differences(scores[method], scores[name])["tail_nll_difference"]) for name in others}
+    return {name: _difference(scores[method], scores[name], "tail_nll") for name in others}
 
 
-def _as_difference(values: Mapping[str, float | None]) -> Difference:
-    """NaN for None."""
-    return Difference(*(number(values[name]) for name in ("mean", "low", "high")))
+def _difference(scores: xr.Dataset, others: xr.Dataset, name: str) -> Difference:
+    """A method's score less another's on the same prompts."""
+    values, reference = scores[name].values.tolist(), others[name].values.tolist()
+    mean = float(np.mean(np.subtract(values, reference)))
+    return Difference(mean, *map(number, paired(values, reference, _METRICS[name])))
 
 
 def _control(control: xr.Dataset | str) -> Control | str:
@@ -379,8 +382,3 @@ def _control(control: xr.Dataset | str) -> Control | str:
         )
     settings = (control.attrs[name] for name in ("searched", "top", "least"))
     return Control(*settings, place=control["place"].values.tolist(), prompts=prompts)
-
-
-def _of(of_methods: Any, method: str) -> Any:
-    """The onset or failure of `method`."""
-    return next(row for row in of_methods if row.method == method)

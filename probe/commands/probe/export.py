@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -21,6 +20,7 @@ from probe.figures.export import Export, file_name
 from probe.figures.section import Section, figures_of, tables_of
 from probe.figures.thresholds import threshold_chart
 from probe.store.reader import StoredRun
+from probe.store.result_file import having
 from probe.store.select import check_labels, check_pairs, reference_method
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
@@ -205,19 +205,19 @@ def _failures(
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
-    lengths: dict[str, tuple[Mapping[str, Any], str]] = {
-        kind: ({onset.method: onset for onset in onsets}, "not judged"),
-        "predicted_failure": (predicted, "–"),
-        "measured": (rows := {failure.method: failure for failure in measured.failures}, ""),
+    rows = [having(measured.failures, method=method)[0] for method in methods]
+    by_method = {onset.method: onset for onset in onsets}
+    shown = {
+        kind: [by_method.get(method, NotJudged(method, "not judged")) for method in methods],
+        "predicted_failure": [predicted.get(method, NotJudged(method, "–")) for method in methods],
+        "measured": rows,
     }
-    columns = {
-        name: [getattr(of.get(method), "length", None) for method in methods] for name, (of, _) in lengths.items()
+    columns = {name: [of.length for of in column] for name, column in shown.items()} | {
+        "measured_after": [row.after for row in rows],
+        "measured_high": [row.high for row in rows],
+        "measured_by_nll": [row.by_nll for row in rows],
+        "measured_by_passkey": [row.by_passkey for row in rows],
     }
-    for end in ("after", "high", "by_nll", "by_passkey"):
-        columns[f"measured_{end}"] = [getattr(rows[method], end) for method in methods]
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
-    texts = {
-        f"{name}_text": ("method", [str(of.get(method, none)) for method in methods])
-        for name, (of, none) in lengths.items()
-    }
+    texts = {f"{name}_text": ("method", list(map(str, column))) for name, column in shown.items()}
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})

@@ -55,7 +55,7 @@ def random_summary(seed):
     methods = scores["method"].values.tolist()
     calls = [call_without_drift(name) for name in methods]
     entry = [
-        MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, **scored(scores, measured, name, "origin"))
+        MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, *scored(scores, measured, name, "origin"))
         for name in methods
     ]
     summary = Evidence(
