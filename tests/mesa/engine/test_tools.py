@@ -1,6 +1,8 @@
 """Every public tool and benchmark of TransformerLens on our bridge: under Origin as on theirs, and under methods."""
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 
 import cases
@@ -52,6 +54,7 @@ def patched(function, **options):
     return call
 
 
+@functools.cache
 def fitted(bridge):
     return analysis.JacobianLens.fit(
         bridge, [WORDS], corpus="here", source_layers=[0, 1], max_seq_len=22, show_progress=False
@@ -173,10 +176,34 @@ def fresh(tokenizer):
     return tiny.model(vocabulary=len(tokenizer), key_heads=4)
 
 
-def under(name, executor, tokenizer, call):
-    bridge = mesa.bridge(fresh(tokenizer), tokenizer)
-    with mesa.applied(bridge.original_model, cases.method(name), executor=executor):
-        return call(bridge)
+ATTACHED = [(method, executor) for method in ("origin", "mesa") for executor in ("fused", "dense")]
+
+
+@contextlib.contextmanager
+def all_bridges(tokenizer):
+    """The stock bridge, and ours by method and executor."""
+    bridges = {pair: mesa.bridge(fresh(tokenizer), tokenizer) for pair in ATTACHED}
+    with contextlib.ExitStack() as stack:
+        for (method, executor), bridge in bridges.items():
+            stack.enter_context(mesa.applied(bridge.original_model, cases.method(method), executor=executor))
+        yield stock(fresh(tokenizer), tokenizer), bridges
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer):
+    with all_bridges(tokenizer) as bridges:
+        yield bridges
+    fitted.cache_clear()
+
+
+@pytest.fixture
+def bridges(request, tokenizer):
+    """The module's, or fresh ones for what changes weights or settings of a bridge."""
+    if not {"direct_logit_attribution", "benchmark_weight_modification"} & {*request.node.callspec.params.values()}:
+        yield request.getfixturevalue("shared")
+        return
+    with all_bridges(tokenizer) as own:
+        yield own
 
 
 def test_all_public_tools_are_called():
@@ -186,15 +213,15 @@ def test_all_public_tools_are_called():
 
 
 @pytest.mark.parametrize("tool", CALLS)
-def test_tools_see_what_the_method_computes(tool, tokenizer):
+def test_tools_see_what_the_method_computes(tool, bridges):
+    theirs, ours = bridges
     torch.manual_seed(0)
-    expected = tensors(CALLS[tool](stock(fresh(tokenizer), tokenizer)))
+    expected = tensors(CALLS[tool](theirs))
     assert expected or tool == "JacobianLens.coordinate_patch_hooks"  # which gives hooks
+    found = {pair: tensors(CALLS[tool](bridge)) for pair, bridge in ours.items()}
     for executor in ("fused", "dense"):
-        result = tensors(under("origin", executor, tokenizer, CALLS[tool]))
-        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
-    fused, dense = (tensors(under("mesa", executor, tokenizer, CALLS[tool])) for executor in ("fused", "dense"))
-    torch.testing.assert_close(fused, dense, atol=1e-4, rtol=1e-4, equal_nan=True)
+        torch.testing.assert_close(found["origin", executor], expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(found["mesa", "fused"], found["mesa", "dense"], atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
 def benchmarked(name, bridge):
@@ -206,11 +233,11 @@ def benchmarked(name, bridge):
 
 
 @pytest.mark.parametrize("name", [name for name in benchmarks.__all__ if inspect.isfunction(getattr(benchmarks, name))])
-def test_benchmarks_pass_where_they_pass_on_the_stock_bridge(name, tokenizer):
+def test_benchmarks_pass_where_they_pass_on_the_stock_bridge(name, bridges):
     if name in NOT_BENCHMARKED:
         return
-    expected = benchmarked(name, stock(fresh(tokenizer), tokenizer))
-    for method in ("origin", "mesa"):
-        for executor in ("fused", "dense"):
-            passed, said = under(method, executor, tokenizer, lambda bridge: benchmarked(name, bridge))
-            assert passed or not expected[0], said
+    theirs, ours = bridges
+    expected = benchmarked(name, theirs)
+    for bridge in ours.values():
+        passed, said = benchmarked(name, bridge)
+        assert passed or not expected[0], said
