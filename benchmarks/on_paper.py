@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._higher_order_ops.flex_attention import _permute_strides
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mesa.engine import launches, span_kernels
@@ -72,7 +72,7 @@ class Device(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._flex(func, *args)
-        given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        given = _tensors((args, kwargs))
         on_device = [tensor for tensor in given if tensor.is_meta]
         name = func.__name__.split(".")[0] if hasattr(func, "__name__") else str(func)
         to_host = bool(on_device) and (func is _aten._local_scalar_dense.default or _moves_to_host(func, kwargs, args))
@@ -243,7 +243,7 @@ class Named(TorchFunctionMode):
             return args[0].is_meta
         if func is torch.Tensor.cuda:
             return args[0].to(META)
-        args, kwargs = tree_map(_meta, (args, kwargs))
+        args, kwargs = tuple(map(_meta, args)), {name: _meta(value) for name, value in kwargs.items()}
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == META:
             return func(*args, **{**kwargs, "device": "cpu"}).to(META)  # made on the host on a GPU as well
         return func(*args, **kwargs)
@@ -272,7 +272,11 @@ def _windowed(queries: int, keys: int, window: Any) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in tree_flatten(value)[0] if isinstance(part, Tensor)]
+    """Those in tuples, lists and dicts; several times as fast as PyTorch's `tree_flatten`."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import command_lines
 import pytest
 import worlds
 
-TRIED = 300
+TRIED = 150
 
 
 @pytest.fixture(scope="module")

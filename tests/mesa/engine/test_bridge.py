@@ -110,11 +110,18 @@ def test_gradients_reach_the_hooks_under_dense(model, tokenizer):
 
 HOOKED = "llama,qwen3,gpt_neox,phi3,stablelm parallel,gemma3_text,gemma4_text,gemma4_text shared,olmo2,mpt,bloom"
 SWITCHES = ((), ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in"), ("use_attn_in",))
+SWITCHED = {SWITCHES[1]: "llama,gpt_neox,phi3,gemma4_text,mpt".split(","), SWITCHES[2]: ["llama", "phi3"]}
+"""The families in which switches are tried in the quick suite: projections apart and joint, refused, ALiBi."""
+
+
+def switched():
+    for family, switches in itertools.product(HOOKED.split(","), SWITCHES):
+        marks = () if family in SWITCHED.get(switches, HOOKED) else pytest.mark.slow
+        yield pytest.param(family, switches, marks=marks, id=f"{family}-{'-'.join(switches) or 'none'}")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(switches) or "none")
-@pytest.mark.parametrize("family", HOOKED.split(","))
+@pytest.mark.parametrize(("family", "switches"), list(switched()))
 def test_every_hook_is_stocks(family, switches, tokenizer):
     """Without a method, and under Origin, every hook that fires on the stock bridge fires with its value."""
     model = families.build(family)
@@ -141,9 +148,11 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
             torch.testing.assert_close(cache[hook], states, atol=1e-4, rtol=1e-4, msg=lambda text: f"{hook}: {text}")  # noqa: B023
 
 
+OF_HEADS = [(family, {"heads": {0: (1, 2)}}) for family in "llama,phi3,gemma3_text,gemma4_text shared,mpt".split(",")]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("family", families.FAMILIES)
-@pytest.mark.parametrize("given", [{}, {"heads": {0: (1, 2)}}])
+@pytest.mark.parametrize(("family", "given"), [*((family, {}) for family in families.FAMILIES), *OF_HEADS])
 def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
     model, method, (ids, mask) = families.build(family), cases.method("rerope", **given), tiny.padded(9, 0, length=50)
     with mesa.applied(model, method, executor="dense"):

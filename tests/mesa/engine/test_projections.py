@@ -79,8 +79,13 @@ NO_STOCK = ("phi norms",)
 """Families whose attention TransformerLens' own cannot stand for."""
 
 
-@pytest.mark.parametrize("change", [adapt, hook], ids=["adapted", "hooked"])
-@pytest.mark.parametrize("family", families.FAMILIES)
+HOOKED = "llama,gpt_neox,phi3,mixtral,gemma4_text shared,phi norms,mpt,bloom".split(",")
+"""The families whose hooks are tried as well: projections apart and joint, experts, shared keys, norms, ALiBi."""
+
+
+@pytest.mark.parametrize(
+    ("family", "change"), [*((family, adapt) for family in families.FAMILIES), *((family, hook) for family in HOOKED)]
+)
 def test_what_stands_in_place_of_projections_takes_part(family, change, tokenizer):
     torch.manual_seed(0)
     model = families.build(family)

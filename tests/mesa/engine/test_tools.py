@@ -218,10 +218,10 @@ def test_tools_see_what_the_method_computes(tool, bridges):
     torch.manual_seed(0)
     expected = tensors(CALLS[tool](theirs))
     assert expected or tool == "JacobianLens.coordinate_patch_hooks"  # which gives hooks
-    found = {pair: tensors(CALLS[tool](bridge)) for pair, bridge in ours.items()}
+    results = {pair: tensors(CALLS[tool](bridge)) for pair, bridge in ours.items()}
     for executor in ("fused", "dense"):
-        torch.testing.assert_close(found["origin", executor], expected, atol=1e-4, rtol=1e-4, equal_nan=True)
-    torch.testing.assert_close(found["mesa", "fused"], found["mesa", "dense"], atol=1e-4, rtol=1e-4, equal_nan=True)
+        torch.testing.assert_close(results["origin", executor], expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(results["mesa", "fused"], results["mesa", "dense"], atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
 def benchmarked(name, bridge):
