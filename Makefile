@@ -96,10 +96,10 @@ format: .venv/installed
 clean:
 	rm -rf .venv build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt  # --no-compile: Python compiles the quarter that is used as it is imported
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 .venv/docs: .venv/installed
