@@ -386,8 +386,9 @@ def _squares(
         low = high = centre
         for clock, offset, slope in trends:
             trend = offset + clock[rows] * slope
-            low, high = np.minimum(trend, low), np.maximum(trend, high)
-        part = np.divide(np.maximum(x[rows] - high, low - x[rows]), width, out=z[rows])
+            low, high = np.minimum(trend, low), np.maximum(trend, high, out=trend)
+        part = np.subtract(x[rows], high, out=z[rows])
+        np.divide(np.maximum(part, np.subtract(low, x[rows], out=low), out=part), width, out=part)
         np.square(np.clip(part, 0, rule.most(x.shape[1]), out=part), out=part)
     return z, centre, width
 
@@ -414,9 +415,8 @@ def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> 
 
 
 def _quantile(values: np.ndarray, share: float) -> np.ndarray:
-    """The nearest quantile of each row; many times faster than numpy's."""
-    place = round(share * (values.shape[1] - 1))
-    return np.partition(values, place, axis=1)[:, place].copy()  # a view would be slow to read
+    """The nearest quantile of each row; many times faster than numpy's, and up to some 500 columns than partition."""
+    return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))].copy()  # a view would be slow to read
 
 
 def _first_break(

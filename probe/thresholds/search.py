@@ -263,13 +263,13 @@ def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.n
 
 def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
-    x, (dims, may_be_alone) = blocks.values, _likely(blocks, layout, rule)
+    x, typical = blocks.values, blocks.median_size(layout.inside)
+    dims, may_be_alone = _likely(blocks, layout, rule, typical)
     inside = parted(x[dims, layout.inside], *_ENDS, 0.5)
     size = median_sizes(inside)
     seen = x[dims[may_be_alone], layout.inside.start : layout.beyond.stop]
     if len(seen) and _one_way(seen, size[may_be_alone])[1].any():  # whether alone, all dims tell
         return _score(x, layout, rule)
-    typical = blocks.median_size(layout.inside) if len(dims) else np.float32(0)
     scored = _scored(x, dims, layout, rule, inside, size, typical, np.zeros(len(dims), bool))
     whole = {
         name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
@@ -280,19 +280,19 @@ def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[s
     return whole
 
 
-def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> tuple[np.ndarray, np.ndarray]:
+def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule, typical: np.floating) -> tuple[np.ndarray, np.ndarray]:
     """The dims whose score may reach `minimum_score`, and few others; of each, whether it may move one way only."""
     inside, beyond = layout.inside, slice(layout.trained + 1, layout.beyond.stop)
     threshold, [(least, most)] = blocks.values[:, layout.trained], blocks.quantiles(beyond, 0.5)
     motion = np.maximum(most - threshold, threshold - least)
-    size = blocks.magnitudes.quantiles(inside, 0.5)[0][0]
     (_, low), (high, _) = blocks.quantiles(inside, *_ENDS)
-    width = high - low
-    spread = np.maximum(width / 3.29, rule.floor * np.median(size))
+    spread = np.maximum((high - low) / 3.29, rule.floor * typical)
     net = blocks.values[:, beyond.stop - 1] - blocks.values[:, inside.start]
     may_be_alone = _may_be_one_way(blocks.sampled(slice(inside.start, beyond.stop)), net)
-    spread = np.maximum(np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread), _TINY)
-    dims = np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * spread)
+    if may_be_alone.any():
+        size = blocks.magnitudes.quantiles(inside, 0.5)[0][0]
+        spread = np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread)
+    dims = np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * np.maximum(spread, _TINY))
     return dims, may_be_alone[dims]
 
 
