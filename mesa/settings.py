@@ -99,7 +99,7 @@ def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]
     parameters = method_settings(settings)
     for name in parameters:
         if name not in wanted:
-            raise Refused(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
+            raise Refused(f"--set names {name!r}, which is not among the methods {','.join(wanted)}")
     return {name: parameters.get(name, {}) for name in wanted}
 
 

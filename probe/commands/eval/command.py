@@ -62,7 +62,7 @@ def run_and_report(planned: EvalPlan, out: Path, harness: HarnessOptions, **how:
 
 
 def _for_tasks(flag: str) -> Refused:
-    return Refused(f"{flag} is for --task; lm-eval's tasks have their own prompts")
+    return Refused(f"{flag} is not for --harness; lm-eval's tasks have their own prompts")
 
 
 def _run_tasks(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:

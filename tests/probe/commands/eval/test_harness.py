@@ -109,8 +109,8 @@ def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch)
     ("options", "message"),
     [
         (("--methods", "nonsense"), "nonsense"),
-        (("--estimate",), "--estimate is for --task"),
-        (("--depth", "0.5"), "--depth is for --task"),
+        (("--estimate",), "--estimate is not for --harness"),
+        (("--depth", "0.5"), "--depth is not for --harness"),
         (("--include-path", "nowhere"), "--include-path nowhere is not a folder"),
         ((), "--harness needs lm-evaluation-harness"),
     ],
