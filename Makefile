@@ -60,9 +60,8 @@ mutants: .venv/installed  ## 250 small mistakes put into the code, one at a time
 check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(TESTS)
+	$(BIN)/pyright & types=$$!; $(TESTS); tests=$$?; wait $$types && exit $$tests
 
 test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
 	$(BIN)/python benchmarks/gpu.py

@@ -25,10 +25,9 @@ FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
     """Every name that a module defines, reads, imports or passes by keyword."""
-    for node in ast.walk(tree):
+    for node in map(vars, ast.walk(tree)):
         for field in ("id", "attr", "arg", "name", "asname"):
-            name = getattr(node, field, None)
-            if isinstance(name, str):
+            if isinstance(name := node.get(field), str):
                 yield from name.split(".")
 
 
