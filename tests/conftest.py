@@ -1,5 +1,6 @@
 """Shared by all tests: property tests have no deadline, since a busy machine is no failure."""
 
+import gc
 import os
 
 import pytest
@@ -11,6 +12,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 else:
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+gc.disable()  # while modules are imported, which takes a tenth less then
+
+
+def pytest_collection_finish():
+    gc.enable()
+
+
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
