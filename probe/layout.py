@@ -27,12 +27,13 @@ class Layout:
         return [run / self.folder / name for name in self.journals]
 
 
-_REPORTED = ("summary.json", "report.html")
+REPORTED = ("summary.json", "report.html")
+"""The files of a finished report, beside its figures."""
 LAYOUTS = {
-    "probe": Layout("", ("measured.jsonl",), _REPORTED),
-    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), _REPORTED),
-    "locate": Layout("locate", ("journal.jsonl",), _REPORTED),
-    "anatomy": Layout("anatomy", ("journal.jsonl",), _REPORTED),
+    "probe": Layout("", ("measured.jsonl",), REPORTED),
+    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), REPORTED),
+    "locate": Layout("locate", ("journal.jsonl",), REPORTED),
+    "anatomy": Layout("anatomy", ("journal.jsonl",), REPORTED),
     "predict": Layout("predict", ("journal.jsonl",), ("prediction.json",)),
 }
 """By command."""

@@ -19,10 +19,9 @@ from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.experiment.resume import REQUEST
 from probe.files import JsonObject, read_result
-from probe.layout import LAYOUTS
+from probe.layout import LAYOUTS, REPORTED
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
-from probe.store.results import REPORTED
 
 EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
 """Those that leave a journal and results; a probe leaves a store."""

@@ -1,11 +1,8 @@
-"""The files of a finished report, and numbers with their intervals as texts."""
+"""Numbers with their intervals as texts."""
 
 from __future__ import annotations
 
 import math
-
-REPORTED = ("report.html", "summary.json")
-"""The files of a finished report, beside its figures."""
 
 
 def number(value: float | None) -> float:

@@ -28,9 +28,9 @@ from probe.figures.section import Section, figures_of
 from probe.figures.section import page as section_page
 from probe.figures.tables import npz_bytes
 from probe.files import check_ours, is_ours, write
+from probe.layout import REPORTED
 from probe.store.cache import DERIVED, save
 from probe.store.reader import open_run, store_mark
-from probe.store.results import REPORTED
 from probe.thresholds.analysis import Analysis, analyse, summarize
 
 _THRESHOLDS = 4  # charts, of the best dims

@@ -9,9 +9,9 @@ from pydantic.dataclasses import dataclass
 
 from probe.files import read_result
 from probe.glossary import explained, template
+from probe.layout import REPORTED
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile
-from probe.store.results import REPORTED
 from probe.tables import Table, filled, plain_table
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure, PredictedFailure
