@@ -33,8 +33,6 @@ MODELS = (
     *TRAINED,
     "smollm2-twelve",
     "smollm2-twelve-first",
-    "seed1-again",
-    "seed2-again",
 )
 DRAWS = 10_000
 
