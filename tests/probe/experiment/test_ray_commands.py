@@ -26,8 +26,8 @@ COMMANDS = {
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }
 TIMES = re.compile(
-    rb'"(seconds|time|peak_mib|created|mark|store|checksum)": [^,}\n]*|[0-9-]{10}T[0-9:+]{14}|'
-    rb"[0-9.]+( s\b| MiB|\\u00d7|\xc3\x97)|sha256 [0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    rb'"(seconds|time|peak_mib|created|store|checksum)": [^,}\n]*|[0-9-]{10}T[0-9:+]{14}|'
+    rb"[0-9.]+( s\b| MiB|\\u00d7|\xc3\x97)|\b[0-9a-f]{64}\b|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
 """When a run was, how long it took, check sums of that, and names that plotly draws."""
 
