@@ -15,7 +15,8 @@ else:
 gc.disable()  # while modules are imported, which takes a tenth less then
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():  # which xdist's controller has as well, though it collects nothing
     gc.enable()
 
 
