@@ -61,7 +61,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pyright & types=$$!; $(TESTS); tests=$$?; wait $$types && exit $$tests
+	$(BIN)/pyright & types=$$!; $(TESTS); tests=$$?; wait $$types || { echo 'pyright found errors: see above' >&2; exit 1; }; exit $$tests
 
 test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
 	$(BIN)/python benchmarks/gpu.py
