@@ -59,7 +59,8 @@ _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 def picture(figure: Drawable, form: str, dpi: int = DPI) -> bytes:
     """The figure as a png, svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
-    packed: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if form == "png" else {}  # more: slow for a quarter
+    # a higher level: a quarter smaller, in twice the time
+    packed: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if form == "png" else {}
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
         draw(figure).savefig(file, format=form, dpi=dpi, metadata={"Title": figure.title, **_UNDATED[form]}, **packed)
     return file.getvalue()

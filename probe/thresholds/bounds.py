@@ -63,20 +63,20 @@ class Blocks:
 def medians(values: np.ndarray) -> np.ndarray:
     """np.median of each row of finite `values` (row, column), by half as many partitions."""
     middle = values.shape[1] // 2
-    parted = np.partition(values, middle, axis=1)
-    upper = parted[:, middle].copy()
-    return upper if values.shape[1] % 2 else (parted[:, :middle].max(axis=1) + upper) / values.dtype.type(2)
+    ordered = np.partition(values, middle, axis=1)
+    upper = ordered[:, middle].copy()
+    return upper if values.shape[1] % 2 else (ordered[:, :middle].max(axis=1) + upper) / values.dtype.type(2)
 
 
-def parted(values: np.ndarray, *shares: float) -> np.ndarray:
-    """`values` (row, column), each row in an order in which `quantile` finds these shares of it."""
+def partitioned(values: np.ndarray, *shares: float) -> np.ndarray:
+    """Finite `values` (row, column), each row in an order in which `quantile` finds these shares of it."""
     last = values.shape[1] - 1
-    places = {min(int(share * last) + more, last) for share in shares for more in range(2)}
+    places = {min(int(share * last) + more, last) for share in shares for more in (0, 1)}
     return np.partition(values, sorted(places), axis=1)
 
 
 def quantile(ordered: np.ndarray, share: float) -> np.ndarray:
-    """np.quantile, in float64, of each row of what `parted` returns for this share."""
+    """np.quantile, in float64, of each row of what `partitioned` returns for this share."""
     last = ordered.shape[1] - 1
     below, part = divmod(np.float64(share * last), 1)
     low, high = ordered[:, int(below)], ordered[:, min(int(below) + 1, last)]
@@ -85,7 +85,10 @@ def quantile(ordered: np.ndarray, share: float) -> np.ndarray:
 
 
 def median_sizes(ordered: np.ndarray) -> np.ndarray:
-    """np.median of the absolute values of each row of what `parted` returns for 0.5: few have values on both sides."""
+    """np.median of the absolute values of each row of what `partitioned` returns for 0.5.
+
+    That is the size of a row's median where its values have one sign; only the other rows are partitioned again.
+    """
     middle, count = ordered.shape[1] // 2, ordered.shape[1]
     upper = ordered[:, middle]
     sizes = np.abs(upper if count % 2 else (ordered[:, middle - 1] + upper) / ordered.dtype.type(2))

@@ -19,7 +19,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.select import captured_ranges, run_bounds
-from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians, parted, quantile
+from probe.thresholds.bounds import SIZE, Blocks, median_sizes, medians, partitioned, quantile
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _DIMS, _ROWS = 640, 256  # averaged at a time: they stay in the cache
@@ -166,7 +166,7 @@ def searches(
     """`search` in each of the windows, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
     likely: further windows, in which all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many
-        times faster. counted: further ones, in which of the other methods nothing is read either, NaN.
+        times faster. counted: further such windows, in which only the reference is read; NaN for others.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
@@ -255,7 +255,7 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
 
 def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
-    inside = parted(x[:, layout.inside], *_ENDS, 0.5)
+    inside = partitioned(x[:, layout.inside], *_ENDS, 0.5)
     size = median_sizes(inside)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
     return _scored(x, slice(None), layout, rule, inside, size, np.median(size), alone)
@@ -265,7 +265,7 @@ def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[s
     """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
     x, typical = blocks.values, blocks.median_size(layout.inside)
     dims, may_be_alone = _likely(blocks, layout, rule, typical)
-    inside = parted(x[dims, layout.inside], *_ENDS, 0.5)
+    inside = partitioned(x[dims, layout.inside], *_ENDS, 0.5)
     size = median_sizes(inside)
     seen = x[dims[may_be_alone], layout.inside.start : layout.beyond.stop]
     if len(seen) and _one_way(seen, size[may_be_alone])[1].any():  # whether alone, all dims tell
@@ -302,7 +302,7 @@ def _scored(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """`_score` of some `dims` of `x`.
 
-    inside: their values there, `parted`; size: the median absolute ones, typical: the layer's; alone: singled out.
+    inside: their values there, `partitioned`; size: the median absolute ones, typical: the layer's; alone: singled out.
     """
     trained, position, threshold = layout.trained, layout.position, x[dims, layout.trained].copy()
     low, high = (quantile(inside, share) for share in _ENDS)

@@ -140,7 +140,7 @@ def _groups(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def _title(name: str, whose: str, broken: Container[str]) -> str:
     """What became of a claim's theorem, or whose the claim is."""
-    theorem = next((of for of in THEOREMS if f"{name}-".startswith(f"{of}-")), None)
+    theorem = next((known for known in THEOREMS if f"{name}-".startswith(f"{known}-")), None)
     if theorem is None:
         return "Our own statements about them" if whose == OURS else "Other statements of the paper"
     known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]

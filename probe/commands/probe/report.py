@@ -175,7 +175,7 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
 
 
 def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
-    """What the report draws of an analysis, beside heatmaps."""
+    """What the report draws of an analysis, heatmaps aside."""
     prompt, run = analysis.prompt, analysis.run
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts

@@ -33,7 +33,7 @@ _PROVENANCE = (
 
 
 class Drawn(NamedTuple):
-    """Sections with figures but heatmaps, the headline prompt's first; none of what was not measured or judged."""
+    """Sections with figures, without heatmaps, the headline prompt's first; none of what was not measured or judged."""
 
     thresholds: list[Section]
     curves: list[Section]

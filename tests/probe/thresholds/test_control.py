@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.bounds import Blocks, median_sizes, medians, parted, quantile
+from probe.thresholds.bounds import Blocks, median_sizes, medians, partitioned, quantile
 from probe.thresholds.search import CrossingRule, SearchWindow, _beyond, search, searches
 from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
@@ -138,7 +138,7 @@ def test_medians_and_quantiles_are_numpys_bit_for_bit(columns, moved):
     values[:9] = values[:9].round()  # ties
     np.testing.assert_array_equal(medians(values), np.median(values, axis=1))
     shares = np.array([0, 0.05, 0.3, 0.5, 0.95, 1])
-    ordered, expected = parted(values, *shares), np.quantile(values, shares, axis=1)
+    ordered, expected = partitioned(values, *shares), np.quantile(values, shares, axis=1)
     np.testing.assert_array_equal(median_sizes(ordered), np.median(np.abs(values), axis=1))
     np.testing.assert_array_equal([quantile(ordered, share) for share in shares], expected)
     assert quantile(ordered, 0.05).dtype == expected.dtype
