@@ -50,8 +50,8 @@ class DriftRule:
         pretended: Windows inside M that the rule is tried on; default 16.
         alarm_rate: The most false detections, of those windows, of a layer that is judged; default 0.05.
         chance: The most chance, over all layers, that a model without drift has a layer detected; default 0.01.
-        resolution: The least range, as a share of a dim's level: what arithmetic and the store's dtype resolve; default
-            2^-20.
+        resolution: The least range, as a share of a dim's level, and of the layer's median level: what arithmetic and
+            the store's dtype resolve; default 2^-20.
 
     Examples:
         >>> rule = probe.DriftRule.scaled(256)
@@ -118,7 +118,8 @@ def find_drift(
 
         - `centre` = median of x over I; two trends, of x with ln t and of x with t, by their slopes over I (median over
           pairs half of I apart)
-        - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
+        - `range` = `quantile` of |x - centre| over I, no less than the reference method's, and than `resolution` *
+          |centre| of the dim and of the layer's median dim
         - z = distance of x from the span of `centre` and both trends, in ranges, at most `rule.most`: what stays, or
           goes on growing as before, as a power of t up to 1, is 0
         - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
@@ -212,13 +213,17 @@ class _Runs:
 
     @classmethod
     def of(cls, position: np.ndarray, run: int, trained: int, period: int) -> _Runs:
-        """Some `_SAMPLES` positions, of every phase of `period`, of each run captured by half; one run begins at M."""
-        number, place = np.divmod(position - trained, run)
-        numbers, counts = np.unique(number, return_counts=True)
-        whole = np.isin(number, numbers[2 * counts >= run])
-        index = np.flatnonzero(whole & (place % _prime_to(run // _SAMPLES, period) == 0))
-        sampled, start = np.unique(number[index], return_index=True)
-        return cls(index, position[index], start, sampled * run + trained, counts[np.isin(numbers, sampled)])
+        """Some `_SAMPLES` of the captured positions, of every phase of `period`, of each run captured by half.
+
+        One run begins at M.
+        """
+        number = (position - trained) // run
+        numbers, first, counts = np.unique(number, return_index=True, return_counts=True)
+        whole, place = 2 * counts >= run, np.arange(len(position)) - np.repeat(first, counts)
+        step = _prime_to(run // _SAMPLES, period)
+        index = np.flatnonzero(np.repeat(whole, counts) & (place % step == 0))
+        start = np.unique(number[index], return_index=True)[1]
+        return cls(index, position[index], start, numbers[whole] * run + trained, counts[whole])
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Means by run of `values` (sampled position, ...)."""

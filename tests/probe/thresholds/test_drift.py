@@ -142,6 +142,18 @@ def test_positions_that_were_not_captured_are_no_break():
     assert missed.judged == LENGTH - M - (901 - 640)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_long_runs_are_read_where_they_were_captured(first):
+    """Every second position: half of each run of 32, of which some are read."""
+    rule = DriftRule(run=32, warm_up=64, held_out=32)
+    whole = find_drift(states("step", at=704, size=0.5), M, rule)
+    result = find_drift(states("step", at=704, size=0.5).isel(position=slice(first, None, 2)), M, rule)
+    assert result["run"].values.tolist() == whole["run"].values.tolist()
+    assert set(result["captured"].values.tolist()) == {16}
+    assert drift_onsets(whole)[0].length == 704
+    assert drift_onsets(result)[0].length == 704 + first
+
+
 def test_float16_stores_are_judged_by_what_they_resolve():
     hidden = states(white=1e-6, seed=5)
     halved = hidden.astype(np.float16)
