@@ -122,8 +122,8 @@ def find_drift(
           |centre| of the dim and of the layer's median dim
         - z = distance of x from the span of `centre` and both trends, in ranges, at most `rule.most`: what stays, or
           goes on growing as before, as a power of t up to 1, is 0
-        - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position. In
-          long windows not all positions are read: of a run 16 or more, of I 512 or more
+        - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position.
+          In long windows not all positions are read: of a run 16 or more, of I 512 or more
         - `limit` (method, layer) = factor * max(1, largest level in I)
         - `first` (method, layer): the first run from M on, no warm-up, whose level is above the limit; NaN: none, or
           not trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were
