@@ -39,16 +39,13 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     height, width = len(limits) * (dims + _SEPARATOR) - _SEPARATOR, panel.sizes["position"] + _SEPARATOR * len(breaks)
     title, font = f"{text}; red > 0, blue < 0", ImageFont.load_default(12)
     wide = max(_LEAST_WIDTH, LEFT + width + _RIGHT, int(font.getlength(title)) + 20)
-    whole = np.full((TOP + height + _BOTTOM, wide), _PAPER, np.uint8)
-    pixels = whole[TOP : TOP + height, LEFT : LEFT + width]
-    pixels[:] = GREY_INDEX
+    image = Image.new("L", (wide, TOP + height + _BOTTOM), _PAPER)
+    image.paste(GREY_INDEX, (LEFT, TOP, LEFT + width, TOP + height))
     for row, limit in enumerate(limits.values):
-        strip, left = pixels[row * (dims + _SEPARATOR) :][:dims], 0
-        values = panel.isel(layer=row).load().transpose("dim", "position").values
-        for part in np.split(colour_index(values, limit), breaks, axis=1):
-            strip[:, left : left + part.shape[1]] = part
+        left, values = LEFT, panel.isel(layer=row).load().transpose("dim", "position").values
+        for part in np.split(values, breaks, axis=1):
+            image.paste(Image.fromarray(colour_index(part, limit)), (left, TOP + row * (dims + _SEPARATOR)))
             left += part.shape[1] + _SEPARATOR
-    image = Image.fromarray(whole)
     pen = ImageDraw.Draw(image)
     pen.fontmode, pen.font = "1", font  # a palette has no shades of ink
     pen.text((8, 8), title, _INK)
@@ -60,14 +57,13 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
 
 def colour_index(values: np.ndarray, limit: float) -> np.ndarray:
     """The palette's colour for each of `values` (row, column), from -limit to limit."""
-    index = np.empty(values.shape, np.uint8)
+    index, half = np.empty(values.shape, np.uint8), len(_PALETTE) // 2
     for start in range(0, values.shape[1], _BLOCK):
         block = slice(start, start + _BLOCK)
-        scaled = values[:, block].astype(np.float32) / (2 * limit)
-        scaled += 0.5
-        scaled *= len(_PALETTE)
-        index[:, block] = np.clip(scaled, 0, len(_PALETTE) - 1, out=scaled).astype(np.uint8)
-    index[index == GREY_INDEX] += 1
+        scaled = values[:, block].astype(np.float32) / (limit / half)  # a power of two: no rounding but division's
+        scaled += half
+        colours = np.clip(scaled, 0, len(_PALETTE) - 1, out=scaled).astype(np.uint8)
+        index[:, block] = colours + (colours == GREY_INDEX)
     return index
 
 
