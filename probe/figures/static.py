@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import textwrap
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullLocator
 
 from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Rule
 from probe.figures.heatmap import farthest
@@ -52,6 +52,7 @@ _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _LEVEL = 6  # labels of lengths, at most, that have room side by side
 _PER_INCH, _GROUND = 130, "#DDDDDD"  # pixels of `Heatmaps.height`; where heatmaps are blank
 _LEFT, _RIGHT, _BESIDE, _BETWEEN, _BETWEEN_TITLED, _LINE = 0.75, 0.95, 0.12, 0.1, 0.32, 0.15  # inches
+_TICK, _TICK_SIZE = 11, 6.5  # points: from labels of heatmaps to what they stand beside, and their size
 _LONG = 5  # characters of a label that stands upright
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
@@ -72,7 +73,7 @@ def draw(figure: Drawable) -> Figure:
 
 
 def _draw_heatmaps(maps: Heatmaps) -> Figure:
-    """All heatmaps in margins of so many inches: a layout engine is slow where there are hundreds of axes."""
+    """All heatmaps in margins of so many inches; those of a column on one pair of axes: hundreds are slow to make."""
     rows, columns = len(maps.cells), len(maps.columns)
     labels = [label for cell in maps.cells[-1] for label in (cell.x_ticks or {}).values()]
     longest = max(map(len, labels), default=0)
@@ -90,20 +91,29 @@ def _draw_heatmaps(maps: Heatmaps) -> Figure:
     figure = Figure(figsize=(width, height))
     figure.suptitle("\n".join(title), y=1 - 0.08 / height, va="top")
     sides = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": below / height}
-    spaces = {"hspace": between / high, "wspace": _BESIDE / max(0.1, wide / columns - _BESIDE)}
-    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=maps.columns, gridspec_kw=sides | spaces)
-    colours = maps.colours if isinstance(maps.colours, str) else LinearSegmentedColormap.from_list("", maps.colours)
-    for row, cells in enumerate(maps.cells):
-        for column, (axis, cell) in enumerate(zip(axes[row], cells, strict=True)):
-            _draw_heatmap(axis, cell, colours, room)
-            _label_heatmap(axis, cell, room, 90 if upright else 0, (row == rows - 1, column == 0))
-        axes[row, 0].set_ylabel(textwrap.fill(cells[0].y_title, 13), fontsize=7)
-    for axis, cell in zip(axes[-1], maps.cells[-1], strict=True):
-        axis.set_xlabel(cell.x_title, fontsize=7)
+    spaces = {"wspace": _BESIDE / max(0.1, wide / columns - _BESIDE)}
+    axes = figure.subplots(1, columns, squeeze=False, width_ratios=maps.columns, gridspec_kw=sides | spaces)[0]
+    scale = maps.colours
+    colours = colormaps[scale] if isinstance(scale, str) else LinearSegmentedColormap.from_list("", scale)
+    colours = colours.with_extremes(bad=_GROUND)
+    down = np.arange(rows) * (1 + between / high)  # of rows, in heights of a heatmap
+    lowest, highest = maps.cells[0][0].ends[2:]
+    for axis, cells in zip(axes, zip(*maps.cells, strict=True), strict=True):
+        _label_heatmaps(axis, cells, room, 90 if upright else 0, down if axis is axes[0] else down[:0])
+        for cell, row in zip(cells, down, strict=True):
+            _draw_heatmap(axis, cell, colours, room, row * (lowest - highest))
+            figure.text(axis.get_position().x0, 1 - (top + row * high - 6 / 72) / height, cell.title, fontsize=8)
+        axis.set_ylim(lowest + down[-1] * (lowest - highest), highest)
+    longest = max((len(label.get_text()) for label in axes[0].get_yticklabels()), default=0)
+    beside = (_LEFT - (_TICK + 0.64 * _TICK_SIZE * longest) / 72) / width
+    upwards: dict[str, Any] = {"fontsize": 7, "rotation": 90, "ha": "right", "va": "center", "multialignment": "center"}
+    for cells, row in zip(maps.cells, down, strict=True):
+        middle = 1 - (top + (row + 0.5) * high) / height
+        figure.text(beside, middle, textwrap.fill(cells[0].y_title, 13), **upwards)
     long = min(inner, 3)
     place = 1 - (_RIGHT - 0.12) / width, (below + inner - long) / height, 0.1 / width, long / height
     extend = "both" if maps.cells[0][0].low < 0 else "neither"
-    bar = figure.colorbar(axes[0, 0].images[0], cax=figure.add_axes(place), ticks=list(maps.ticks), extend=extend)
+    bar = figure.colorbar(axes[0].images[0], cax=figure.add_axes(place), ticks=list(maps.ticks), extend=extend)
     bar.ax.set_yticklabels(maps.ticks.values(), fontsize=7)
     bar.set_label(maps.colour_title, fontsize=7)
     note = "; ".join(maps.note)
@@ -122,42 +132,46 @@ def _merging(maps: Heatmaps, room: tuple[int, int]) -> str:
     return f"; drawn: the farthest from 0 of {rows} x {columns} cells" if rows * columns > 1 else ""
 
 
-def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]) -> None:
+def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int], down: float) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
     steps = _steps(cell, room)
     rows, columns = (np.arange(0, size, step) for size, step in zip(cell.values.shape, steps, strict=True))
-    left, right, bottom, top = cell.ends
+    left, right, bottom, top = cell.ends[0], cell.ends[1], cell.ends[2] + down, cell.ends[3] + down
     look: dict[str, Any] = {"cmap": colours, "aspect": "auto", "interpolation": "none"}
     values = np.ma.masked_invalid(farthest(cell.values, (rows, columns)))
     axis.imshow(values, extent=(left, right, bottom, top), vmin=cell.low, vmax=cell.high, **look)
-    axis.set_facecolor(_GROUND)
-    axis.set_title(cell.title, loc="left")
     if cell.m is not None and left < cell.m < right:
-        axis.axvline(cell.m, color="white", linewidth=1.6)
-        axis.axvline(cell.m, color=BLACK, linestyle="--", linewidth=0.8)
+        for look in ({"color": "white", "linewidth": 1.6}, {"color": BLACK, "linestyle": "--", "linewidth": 0.8}):
+            axis.plot([cell.m, cell.m], [bottom, top], solid_capstyle="butt", **look)
     if cell.mark is not None:
         marks: dict[str, Any] = {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.4}
-        axis.plot(cell.mark.x, cell.mark.y, "o", color=cell.mark.colour, **marks)
+        axis.plot(cell.mark.x, cell.mark.y + down, "o", color=cell.mark.colour, **marks)
     if cell.muted is not None and cell.numbers is not None:
         _draw_tiles(axis, cell, cell.muted, cell.numbers)
+    else:
+        frame: dict[str, Any] = {"fill": False, "linewidth": 0.6, "zorder": 2.5, "clip_on": False}
+        axis.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
 
 
-def _label_heatmap(axis: Axes, cell: Heatmap, room: tuple[int, int], rotation: int, outer: tuple[bool, bool]) -> None:
-    """Ticks where the axes are `outer` (x, y); others have none: of hundreds they take most of the time."""
-    axis.tick_params(labelsize=6.5)
+def _label_heatmaps(
+    axis: Axes, cells: Sequence[Heatmap], room: tuple[int, int], rotation: int, down: np.ndarray
+) -> None:
+    """Labels below a column of heatmaps, and left of those that are `down`, in their heights; no line about them."""
+    left, right, bottom, top = cells[-1].ends
+    axis.set(xlim=(left, right), ylim=(bottom, top))
+    axis.set_xlabel(cells[-1].x_title, fontsize=7)
+    axis.tick_params(labelsize=_TICK_SIZE)
+    axis.spines[:].set_visible(False)
     most = 3 * -(-room[1] // (2 * DPI))  # labels of positions
-    if not outer[0]:
-        axis.xaxis.set_major_locator(NullLocator())
-    elif cell.x_ticks is None:
-        axis.locator_params("x", nbins=most if cell.ends[1] < 1000 else max(2, most - 1))
+    if (ticks := cells[-1].x_ticks) is None:
+        axis.locator_params("x", nbins=most if right < 1000 else max(2, most - 1))
     else:
-        axis.set_xticks(list(cell.x_ticks), list(cell.x_ticks.values()), rotation=rotation)
-    if not outer[1]:
-        axis.yaxis.set_major_locator(NullLocator())
-    elif cell.y_ticks is None:
+        axis.set_xticks(list(ticks), list(ticks.values()), rotation=rotation)
+    if (ticks := cells[-1].y_ticks) is None:
         axis.locator_params("y", nbins=3)
-    else:
-        axis.set_yticks(list(cell.y_ticks), list(cell.y_ticks.values()))
+        places = [at for at in axis.get_yticks() if top <= at <= bottom]
+        ticks = dict(zip(places, axis.yaxis.get_major_formatter().format_ticks(places), strict=True))
+    axis.set_yticks(np.add.outer(down * (bottom - top), list(ticks)).ravel(), [*ticks.values()] * len(down))
 
 
 def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarray) -> None:
@@ -166,7 +180,6 @@ def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarra
     axis.set_yticks(np.arange(-0.5, muted.shape[0]), minor=True)
     axis.grid(which="minor", color="white", linewidth=0.8)
     axis.tick_params(which="both", length=0)
-    axis.spines[:].set_visible(False)
     hatch: dict[str, Any] = {"fill": False, "hatch": "/////", "edgecolor": "#00000030", "linewidth": 0}
     for row, column in np.argwhere(muted):
         axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))

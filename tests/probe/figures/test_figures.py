@@ -137,6 +137,30 @@ def test_static_figures_draw_the_same(hidden, crossings):
         assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
 
 
+def test_static_heatmaps_of_a_column_stand_one_below_the_other_each_with_its_dims(hidden):
+    figure = draw(heatmap_grid(regions(hidden, [(32, 96), (256, 320)]), M))
+    first, second = figure.axes[:2]
+    assert len(figure.axes) == 4 * 2 + 1  # columns, and the colour scale
+    ends = [image.get_extent()[2:] for image in second.images]
+    assert ends[0] == [31.5, -0.5]
+    assert [bottom - top for bottom, top in ends] == pytest.approx([32] * 3)
+    assert 1 < ends[1][1] - ends[0][0] == pytest.approx(ends[2][1] - ends[1][0])  # what lies between
+    assert second.get_ylim() == (ends[-1][0], ends[0][1])
+    limits = layer_limits(regions(hidden, [(32, 96), (256, 320)])).values
+    assert [image.get_clim() for image in second.images] == [(-limit, limit) for limit in limits]
+    dims = [int(label.get_text()) for label in first.get_yticklabels()]
+    assert dims == dims[: len(dims) // 3] * 3
+    at = np.repeat([top for _, top in ends], len(dims) // 3) + 0.5 + dims
+    np.testing.assert_allclose(first.get_yticks(), at)
+    assert list(second.get_yticks()) == []
+    lines = [(line.get_xdata()[0], *line.get_ydata()) for line in first.lines]  # M, white and dashed, in every row
+    assert lines == [(M, *end) for end in ends for _ in range(2)]
+    assert second.lines[:] == []
+    titles = [text.get_text() for text in figure.texts]
+    assert [title for title in titles if title in hidden["method"].values] == hidden["method"].values.tolist()
+    assert [title.split(":")[0] for title in titles if title.startswith("layer")] == ["layer 0", "layer 1", "layer 2"]
+
+
 def test_a_page_has_a_plot_a_panel_as_narrow_as_a_phone(hidden, crossings):
     chart = threshold_chart(hidden, crossings, *best(crossings, 1)[0])
     text = html_embed(chart)
