@@ -35,7 +35,7 @@ from mesa.methods import make, standard_methods
 from mesa.support import unfit
 
 FOLDER = Path(__file__).parent / "results"
-LIMITS = {"prefill launches": 60, "decode launches": 25, "extra": 0.5, "copies": 0, "transfers": 0}
+LIMITS = {"prefill launches": 60, "decode launches": 2, "extra": 0.5, "copies": 0, "transfers": 0}
 """Of a layer; `extra` and `copies` in bytes of all keys and values, for prompt and token alike."""
 
 MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mesa.engine import launches, span_kernels
+from mesa.engine import decode, launches, span_kernels
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
@@ -107,6 +108,12 @@ class Device(TorchDispatchMode):
         (batch, heads, rows, dim), columns = query.shape, key.shape[2]
         self.counts.flops += 4.0 * batch * heads * dim * _windowed(rows, columns, (-1, 0))
         return self.compiled(lambda: query.new_empty(batch, rows, heads, dim), name="attention")().transpose(1, 2)
+
+    @property
+    def decoding(self) -> SimpleNamespace:
+        """In the place of the kernels of a decoded token: a launch each."""
+        names = "attend", "combine"
+        return SimpleNamespace(**{name: self.compiled(lambda *_: None, name=name) for name in names})
 
     def _on_host(self, func: Any, args: Any, kwargs: Any, to_host: bool) -> Any:
         """What a transfer to the host gives; an error where nobody knows."""
@@ -286,6 +293,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
         stack.enter_context(mock.patch.object(launches, "_triton_kernels", return_value=None))
+        stack.enter_context(mock.patch.object(decode, "kernels_of", return_value=device.decoding))
         stack.enter_context(mock.patch.object(span_kernels, "scaled_dot_product_attention", device.causal))
         stack.enter_context(Named())
         stack.enter_context(device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mesa.engine.compiled import by_launches, one_launch
+from mesa.engine.decode import by_two_launches
 from mesa.engine.kernels import Mask, Merged, attend, capped, scores_of
 from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Read, Reads, Schedule, Stack, held
@@ -238,6 +239,9 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
     if not reads.parts:
         return torch.zeros_like(query)
     if by_launches(device):
+        output = by_two_launches(schedule, reads, query, key, value, scale)
+        if output is not None:
+            return output
         return _at_once(schedule, reads, schedule.query_of(query, reads), key, value, scale).view(query.shape)
     if reads.plain and schedule.softcap is None and schedule.sinks is None:  # the kernel's one call
         read = reads.parts[0]

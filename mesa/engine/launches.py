@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,19 +85,27 @@ def _triton_kernels(device: torch.device, dtype: torch.dtype) -> Any:
     """The module of Triton kernels where they run on the device and were found to do right; None where not."""
     if device.type not in ("cuda", "xpu") or dtype == torch.float64:
         return None
+    return tried_kernels("triton_kernels", lambda kernels: _difference(kernels, device), device)
+
+
+def tried_kernels(name: str, difference: Callable[[Any], str | None], device: torch.device) -> Any:
+    """A module of Triton kernels if it runs on the device and a trial says nothing against it; else None.
+
+    difference: how the kernels differ from plain operations, if they do.
+    """
     try:
-        from mesa.engine import triton_kernels
+        kernels = importlib.import_module(f"mesa.engine.{name}")
     except ImportError:
         return None
     try:
-        error = _difference(triton_kernels, device)
+        error = difference(kernels)
     except torch.OutOfMemoryError:
         raise
     except Exception as refusal:  # Triton's own errors have no class in common
         error = str(refusal).partition("\n")[0]
     if error is None:
-        return triton_kernels
-    warnings.warn(f"no Triton kernels on {device}: {error}; torch.compile in their place", stacklevel=2)
+        return kernels
+    warnings.warn(f"no {name} on {device}: {error}; other operations in their place", stacklevel=2)
     return None
 
 

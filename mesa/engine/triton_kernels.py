@@ -54,6 +54,35 @@ def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: 
 
 
 @triton.jit
+def turned_states(
+    source, row, inside, cos, sin, PAIRS: tl.constexpr, BEGIN: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """States (token, PADDED) in float32 from a pointer for each token, 0 outside, turned by these rows of cos, sin."""
+    at = tl.arange(0, PADDED)
+    values = tl.load(source[:, None] + at[None, :], mask=inside[:, None] & (at < DIM)[None, :], other=0.0)
+    values = values.to(tl.float32)
+    if TURNS:
+        offset = at - BEGIN
+        turning = (at >= BEGIN) & (offset < 2 * PAIRS)
+        if INTERLEAVED:
+            pair, first = offset // 2, offset % 2 == 0
+            partner = tl.where(first, at + 1, at - 1)
+        else:
+            pair, first = offset % PAIRS, offset < PAIRS
+            partner = tl.where(first, at + PAIRS, at - PAIRS)
+        there = inside[:, None] & turning[None, :]
+        place = row[:, None] * PAIRS + pair[None, :]
+        cosine = tl.load(cos + place, mask=there, other=1.0).to(tl.float32)
+        sine = tl.load(sin + place, mask=there, other=0.0).to(tl.float32)
+        partners = tl.load(source[:, None] + partner[None, :], mask=there, other=0.0).to(tl.float32)
+        if BACKWARDS:
+            sine = -sine
+        values = values * cosine + partners * tl.where(first[None, :], -sine, sine)
+    return values
+
+
+@triton.jit
 def _turn_kernel(
     into, states, rows, cos, sin, factors, weight, tokens, into_batch, into_head, into_token, batch_stride,
     head_stride, token_stride, row_stride, factor_stride, PAIRS: tl.constexpr, BEGIN: tl.constexpr,
@@ -65,28 +94,11 @@ def _turn_kernel(
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     inside, at = token < tokens, tl.arange(0, PADDED)
     here = inside[:, None] & (at < DIM)[None, :]
-    source = states + batch * batch_stride + head * head_stride + token[:, None] * token_stride
-    values = tl.load(source + at[None, :], mask=here, other=0.0).to(tl.float32)
-    if TURNS:
-        offset = at - BEGIN
-        turning = (at >= BEGIN) & (offset < 2 * PAIRS)
-        if INTERLEAVED:
-            pair, first = offset // 2, offset % 2 == 0
-            partner = tl.where(first, at + 1, at - 1)
-        else:
-            pair, first = offset % PAIRS, offset < PAIRS
-            partner = tl.where(first, at + PAIRS, at - PAIRS)
-        there = inside[:, None] & turning[None, :]
-        row = token * row_stride
-        if BY_ROWS:
-            row = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
-        place = row[:, None] * PAIRS + pair[None, :]
-        cosine = tl.load(cos + place, mask=there, other=1.0).to(tl.float32)
-        sine = tl.load(sin + place, mask=there, other=0.0).to(tl.float32)
-        partners = tl.load(source + partner[None, :], mask=there, other=0.0).to(tl.float32)
-        if BACKWARDS:
-            sine = -sine
-        values = values * cosine + partners * tl.where(first[None, :], -sine, sine)
+    source = states + batch * batch_stride + head * head_stride + token * token_stride
+    row = token * row_stride
+    if TURNS and BY_ROWS:
+        row = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
+    values = turned_states(source, row, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, TURNS)
     if WEIGHED:
         values = values * tl.load(weight + at, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
     if SCALED:

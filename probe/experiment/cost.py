@@ -14,7 +14,7 @@ FLOPS, BANDWIDTH, LAUNCH = 989e12, 3.35e12, 4e-6
 """An H100's operations a second in half precision, bytes a second, and seconds between launches, at most."""
 SLOWER = {"float32": 15, "float64": 30}
 """How many times fewer operations a second it does in other dtypes."""
-LAUNCHES, DECODED, OTHERS = 60, 25, 14
+LAUNCHES, DECODED, OTHERS = 60, 2, 14
 """Launches of a layer: of its attention under a method at most, on a prompt and on a token; and of all else."""
 
 
@@ -85,10 +85,14 @@ def _others(config: Any, new: int, itemsize: int) -> Cost:
 def _attention(
     config: Any, plan: Plan, method: Method, start: int, itemsize: int, launches: float
 ) -> tuple[Cost, Cost]:
-    """A layer's attention calls; and the turning of states to other positions and the merging of outputs."""
+    """A layer's attention calls; and the turning of states to other positions and the merging of outputs.
+
+    A single query's calls turn keys as they read them, once for all regions that have them at the same positions.
+    """
     heads, key_heads, dim = shapes(config)
     row, key_row, cached = itemsize * dim * heads, itemsize * dim * key_heads, method.cached_position
     flops = size = 0.0
+    single, read = plan.length - start == 1, set[Any]()
     parts = np.zeros(plan.length - start)
     turned: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for region in plan.regions:
@@ -96,7 +100,9 @@ def _attention(
         if not len(tokens):
             continue
         flops += 4 * float(seen.sum()) * heads * dim
-        size += 2 * row * len(tokens) + 2 * key_row * (keys[1] - keys[0])
+        place = keys, region.key_position, region.key_scale
+        size += 2 * row * len(tokens) + (0 if single and place in read else 2 * key_row * (keys[1] - keys[0]))
+        read.add(place)
         parts[tokens - start] += 1
         for kind, position, scale, span in (
             ("query", region.query_position, region.query_scale, (int(tokens[0]), int(tokens[-1]) + 1)),
@@ -104,6 +110,8 @@ def _attention(
         ):
             if position != cached or scale is not None or plan.frequency_scale is not None:
                 turned.setdefault((kind, position, scale), []).append(span)
+    if single:
+        return Cost(flops, size, launches), Cost()
     beside = 0.0
     for (kind, *_), spans in turned.items():
         count = max(end for _, end in spans) - min(begin for begin, _ in spans)

@@ -2,13 +2,42 @@
 
 from itertools import product
 
+import cases
+import numpy as np
 import pytest
 import torch
+from attended import given, states
+from triton import language as tl
+from triton.runtime import interpreter
 
-from mesa.engine import launches, triton_kernels
+from mesa.engine import attention, decode, launches, rope, schedule, triton_decode, triton_kernels
 from mesa.engine.layout import RotaryLayout
 
 GENERATOR = torch.Generator().manual_seed(0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    """The interpreter's numbers are arrays, which numpy 2.4 takes for no integer; it multiplies bfloat16's bits."""
+    patch, product_of = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+
+    def patched(tensor, *scope):
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    def dot(self, one, other, *given):
+        parts = [
+            interpreter._convert_float(part.data, tl.bfloat16, tl.float32, None).view(np.float32)
+            if part.dtype == tl.bfloat16
+            else part.data
+            for part in (one, other)
+        ]
+        one, other = (interpreter.TensorHandle(part, tl.float32) for part in parts)
+        return product_of(self, one, other, *given)
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
 def drawn(*shape, dtype=torch.float32):
@@ -56,3 +85,86 @@ def test_the_trial_finds_the_kernels_right_and_a_wrong_one_wrong(monkeypatch):
     assert launches._difference(triton_kernels, torch.device("cpu")) is None
     monkeypatch.setattr(triton_kernels, "merge", lambda total, *given: total.add_(0.1))
     assert "off by" in launches._difference(triton_kernels, torch.device("cpu"))
+
+
+def test_the_trial_of_a_decoded_token_finds_the_kernels_right_and_a_wrong_one_wrong(monkeypatch):
+    for dtype, dim, group in ((torch.float32, 16, 4), (torch.bfloat16, 24, 1), (torch.float16, 80, 3)):
+        assert decode._difference(triton_decode, CPU, dtype, dim, group) is None
+    monkeypatch.setattr(triton_decode, "combine", lambda output, *given: output.zero_())
+    assert "off by" in decode._difference(triton_decode, CPU, torch.float32, 16, 1)
+
+
+def laid_out(group, dim, layout, patterns, dtype):
+    """Spans of keys 5 .. 299, some of them turned, of two regions or seen by none."""
+    pairs = layout.pairs
+    at = [(5, 105, 0, 0, 1, -1, -1, 100), (105, 190, 1, 1, 2, 0, 0, 195), (190, 300, 3, 1, 2, 85, 85, 195)]
+    seen = (torch.rand(2, 195, generator=GENERATOR) < 0.5).to(torch.uint8)
+    seen[1] = 1 - seen[0]
+    seen[:, 85:150] = seen[1, :85] = 0
+    if not patterns:
+        at = [(*row[:2], slot, row[3], 1, row[5], -1, row[7]) for slot, row in enumerate(at)]
+    turning = [
+        (*(drawn(count, pairs, dtype=dtype) for _ in range(2)), 1 + drawn(count).abs() / 4) if pairs else (None,) * 3
+        for count in (3, 195)
+    ]
+    slots = at[-1][2] + at[-1][4]
+    return decode.Laid(
+        torch.tensor(at, dtype=torch.int32), 1 + patterns, slots, seen.flatten() if patterns else None, *turning, layout
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "dim", "layout", "patterns", "scored", "dtype"),
+    [
+        (1, 16, (0, 0), False, False, torch.float32),
+        (4, 24, (3, 5), True, False, torch.float32),
+        (3, 80, (0, 16, True), True, True, torch.bfloat16),
+        (71, 16, (0, 8), True, True, torch.float32),
+        (8, 64, (0, 32, False, True), False, True, torch.bfloat16),
+    ],
+)
+def test_a_decoded_token_attends_as_by_plain_operations(group, dim, layout, patterns, scored, dtype):
+    laid = laid_out(group, dim, RotaryLayout(*layout), patterns, dtype)
+    query = drawn(2, 1, 2 * group, dim, dtype=dtype).transpose(1, 2)
+    key, value = (drawn(2, 310, 2, dim, dtype=dtype).transpose(1, 2) for _ in range(2))
+    weight, softcap, sinks = (drawn(dim), 2.0, drawn(2 * group)) if scored else (None, None, None)
+    works, outputs = [], []
+    for kernels in (decode.PLAINLY, triton_decode):
+        states, cast = (query, key, value), (lambda part: part)
+        if kernels is decode.PLAINLY:  # in float32, of the same numbers
+            states, cast = [part.float() for part in states], (lambda part: part if part is None else part.float())
+        given = laid._replace(query=tuple(map(cast, laid.query)), key=tuple(map(cast, laid.key)))
+        works.append(torch.full((2 * 2 * group * laid.slots * (dim + 1),), torch.nan))
+        outputs.append(torch.full_like(states[0], torch.nan))
+        kernels.attend(works[-1], *states, given, weight, dim**-0.5, softcap)
+        kernels.combine(outputs[-1], works[-1], laid.slots, sinks)
+    close(works[1], works[0], dtype)
+    close(outputs[1], outputs[0], dtype)
+    if patterns:
+        assert works[0][-2 * 2 * group * laid.slots :].isneginf().any()
+
+
+def test_more_spans_than_are_merged_at_a_time_and_none_with_a_key():
+    work, wanted, got = drawn(2 * 3 * 70 * 25), *(torch.full((2, 3, 1, 24), torch.nan) for _ in range(2))
+    logs = work[-2 * 3 * 70 :].view(2, 3, 70)
+    logs[0, :, :40] = logs[1, 0] = -torch.inf
+    for sinks in (None, drawn(3)):
+        decode.PLAINLY.combine(wanted, work, 70, sinks)
+        triton_decode.combine(got, work, 70, sinks)
+        close(got, wanted, torch.float32)
+        assert not got[1, 0].any()
+
+
+@pytest.mark.parametrize("name", ["rerope", "lampe", "stair", "dynamic-ntk"])
+def test_a_decoded_token_of_a_method_equals_dense(name, monkeypatch):
+    tensors = states(83, heads=4, key_heads=2, batch=2)
+    bound, *attended, scale = given(cases.method(name), tensors, 82, 80, sinks=drawn(4), softcap=1.5)
+    attended = [part.float() for part in attended]
+    for module in (schedule, rope):
+        monkeypatch.setattr(module, "by_launches", lambda _: True)
+    monkeypatch.setattr(schedule, "HALVED", 16)
+    monkeypatch.setattr(decode, "kernels_of", lambda *_: triton_decode)
+    reads = bound.reads(CPU, torch.float32)
+    output = decode.by_two_launches(bound, reads, *attended, scale)
+    monkeypatch.undo()
+    close(output, attention.dense(bound, *attended, scale)[0], torch.float32)

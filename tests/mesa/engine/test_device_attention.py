@@ -4,6 +4,7 @@ A window off by one moves these outputs by more than 1e-3.
 """
 
 import math
+from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
-from mesa.engine import attention, device_attention, launches, layout, rope, schedule, span_kernels
+from mesa.engine import attention, decode, device_attention, launches, layout, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule, Span
 from mesa.engine.spans import parts
 from mesa.methods.chunked import MesaExtrapolation
@@ -220,6 +221,74 @@ def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance,
         with mesa.applied(model, cases.method(name)):
             results.append(tiny.in_pieces(model, ids, 80, 81, 82, mask=mask)[mask.bool()])
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
+
+
+@pytest.fixture
+def two_launches(monkeypatch):
+    """A decoded token by stand-ins of its kernels, of few keys a span; what they were given is counted."""
+    counted = []
+
+    def attend(*given):
+        counted.append(len(given[4].spans))
+        decode.PLAINLY.attend(*given)
+
+    for module in (attention, rope, schedule):
+        monkeypatch.setattr(module, "by_launches", lambda _: True)
+    for module, name, value in ((schedule, "HALVED", 16), (decode, "LEAST", 16), (decode, "_STEP", 8)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(decode, "kernels_of", lambda *_: SimpleNamespace(attend=attend, combine=decode.PLAINLY.combine))
+    return counted
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_a_decoded_token_in_two_launches_equals_the_formula(name, two_launches):
+    tensors, method = states(61), cases.method(name, log_n=True)
+    expected = heads_by_formula(name, 61, 55, log_n=True)
+    got = attention.fused(*given(method, tensors, 60, 55))[0][0].numpy()
+    np.testing.assert_allclose(got, expected[:, 60:], atol=5e-5)
+    assert two_launches
+    sinks, weight = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.linspace(0.5, 1.5, 8, dtype=torch.float64)
+    grouped = states(83, heads=4, key_heads=2, batch=3)
+    for scoring in ({}, {"sinks": sinks, "query_weight": weight, "softcap": 1.5}):
+        parts = given(method, grouped, 82, 80, **scoring)
+        torch.testing.assert_close(attention.fused(*parts)[0], attention.dense(*parts)[0], atol=5e-5, rtol=0)
+    assert max(two_launches) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", list(OF_OTHERS))
+@pytest.mark.parametrize("start", [0, 20, 39])
+def test_a_token_of_plans_of_others_in_two_launches_equals_dense(name, start, two_launches):
+    query, key, value = states(start + 1)
+    bound = Schedule(Plan(start + 1, OF_OTHERS[name]), start, token_index, rotate())
+    expected = attention.dense(bound, query[:, :, start:], key, value, 0.5)[0]
+    got = attention.fused(bound, query[:, :, start:], key, value, 0.5)[0]
+    torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_a_padded_batch_in_two_launches_is_as_on_a_cpu(name, two_launches, monkeypatch):
+    model, (ids, mask), results = tiny.model().double(), tiny.padded(0, 9, length=84), []
+    for launched in (True, False):
+        if not launched:
+            monkeypatch.undo()
+        with mesa.applied(model, cases.method(name)):
+            results.append(tiny.in_pieces(model, ids, 80, 81, 82, mask=mask)[mask.bool()])
+    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=0)
+    assert two_launches
+
+
+@torch.no_grad()
+def test_what_no_kernel_takes_is_done_by_other_operations(two_launches, monkeypatch):
+    method, tensors = cases.method("rerope"), states(61)
+    bound, query, key, value, scale = given(method, tensors, 60, 55)
+    strided = key.transpose(2, 3).contiguous().transpose(2, 3)
+    expected = attention.dense(bound, query, key, value, scale)[0]
+    torch.testing.assert_close(attention.fused(bound, query, strided, value, scale)[0], expected, atol=5e-5, rtol=0)
+    monkeypatch.setattr(decode, "kernels_of", lambda *_: None)
+    torch.testing.assert_close(attention.fused(bound, query, key, value, scale)[0], expected, atol=5e-5, rtol=0)
+    assert not two_launches
 
 
 @pytest.mark.slow
