@@ -26,6 +26,7 @@ from probe.figures.heatmap import default_regions, difference, heatmap_grid, lay
 from probe.figures.render import page, rendered
 from probe.figures.section import Section, figures_of
 from probe.figures.section import page as section_page
+from probe.figures.static import pictures
 from probe.figures.tables import npz_bytes
 from probe.files import check_ours, is_ours, write
 from probe.layout import REPORTED
@@ -170,8 +171,8 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
     charts = figures_of([section for shown in drawn for section in shown[:1]])
     of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
-        for form in ("png", "svg"):
-            write(folder / f"{name.replace(of_prompt, '')}.{form}", rendered(chart, form))
+        for form, content in pictures(chart, ("png", "svg")).items():
+            write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
 
 
 def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:

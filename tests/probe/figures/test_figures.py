@@ -12,7 +12,7 @@ from probe.figures.drift import drift_map
 from probe.figures.figure_data import Chart, Line, Panel, Rule
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.render import html_embed, least_width
-from probe.figures.static import draw
+from probe.figures.static import draw, picture, pictures
 from probe.figures.styles import BLACK, style
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.drift import find_drift
@@ -135,6 +135,15 @@ def test_static_figures_draw_the_same(hidden, crossings):
         image = draw(heatmap_grid(displayed, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
+
+
+def test_pictures_in_several_forms_are_those_of_one_layout(hidden, crossings):
+    for figure in (threshold_chart(hidden, crossings, *best(crossings, 1)[0]), drift_map(find_drift(hidden, M))):
+        both = pictures(figure, ("png", "svg"))
+        assert list(both) == ["png", "svg"]
+        assert both["png"] == picture(figure, "png")
+        assert both == pictures(figure, ("png", "svg"))
+        assert pictures(figure, ("svg", "png"))["svg"] == picture(figure, "svg")
 
 
 def test_static_heatmaps_of_a_column_stand_one_below_the_other_each_with_its_dims(hidden):
