@@ -15,7 +15,6 @@ import json
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
@@ -47,6 +46,7 @@ from mesa.device import now  # noqa: E402
 from mesa.engine import span_kernels  # noqa: E402
 from mesa.methods import make, standard_methods  # noqa: E402
 from mesa.outside import with_cache  # noqa: E402
+from mesa.plan import Carry  # noqa: E402
 from mesa.support import unfit  # noqa: E402
 from probe.experiment.cost import pass_parts, seconds, stock_parts  # noqa: E402
 
@@ -137,27 +137,25 @@ def goldens(size: Size) -> Iterator[Row]:
 
 
 def attention_kernels(size: Size) -> Iterator[Row]:
-    """Each trial's attention and log-sum-exp against plain operations in float64, and which kernel is used at all."""
+    """Each kernel's attention and log-sum-exp on each trial, against plain operations in float64.
+
+    Without a soft cap and with one. Chosen: those that such spans are given to.
+    """
     device = torch.device(size.device)
     for dtype in size.dtypes:
         for dim in size.dims:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                for name, spans in span_kernels.TRIALS.items():
-                    (query, key, value), scoring = (
-                        span_kernels.trial(spans, dtype, dim),
-                        span_kernels.Scoring(dim**-0.5),
-                    )
-                    used = span_kernels.kernel_for(query.to(device), spans, scoring)
-                    states = query.to(device), key.to(device), value.to(device)
-                    got = span_kernels.attend_spans(*states, spans, scoring, {})
-                    wanted = span_kernels.by_operations(
-                        query.double(), key.double(), value.double(), spans, scoring, {}
-                    )
-                    wrong = span_kernels.differs(got, wanted, dtype)
-                    row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": used.__name__}
-                    note = str(caught[-1].message) if caught else ""
-                    yield {**row, "error": wrong or "", "note": note, "passed": not wrong}
+            for name, spans in span_kernels.TRIALS.items():
+                query, scoring = span_kernels.trial(spans, dtype, dim)[0].to(device), span_kernels.Scoring(dim**-0.5)
+                carries = isinstance(spans[0].holds, Carry) and not spans[0].holds.carried
+                chosen = {span_kernels.kernel_for(query, spans, scoring, both) for both in {False, carries}}
+                for kernel in (*span_kernels.kernels(), span_kernels.by_operations):
+                    fits = (span_kernels.takes(kernel, query, spans, scoring, both) for both in (False, carries))
+                    if kernel not in chosen and (kernel is span_kernels.by_operations or not any(fits)):
+                        continue
+                    errors = (span_kernels.tried(kernel, device, dtype, dim, spans, cap) for cap in (None, 2.0))
+                    row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": kernel.__name__}
+                    error = next(filter(None, errors), "")
+                    yield {**row, "chosen": kernel in chosen, "error": error, "passed": not error}
 
 
 def methods(size: Size) -> Iterator[Row]:

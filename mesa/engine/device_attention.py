@@ -18,8 +18,8 @@ from torch import Tensor
 from mesa.engine.launches import add_sinks, merge, turn
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
-from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_varlen, kernel_for
-from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of
+from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_triton, by_varlen, kernel_for
+from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of, with_carries
 from mesa.plan import Position, Scale
 
 LAUNCHES = 60
@@ -51,6 +51,9 @@ def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sca
 
 Kernel = Callable[..., tuple[Tensor, Any]]
 
+_DIRECT = frozenset({by_varlen, by_triton})
+"""Kernels that write where the output goes."""
+
 
 class _Side(NamedTuple):
     """The tokens of a part's queries or keys: by which row of the table each is turned, and times what."""
@@ -71,14 +74,20 @@ class _Launch(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is done for a part of a block. joint: whether its launches give one output; whole: of all of its queries."""
+    """What is done for a part of a block.
+
+    further: the queries again, as pairs with a carry have them, if any. joint: whether its launches give one output;
+    whole: of all of its queries; adds: whether they add it to what is there.
+    """
 
     part: Part
     queries: _Side
+    further: _Side | None
     keys: _Side
     launches: tuple[_Launch, ...]
     joint: bool
     whole: bool
+    adds: bool
 
 
 class _Block(NamedTuple):
@@ -127,19 +136,31 @@ class _Planner:
         self.schedule, self.query, self.key = schedule, query, key
         self.scoring = Scoring(scale, schedule.softcap, schedule.slopes)
         self.start, self.length = schedule.start, schedule.plan.length
+        self._known: dict[tuple[int, int], list[Part]] = {}
 
     def program(self) -> _Program:
         """The blocks, the last queries first, and what they share on the device."""
         ranges = self._ranges()
-        parts = [part for block in ranges for part in self.schedule.parts(*block)]
+        parts = [part for block in ranges for part in self._parts(*block)]
         sides = [(part.query_position, *part.queries) for part in parts]
+        sides += [(part.carried[0], *part.queries) for part in parts if part.carried]
         sides += [(part.key_position, *part.keys) for part in parts]
         places = tuple(dict.fromkeys(self._place(*side) for side in sides))
         table, rows = self.schedule.turning(places, self.query.dtype, self.query.device)
         return _Program(table or (None, None), tuple(self._block(*block, rows) for block in ranges))
 
+    def _parts(self, begin: int, end: int) -> list[Part]:
+        """The parts of these queries; pairs with a carry and without in one, where a kernel does both."""
+        if (begin, end) not in self._known:
+            apart = self.schedule.parts(begin, end)
+            parts = with_carries(apart)
+            both = [part for part in parts if part.carried]
+            can = all(kernel_for(self.query, part.spans[:1], self.scoring, carries=True) is by_triton for part in both)
+            self._known[begin, end] = parts if can else apart
+        return self._known[begin, end]
+
     def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _Block:
-        parts = self.schedule.parts(begin, end)
+        parts = self._parts(begin, end)
         works = tuple(self._work(part, rows) for part in parts)
         filled = bool(parts) and parts[0].queries == (begin, end) and _gapless(parts[0].spans)
         merged = self._merged_with(parts, (begin, end))
@@ -147,9 +168,11 @@ class _Planner:
 
     def _work(self, part: Part, rows: dict[Any, Tensor]) -> _Work:
         queries = self._side(part.query_position, part.query_scale, *part.queries, rows)
+        further = self._side(*part.carried, *part.queries, rows) if part.carried else None
         keys = self._side(part.key_position, part.key_scale, *part.keys, rows)
         launches = tuple(_Launch(kernel, spans, *sides_of(spans)) for kernel, spans in self._launches_of(part))
-        return _Work(part, queries, keys, launches, self._joint(part), _gapless(part.spans))
+        ends = self._joint(part), _gapless(part.spans), self._adds(part)
+        return _Work(part, queries, further, keys, launches, *ends)
 
     def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Side:
         place, accurate = self._place(position, begin, end), torch.promote_types(self.query.dtype, torch.float32)
@@ -190,29 +213,30 @@ class _Planner:
         """Bytes that a block needs beside the output, as `_Workspace` gives them."""
         row, key_row = (len(part) * part.shape[1] * part.shape[3] * part.itemsize for part in (self.query, self.key))
         logs = len(self.query) * self.query.shape[1] * _FLOAT
-        most, parts = 0, self.schedule.parts(begin, end)
+        most, parts = 0, self._parts(begin, end)
         for number, part in enumerate(parts):
             free, new = (begin - self.start) * row, (end - begin) * logs * (number > 0)
             queries, keys = (side[1] - side[0] for side in (part.queries, part.keys))
             moved, keys_moved = self._placed(part)
-            direct = {kernel is by_varlen for kernel, _ in self._launches_of(part)}
-            output = queries * row * (number > 0 and True in direct)
-            for size in (keys * key_row * keys_moved, queries * row * moved, output):
+            adds, direct = number > 0 and self._adds(part), {kernel in _DIRECT for kernel, _ in self._launches_of(part)}
+            output = queries * row * (number > 0 and True in direct and not adds)
+            for size in (keys * key_row * keys_moved, *(queries * row,) * moved, output):
                 free, new = (free - size, new) if size <= free else (free, new + size)
             if False in direct:
                 new += queries * (logs + row * (not self._alone(parts)))
-            most = max(most, new + queries * logs)
+            most = max(most, new + queries * logs * (not adds))
         return most
 
     def _count(self, begin: int, end: int) -> int:
         """How many launches a block is."""
-        parts = self.schedule.parts(begin, end)
+        parts = self._parts(begin, end)
         merged = self._merged_with(parts, (begin, end))
         count = (self.schedule.sinks is not None and merged is None) - self._alone(parts)
         for number, part in enumerate(parts):
             launches = self._launches_of(part)
-            copies = sum(kernel is not by_varlen for kernel, _ in launches)
+            copies = sum(kernel not in _DIRECT for kernel, _ in launches)
             merges = 1 + (len(launches) > 1) if self._joint(part) else len(launches)
+            merges = 0 if self._adds(part) else merges
             count += sum(self._placed(part)) + len(launches) + (merges if number else copies + (len(launches) > 1))
         return count
 
@@ -221,19 +245,20 @@ class _Planner:
         if len(parts) != 1 or parts[0].queries != (self.start, self.length) or not _gapless(parts[0].spans):
             return False
         (kernel, _), *others = self._launches_of(parts[0])
-        return kernel is not by_varlen and not others
+        return kernel not in _DIRECT and not others
 
     def _launches_of(self, part: Part) -> list[tuple[Kernel, tuple[PairSpan, ...]]]:
         """The kernel and the spans of each launch of a part."""
-        whole, farthest = (0, self.length), part.spans[0].farthest
-        alone = part.spans[0]._replace(farthest=None) == PairSpan(whole, whole, 0, None)
+        every, farthest = (0, self.length), part.spans[0].farthest
+        alone = part.spans[0]._replace(farthest=None) == PairSpan(every, every, 0, None)
         if alone and (farthest is None or farthest >= self.length - 1) and self._causal(part):
             return [(by_sdpa, part.spans)]
         launches = list[tuple[Kernel, tuple[PairSpan, ...]]]()
         for _, group in groupby(part.spans, lambda span: span.holds):
             spans = tuple(group)
-            kernel = kernel_for(self.query, spans[:1], self.scoring)
-            launches += [(kernel, run) for run in ([spans] if kernel is by_flex else part._replace(spans=spans).runs)]
+            kernel = kernel_for(self.query, spans[:1], self.scoring, part.carried is not None)
+            whole = kernel in (by_flex, by_triton)
+            launches += [(kernel, run) for run in ([spans] if whole else part._replace(spans=spans).runs)]
         return launches
 
     def _causal(self, part: Part) -> bool:
@@ -241,17 +266,17 @@ class _Planner:
         plain = self.scoring.plain and self.schedule.sinks is None and self.start == self.schedule.first_key == 0
         return plain and self.schedule.parts(self.start, self.length) == [part]
 
-    def _placed(self, part: Part) -> tuple[bool, bool]:
-        """Whether a part's queries are turned or scaled, and whether its keys are."""
+    def _placed(self, part: Part) -> tuple[int, bool]:
+        """How often a part's queries are turned or scaled, and whether its keys are."""
         schedule = self.schedule
-        sides = (part.query_position, part.query_scale), (part.key_position, part.key_scale)
-        queries, keys = (
+        sides = (part.key_position, part.key_scale), (part.query_position, part.query_scale)
+        keys, *queries = (
             scale is not None
             or isinstance(at, Piecewise)
             or schedule.turns(at, schedule.first_key, schedule.plan.length) is not None
-            for at, scale in sides
+            for at, scale in (*sides, *([part.carried] if part.carried else []))
         )
-        return queries or schedule.query_weight is not None, keys
+        return sum(moved or schedule.query_weight is not None for moved in queries), keys
 
     def _place(self, position: Position, begin: int, end: int) -> tuple[Position, int, int]:
         """The tokens for which a position is laid out: all where it is one for all."""
@@ -260,13 +285,17 @@ class _Planner:
 
     def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> int | None:
         """The part whose merge can take in sinks as well: one launch over all queries of a block."""
-        numbers = range(1, len(parts))
-        return next((at for at in numbers if parts[at].queries == queries and self._joint(parts[at])), None)
+        merged = (at for at in range(1, len(parts)) if not self._adds(parts[at]))
+        return next((at for at in merged if parts[at].queries == queries and self._joint(parts[at])), None)
 
     def _joint(self, part: Part) -> bool:
         """Whether a part that is not the first is merged by one launch."""
         kernels = [kernel for kernel, _ in self._launches_of(part)]
-        return len(kernels) == 1 or (_gapless(part.spans) and {*kernels} == {by_varlen})
+        return len(kernels) == 1 or (_gapless(part.spans) and {*kernels} <= _DIRECT)
+
+    def _adds(self, part: Part) -> bool:
+        """Whether a part that is not the first is added to what is there, with no merge."""
+        return all(kernel is by_triton for kernel, _ in self._launches_of(part))
 
 
 class _Layer:
@@ -318,7 +347,11 @@ class _Layer:
         """
         low, high = work.queries[:2]
         workspace = _Workspace(self.total.narrow(0, 0, begin - self.start))
-        given = self._outputs(work, workspace, total.narrow(0, low - begin, high - low) if log_sum is None else None)
+        rows = low - begin, high - low
+        if log_sum is not None and work.adds:
+            self._outputs(work, workspace, total.narrow(0, *rows), log_sum.narrow(1, *rows))
+            return log_sum
+        given = self._outputs(work, workspace, total.narrow(0, *rows) if log_sum is None else None)
         if log_sum is not None:
             for (first, last), output, log in given:
                 rows = first - begin, last - first
@@ -333,28 +366,32 @@ class _Layer:
         return log_sum
 
     def _outputs(
-        self, work: _Work, workspace: _Workspace, into: Tensor | None
+        self, work: _Work, workspace: _Workspace, into: Tensor | None, log_sum: Tensor | None = None
     ) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
         """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
 
         One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
-        of their own.
+        of their own. log_sum: of what is there already, to which they are added; None where nothing is.
         """
         (low, high), (low_key, high_key), first_key = work.queries[:2], work.keys[:2], self.schedule.first_key
         values = self.value.narrow(2, low_key - first_key, high_key - low_key)
         keys = self._turned(self.key.narrow(2, low_key - first_key, high_key - low_key), work.keys, workspace)
-        rows = self.query.narrow(2, low - self.start, high - low)
-        rows = self._turned(rows, work.queries, workspace, self.schedule.query_weight)
+        own, weight = self.query.narrow(2, low - self.start, high - low), self.schedule.query_weight
+        rows = self._turned(own, work.queries, workspace, weight)
+        further = None if work.further is None else self._turned(own, work.further, workspace, weight)
         apart, results = None, []
-        if into is None and any(launch.kernel is by_varlen for launch in work.launches):
+        if into is None and any(launch.kernel in _DIRECT for launch in work.launches):
             apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
         for kernel, spans, (first, last), (from_key, to_key) in work.launches:
-            place = apart if into is None and kernel is by_varlen else into
+            place, at, options = apart if into is None and kernel in _DIRECT else into, (first - low, last - first), {}
+            if kernel is by_triton:
+                options["further"] = None if further is None else further.narrow(2, *at)
+                options["log_sum"] = None if log_sum is None else log_sum.narrow(1, *at)
             output, log = kernel(
-                rows.narrow(2, first - low, last - first),
+                rows.narrow(2, *at),
                 *(states.narrow(2, from_key - low_key, to_key - from_key) for states in (keys, values)),
                 spans, self._scoring(work.part, (first, last), (from_key, to_key)), self.schedule.known,
-                None if place is None else place.narrow(0, first - low, last - first),
+                None if place is None else place.narrow(0, *at), **options,
             )  # fmt: skip
             results.append(((first, last), output, log))
         if len(results) > 1 and apart is not None and work.joint:

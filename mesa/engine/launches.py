@@ -40,12 +40,12 @@ def _turned_plainly(
 
 
 def merge(total: Tensor, *given: Any) -> None:
-    """Merges a part's output into `total` (query, head, dim), in place and in one launch; see `_merged_plainly`."""
+    """Merges a part's output into `total` (query, head, dim), in place and in one launch; see `merge_plainly`."""
     kernels = _triton_kernels(total.device, total.dtype)
-    kernels.merge(total, *given) if kernels else one_launch(_merged_plainly, total, *given)
+    kernels.merge(total, *given) if kernels else one_launch(merge_plainly, total, *given)
 
 
-def _merged_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
+def merge_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
     """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys.
 
     sinks: a further term of each head's softmax as well, as a score (head,).
@@ -125,7 +125,7 @@ def _difference(kernels: Any, device: torch.device) -> str | None:
         kernels.turn(pairs[-1][1], *given)
     states = drawn(40, 6, 12), drawn(6, 40), drawn(40, 6, 12), drawn(6, 40), drawn(3)
     plain, by_kernel = ([part.clone() for part in states] for _ in range(2))
-    _merged_plainly(*plain)
+    merge_plainly(*plain)
     kernels.merge(*by_kernel)
     largest = max(float((one - other).abs().max()) for one, other in [*pairs, *zip(plain, by_kernel, strict=True)])
     return None if largest <= 1e-4 else f"off by {largest:.2g}"

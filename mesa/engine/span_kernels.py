@@ -1,12 +1,14 @@
-"""Attention over spans on devices other than CPUs: PyTorch's public kernels, each after a trial, or plain operations.
+"""Attention over spans on devices other than CPUs: by kernels, each after a trial, or plain operations.
 
-Spans go to `varlen_attn` (flash attention on CUDA: half precision, windows), to a compiled `flex_attention` (patterns,
-soft caps, ALiBi, float32) or to plain operations, by what each device was found to do right. It is tested on a CPU by
-stand-ins that promise what those kernels do, and counted on shapes; `make test-gpu` tests it on a GPU.
+Spans go to our own Triton kernel (half precision; any spans, both sides of a carry, soft caps), to PyTorch's
+`varlen_attn` (flash attention on CUDA: half precision, windows), to a compiled `flex_attention` (patterns, ALiBi,
+float32) or to plain operations, by what each device was found to do right. They are tested on a CPU by stand-ins that
+promise what those kernels do and by Triton's interpreter, and counted on shapes; `make test-gpu` tests them on a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,12 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl, varlen
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from mesa.engine.compiled import compiled
 from mesa.engine.kernels import capped, scores_of
+from mesa.engine.launches import merge_plainly
 from mesa.engine.spans import PairSpan, sides_of
 from mesa.plan import Carry
 
@@ -64,19 +67,39 @@ def attend_spans(
     return kernel_for(query, spans, scoring)(query, key, value, spans, scoring, known, into)
 
 
-def kernel_for(query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The first kernel that is one for this and was found to do right on the device."""
-    kind = spans[0].holds is not None, scoring.softcap is not None
-    for kernel in (by_varlen, by_flex):
-        if takes(kernel, query, spans, scoring) and agrees(kernel, query.device, query.dtype, query.shape[3], *kind):
+def kernel_for(
+    query: Tensor, spans: Sequence[PairSpan], scoring: Scoring, carries: bool = False
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The first kernel that is one for this and was found to do right on the device.
+
+    carries: whether pairs that `holds` leaves out are there as well, with other queries; only `by_triton` does both.
+    """
+    kind, size = (spans[0].holds is not None, scoring.softcap is not None), query.shape[3]
+    for kernel in kernels():
+        if takes(kernel, query, spans, scoring, carries) and agrees(kernel, query.device, query.dtype, size, *kind):
             return kernel
     return by_operations
 
 
-def takes(kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], scoring: Scoring) -> bool:
+def kernels() -> tuple[Callable[..., Any], ...]:
+    """All kernels, the fastest first: `varlen_attn` where torch was told to use a newer flash attention in it."""
+    newer = current_flash_attention_impl() is not None
+    return (by_varlen, by_triton, by_flex) if newer else (by_triton, by_varlen, by_flex)
+
+
+def takes(
+    kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], scoring: Scoring, carries: bool = False
+) -> bool:
     """Whether a kernel is one for this."""
+    if kernel is by_operations:
+        return not carries
     if query.device.type == "cpu" or query.dtype == torch.float64:
         return False
+    if kernel is by_triton:
+        holds = spans[0].holds
+        fits = isinstance(holds, Carry) and not holds.carried if carries else holds is None
+        fits = fits and scoring.slopes is None and query.dtype != torch.float32 and 16 <= query.shape[3] <= 256
+        return fits and _triton() is not None
     if kernel is by_varlen:
         plain, dim = spans[0].holds is None and scoring.plain, query.shape[3]
         plain = plain and all(one.joined(other) for one, other in pairwise(spans))
@@ -92,6 +115,34 @@ def by_sdpa(
         query, key, value, is_causal=True, scale=scoring.scale, enable_gqa=query.shape[1] != key.shape[1]
     )
     return output.permute(2, 0, 1, 3).flatten(1, 2), None
+
+
+def by_triton(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
+    into: Tensor | None = None, further: Tensor | None = None, log_sum: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attend_spans` of any spans of one `holds`, by our own kernel.
+
+    further: the queries of pairs that `holds`, a `Carry`, leaves out. log_sum: that of what is in `into` already, to
+    which these spans are added, both in place; None where nothing is.
+    """
+    batch, heads, tokens, dim = query.shape
+    added = log_sum is not None
+    into = query.new_empty(tokens, batch * heads, dim) if into is None else into
+    log_sum = query.new_empty(batch * heads, tokens, dtype=torch.float32) if log_sum is None else log_sum
+    given = query, further, key, value, spans, scoring.scale, scoring.softcap, known, into, log_sum, added
+    _triton().attend(*given)
+    return into, log_sum
+
+
+@functools.cache
+def _triton() -> Any:
+    """The module of our kernel; None where there is no Triton."""
+    try:
+        from mesa.engine import triton_attention
+    except ImportError:
+        return None
+    return triton_attention
 
 
 def by_varlen(
@@ -327,17 +378,42 @@ def _error(
     kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, dim: int, patterned: bool, capped: bool
 ) -> str | None:
     """How a kernel differs from plain operations in float64, if it does."""
-    scoring = Scoring(dim**-0.5, 2.0 if capped else None)
     for name, spans in TRIALS.items():
-        query, key, value = trial(spans, dtype, dim)
-        there = query.to(device)
-        if patterned != (spans[0].holds is not None) or not takes(kernel, there, spans, scoring):
-            continue
-        got = kernel(there, key.to(device), value.to(device), spans, scoring, {})
-        wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
-        if difference := differs(got, wanted, dtype):
-            return f"{name}: {difference}"
+        if patterned == (spans[0].holds is not None):
+            error = tried(kernel, device, dtype, dim, spans, 2.0 if capped else None)
+            if error:
+                return f"{name}: {error}"
     return None
+
+
+def tried(
+    kernel: Callable[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    dim: int,
+    spans: Sequence[PairSpan],
+    softcap: float | None,
+) -> str | None:
+    """How a kernel's attention differs from plain operations in float64, if it does; None where it is none for this."""
+    scoring, holds = Scoring(dim**-0.5, softcap), spans[0].holds
+    query, key, value = trial(spans, dtype, dim)
+    there = query.to(device), key.to(device), value.to(device)
+    carries = kernel is by_triton and isinstance(holds, Carry)
+    if not takes(kernel, there[0], spans, scoring, carries):
+        return None
+    further = {"further": there[0].flip(3)} if carries else {}
+    got = kernel(*there, spans, scoring, {}, **further)
+    wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
+    if carries:
+        others = [span._replace(holds=replace(holds, carried=True)) for span in spans]
+        more = by_operations(query.double().flip(3), key.double(), value.double(), others, scoring, {})
+        merge_plainly(*wanted, *more)
+    error = differs(got, wanted, dtype)
+    if error is None and kernel is by_triton:  # once more: the same output, twice the sum
+        kernel(*there, spans, scoring, {}, got[0], log_sum=got[1], **further)
+        error = differs((got[0], got[1] - math.log(2)), wanted, dtype)
+        return error and f"added to itself, {error}"
+    return error
 
 
 def differs(got: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype) -> str | None:

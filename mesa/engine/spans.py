@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mesa.plan import Plan, Position, Region, Scale, Stepped, token_index
+from mesa.plan import Carry, Plan, Position, Region, Scale, Stepped, token_index
 
 
 class PairSpan(NamedTuple):
@@ -99,6 +99,9 @@ class Part(NamedTuple):
     query_scale: Scale | None
     key_position: Position
     key_scale: Scale | None
+    carried: tuple[Position, Scale | None] | None = None
+    """Where the queries of pairs with a carry are placed and scaled, which the spans' `holds` leaves out, if they are
+    in the part as well."""
 
     @property
     def queries(self) -> tuple[int, int]:
@@ -140,6 +143,27 @@ def parts(plan: Plan, begin: int, end: int, first_key: int, aligned: bool = True
             groups.append((place, into := []))
         into.append((region, query_position, span))
     return [_part(held, *place) for place, held in groups]
+
+
+def with_carries(parts: Sequence[Part]) -> list[Part]:
+    """The parts, those of pairs without a carry and with one that have the same queries and keys as one."""
+    result = list[Part]()
+    for part in parts:
+        for number, other in enumerate(result):
+            if other.carried is None and other[3:] == part[3:] and _carried(other.spans) == part.spans:
+                result[number] = other._replace(carried=(part.query_position, part.query_scale))
+                break
+        else:
+            result.append(part)
+    return result
+
+
+def _carried(spans: Sequence[PairSpan]) -> tuple[PairSpan, ...] | None:
+    """Spans of pairs without a carry, of those with one; None where they are others."""
+    holds = [span.holds for span in spans]
+    if not all(isinstance(one, Carry) and not one.carried for one in holds):
+        return None
+    return tuple(span._replace(holds=replace(one, carried=True)) for span, one in zip(spans, holds, strict=True) if one)
 
 
 def _part(held: Sequence[tuple[Region, Position, PairSpan]], key_position: Position, key_scale: Scale | None) -> Part:

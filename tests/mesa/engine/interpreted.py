@@ -1,5 +1,7 @@
 """Triton's kernels by its interpreter: run by test_compiled.py, which sets TRITON_INTERPRET=1."""
 
+import math
+from dataclasses import replace
 from itertools import product
 
 import cases
@@ -10,8 +12,20 @@ from attended import given, states
 from triton import language as tl
 from triton.runtime import interpreter
 
-from mesa.engine import attention, decode, launches, rope, schedule, triton_decode, triton_kernels
+from mesa.engine import (
+    attention,
+    decode,
+    launches,
+    rope,
+    schedule,
+    span_kernels,
+    triton_attention,
+    triton_decode,
+    triton_kernels,
+)
 from mesa.engine.layout import RotaryLayout
+from mesa.engine.spans import PairSpan
+from mesa.plan import Carry
 
 GENERATOR = torch.Generator().manual_seed(0)
 CPU = torch.device("cpu")
@@ -75,7 +89,7 @@ def test_outputs_are_merged_as_by_plain_operations(sinks, dtype):
     log_sum[0, 3] = other[0, 3] = other[1, 4] = log_sum[2, 5] = -torch.inf  # keys of neither, of one, of the other
     given = drawn(sinks) if sinks else None
     wanted, sums = total.float().clone(), log_sum.clone()
-    launches._merged_plainly(wanted, sums, output.float(), other, given)
+    launches.merge_plainly(wanted, sums, output.float(), other, given)
     triton_kernels.merge(total, log_sum, output, other.t().contiguous().t(), given)
     close(total, wanted, dtype)
     torch.testing.assert_close(log_sum, sums)
@@ -168,3 +182,46 @@ def test_a_decoded_token_of_a_method_equals_dense(name, monkeypatch):
     output = decode.by_two_launches(bound, reads, *attended, scale)
     monkeypatch.undo()
     close(output, attention.dense(bound, *attended, scale)[0], torch.float32)
+
+
+CARRIES = {
+    "a carry": (PairSpan((900, 1190), (100, 800), 120, None, Carry(50, -975, False)),),
+    "two carries": (
+        PairSpan((40, 90), (5, 60), 12, None, Carry(7, -3, False)),
+        PairSpan((90, 190), (0, 120), 20, 80, Carry(7, -3, False)),
+    ),
+    "each key": (PairSpan((9, 20), (0, 8), 2, None, Carry(1, 0, False)),),
+}
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80)])
+@pytest.mark.parametrize(
+    "name", [*(name for name, spans in span_kernels.TRIALS.items() if not spans[0].holds), *CARRIES]
+)
+def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
+    monkeypatch.setattr(triton_attention, "_TILES", {64: (128, 64, 4, 2), 128: (64, 32, 4, 2)})
+    spans = (span_kernels.TRIALS | CARRIES)[name]
+    given = span_kernels.trial(spans, dtype, dim)
+    given = tuple(torch.cat([states, states.flip(2)]) for states in given)  # a batch of two
+    further = given[0].flip(3) if name in CARRIES else None
+    exact = tuple(states.double() for states in given)
+    for softcap in (None, 2.0):
+        scoring = span_kernels.Scoring(dim**-0.5, softcap)
+        wanted = span_kernels.by_operations(*exact, spans, scoring, {})
+        if further is not None:
+            others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
+            more = span_kernels.by_operations(further.double(), *exact[1:], others, scoring, {})
+            launches.merge_plainly(*wanted, *more)
+        got = span_kernels.by_triton(*given, spans, scoring, {}, further=further)
+        assert span_kernels.differs(got, wanted, dtype) is None
+        span_kernels.by_triton(*given, spans, scoring, {}, got[0], further, got[1])
+        assert span_kernels.differs((got[0], got[1] - math.log(2)), wanted, dtype) is None
+
+
+def test_attention_goes_on_where_nothing_is_yet(monkeypatch):
+    spans, scoring = span_kernels.TRIALS["a band"], span_kernels.Scoring(0.25)
+    given = span_kernels.trial(spans, torch.float32, 16)
+    wanted = span_kernels.by_operations(*given, spans, scoring, {})
+    nothing = torch.zeros_like(wanted[0]), torch.full_like(wanted[1], -torch.inf)
+    span_kernels.by_triton(*given, spans, scoring, {}, nothing[0], None, nothing[1])
+    assert span_kernels.differs(nothing, wanted, torch.float32) is None

@@ -1,0 +1,184 @@
+"""Attention over spans by a Triton kernel: any spans in one launch, Stair PE's pairs with a carry among them.
+
+A pair with a carry takes another query, so a tile of scores is chosen from two products and goes through one softmax.
+What other parts gave may be there already: then their output and log-sum-exp go on, with no merge after it. Triton
+comes with torch for CUDA, ROCm and XPU; importing this without it is an ImportError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from mesa.engine.spans import PairSpan, sides_of
+from mesa.plan import Carry
+
+_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)}
+"""Of head dims up to so many: queries and keys of a tile, warps and stages."""
+
+
+def attend(
+    query: Tensor, further: Tensor | None, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scale: float,
+    softcap: float | None, known: dict[Any, Any], into: Tensor, log_sum: Tensor, added: bool,
+) -> None:  # fmt: skip
+    """Attention of spans of one `holds`, to `into` (query, batch * head, dim) and `log_sum` (batch * head, query).
+
+    query, key, value (batch, head, token, dim): those from the spans' first ones to their last. further: the queries of
+    pairs that `holds`, a Carry of none, leaves out. known: what is made once for all layers. added: whether output and
+    log-sum-exp of other keys are there, to which these are added.
+    """
+    batch, heads, _, dim = query.shape
+    rows, columns, warps, stages = _TILES[max(64, triton.next_power_of_2(dim))]
+    place = "tiles", tuple(spans), rows, columns, query.device
+    if place not in known:
+        known[place] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
+    table, ((first, _), (first_key, _)), carry = known[place], sides_of(spans), spans[0].holds
+    width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
+    other = query if further is None else further
+    kernel: Any = _attend_kernel
+    kernel[len(table), heads, batch](
+        table, query, other, key, value, into, log_sum, scale, 1.0 if softcap is None else softcap,
+        width, (first + shift) % width, first_key % width, heads // key.shape[1],
+        *(states.stride(axis) for states in (query, other, key, value) for axis in range(3)),
+        into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
+        dim, max(16, triton.next_power_of_2(dim)), further is not None, softcap is not None,
+        any(span.farthest is not None for span in spans), added, rows, columns, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
+    """What each program does, the longest first: (program, 8) of int32.
+
+    Its first query and its span's end; from which key on it reads, from which and up to which all of its queries see
+    all keys of a tile, and where it ends; the least and the largest difference of query and key. Counted from the
+    first query and the first key of all spans.
+    """
+    (first, _), (first_key, _) = sides_of(spans)
+    origins, table = (first, first_key), list[tuple[int, ...]]()
+    for span in spans:
+        (begin, end), (low, high) = ((one - at, other - at) for (one, other), at in zip(span[:2], origins, strict=True))
+        nearest = span.nearest - first + first_key
+        farthest = 2**30 if span.farthest is None else span.farthest - first + first_key
+        for row in range(begin, end, rows):
+            last = min(row + rows, end) - 1
+            from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)
+            all_from, all_to = max(low, last - farthest), min(high, row - nearest + 1)
+            whole = from_key - (from_key - all_from) // columns * columns
+            whole_to = max(whole, whole + (all_to - whole) // columns * columns)
+            table.append((row, end, from_key, whole, whole_to, to_key, nearest, farthest))
+    table.sort(key=lambda tile: tile[2] - tile[5])
+    return np.array(table, np.int32)
+
+
+@triton.jit
+def _read(
+    query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
+    width, key_phase, key_token, value_token, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column, at = tl.arange(0, COLUMNS), tl.arange(0, PADDED)
+    key_places = key + column[:, None] * key_token + at[None, :]
+    value_places = value + column[:, None] * value_token + at[None, :]
+    for start in range(begin, end, COLUMNS):
+        here = start + column
+        if MASKED:
+            inside = (here < last)[:, None] & (at < DIM)[None, :]
+            keys = tl.load(key_places + start * key_token, mask=inside, other=0.0)
+            values = tl.load(value_places + start * value_token, mask=inside, other=0.0)
+        elif PADDED != DIM:
+            keys = tl.load(key_places + start * key_token, mask=(at < DIM)[None, :], other=0.0)
+            values = tl.load(value_places + start * value_token, mask=(at < DIM)[None, :], other=0.0)
+        else:
+            keys = tl.load(key_places + start * key_token)
+            values = tl.load(value_places + start * value_token)
+        turned = tl.trans(keys)
+        scores = tl.dot(query, turned)
+        if CARRIES:
+            carries = residue[:, None] < ((here + key_phase) % width)[None, :]
+            scores = tl.where(carries, tl.dot(other, turned), scores)
+        if CAPPED:
+            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scale / softcap * scores) + 1.0))
+            scores = scores * 1.4426950408889634
+        else:
+            scores = scores * (scale * 1.4426950408889634)
+        if MASKED:
+            apart = row[:, None] - here[None, :]
+            seen = (apart >= lowest) & (here < last)[None, :]
+            if WINDOWED:
+                seen = seen & (apart <= highest)
+            scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        safe = larger
+        if MASKED:
+            safe = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(scores - safe[:, None])
+        kept = tl.exp2(most - safe)
+        total = total * kept + tl.sum(weights, 1)
+        output = tl.dot(weights.to(values.dtype), values, output * kept[:, None])
+        most = larger
+    return output, most, total
+
+
+@triton.jit
+def _attend_kernel(
+    table, query, other, key, value, into, log_sum, scale, softcap, width, phase, key_phase, group,
+    query_batch, query_head, query_token, other_batch, other_head, other_token, key_batch, key_head, key_token,
+    value_batch, value_head, value_token, into_token, into_head, log_head, log_token,
+    DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    ADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    tile = table + tl.program_id(0) * 8
+    first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row, at = first + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside, far = (row < end)[:, None] & (at < DIM)[None, :], row.to(tl.int64)
+    query += batch * query_batch + head * query_head
+    queries = tl.load(query + far[:, None] * query_token + at[None, :], mask=inside, other=0.0)
+    others = queries
+    if CARRIES:
+        other += batch * other_batch + head * other_head
+        others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
+    key += batch * key_batch + head // group * key_head
+    value += batch * value_batch + head // group * value_head
+    key_token, value_token = tl.full((), 0, tl.int64) + key_token, tl.full((), 0, tl.int64) + value_token
+    residue = (row + phase) % width
+    place = batch * tl.num_programs(1) + head
+    into += far[:, None] * into_token + place * into_head + at[None, :]
+    log_sum += place * log_head + far * log_token
+    if ADDED:
+        most = tl.load(log_sum, mask=row < end, other=float("-inf")) * 1.4426950408889634
+        total = tl.where(most == float("-inf"), 0.0, 1.0)
+        output = tl.load(into, mask=inside, other=0.0).to(tl.float32)
+    else:
+        most = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        output = tl.zeros([ROWS, PADDED], tl.float32)
+    if WINDOWED:
+        output, most, total = _read(
+            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
+            lowest, highest, scale, softcap, width, key_phase, key_token, value_token,
+            DIM, PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+        )  # fmt: skip
+    output, most, total = _read(
+        queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
+        highest, scale, softcap, width, key_phase, key_token, value_token,
+        DIM, PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+    )  # fmt: skip
+    output, most, total = _read(
+        queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
+        highest, scale, softcap, width, key_phase, key_token, value_token,
+        DIM, PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+    )  # fmt: skip
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    output = output / total[:, None]
+    logs = tl.where(blind, float("-inf"), (most + tl.log2(total)) * 0.6931471805599453)
+    tl.store(into, output.to(into.dtype.element_ty), mask=inside)
+    tl.store(log_sum, logs, mask=row < end)
