@@ -82,7 +82,7 @@ def _read(
     width, key_phase, key_token, value_token, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    column, at = tl.arange(0, COLUMNS), tl.arange(0, PADDED)
+    column, at, factor = tl.arange(0, COLUMNS), tl.arange(0, PADDED), scale * 1.4426950408889634
     key_places = key + column[:, None] * key_token + at[None, :]
     value_places = value + column[:, None] * value_token + at[None, :]
     for start in range(begin, end, COLUMNS):
@@ -103,21 +103,18 @@ def _read(
             carries = residue[:, None] < ((here + key_phase) % width)[None, :]
             scores = tl.where(carries, tl.dot(other, turned), scores)
         if CAPPED:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scale / softcap * scores) + 1.0))
-            scores = scores * 1.4426950408889634
-        else:
-            scores = scores * (scale * 1.4426950408889634)
+            scores = softcap / scale * (1.0 - 2.0 / (tl.exp(2.0 * scale / softcap * scores) + 1.0))
         if MASKED:
             apart = row[:, None] - here[None, :]
             seen = (apart >= lowest) & (here < last)[None, :]
             if WINDOWED:
                 seen = seen & (apart <= highest)
             scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, 1))
+        larger = tl.maximum(most, tl.max(scores, 1) * factor)
         safe = larger
         if MASKED:
             safe = tl.where(larger == float("-inf"), 0.0, larger)
-        weights = tl.exp2(scores - safe[:, None])
+        weights = tl.exp2(scores * factor - safe[:, None])
         kept = tl.exp2(most - safe)
         total = total * kept + tl.sum(weights, 1)
         output = tl.dot(weights.to(values.dtype), values, output * kept[:, None])
