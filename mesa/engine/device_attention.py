@@ -25,8 +25,8 @@ from mesa.plan import Position, Scale
 LAUNCHES = 60
 """At most so many of a layer: blocks are made as small as that allows."""
 
-_SHARES = (0.415, 0.35, 0.3, 0.25, 0.2, 0.15)
-"""New memory of a block, as shares of all keys and values: the first, or the last of those that `LAUNCHES` allow."""
+_SHARES = (0.2, 0.3, 0.415)
+"""New memory of a block, as shares of all keys and values: the first that `LAUNCHES` allow, or the last."""
 
 _LITTLE = 2**23
 """New memory that is little at any length (bytes)."""
@@ -183,14 +183,11 @@ class _Planner:
 
     def _ranges(self) -> list[tuple[int, int]]:
         """The queries of each block, the last ones first: of the least new memory that `LAUNCHES` allow."""
-        chosen = list[tuple[int, int]]()
         for share in _SHARES:
             blocks = self._cut(share)
-            fits = sum(self._count(*block) for block in blocks) <= LAUNCHES
-            chosen = blocks if fits or not chosen else chosen
-            if not fits:
+            if sum(self._count(*block) for block in blocks) <= LAUNCHES:
                 break
-        return chosen
+        return blocks
 
     def _cut(self, share: float) -> list[tuple[int, int]]:
         """Blocks that need no more new memory than a share of all keys and values, each as large as possible."""

@@ -98,7 +98,8 @@ def takes(
     if kernel is by_triton:
         holds = spans[0].holds
         fits = isinstance(holds, Carry) and not holds.carried if carries else holds is None
-        fits = fits and scoring.slopes is None and query.dtype != torch.float32 and 16 <= query.shape[3] <= 256
+        fits = fits and scoring.slopes is None and query.dtype != torch.float32 and query.shape[3] % 8 == 0
+        fits = fits and 16 <= query.shape[3] <= 256
         return fits and _triton() is not None
     if kernel is by_varlen:
         plain, dim = spans[0].holds is None and scoring.plain, query.shape[3]

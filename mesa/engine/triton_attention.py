@@ -7,6 +7,7 @@ comes with torch for CUDA, ROCm and XPU; importing this without it is an ImportE
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
 
 from mesa.engine.spans import PairSpan, sides_of
 from mesa.plan import Carry
 
-_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)}
-"""Of head dims up to so many: queries and keys of a tile, warps and stages."""
+_TILES = ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
+"""Queries and keys of a tile, warps and stages: the first that fits into a multiprocessor's shared memory."""
+
+_SHARED = 227 * 1024
+"""Bytes of shared memory where the device does not say: an H100's."""
 
 
 def attend(
@@ -34,22 +39,50 @@ def attend(
     log-sum-exp of other keys are there, to which these are added.
     """
     batch, heads, _, dim = query.shape
-    rows, columns, warps, stages = _TILES[max(64, triton.next_power_of_2(dim))]
+    padded = max(16, triton.next_power_of_2(dim))
+    rows, columns, warps, stages = _tile(padded, 1 if further is None else 2, query.itemsize, query.device)
     place = "tiles", tuple(spans), rows, columns, query.device
     if place not in known:
         known[place] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
     table, ((first, _), (first_key, _)), carry = known[place], sides_of(spans), spans[0].holds
     width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
     other = query if further is None else further
+    block = [1, 1, columns, padded]
+    read = (
+        TensorDescriptor(part, list(part.shape), list(part.stride()), block) for part in map(_aligned, (key, value))
+    )
     kernel: Any = _attend_kernel
     kernel[len(table), heads, batch](
-        table, query, other, key, value, into, log_sum, scale, 1.0 if softcap is None else softcap,
+        table, query, other, *read, into, log_sum, scale, 1.0 if softcap is None else softcap,
         width, (first + shift) % width, first_key % width, heads // key.shape[1],
-        *(states.stride(axis) for states in (query, other, key, value) for axis in range(3)),
+        *(states.stride(axis) for states in (query, other) for axis in range(3)),
         into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
-        dim, max(16, triton.next_power_of_2(dim)), further is not None, softcap is not None,
+        dim, padded, further is not None, softcap is not None,
         any(span.farthest is not None for span in spans), added, rows, columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def _tile(padded: int, products: int, itemsize: int, device: torch.device) -> tuple[int, int, int, int]:
+    """The first of `_TILES` that fits: what a program holds of queries, and at each stage of keys and values."""
+    shared = _shared(device)
+    for tile in _TILES:
+        rows, columns, _, stages = tile
+        if (rows * products + 2 * columns * stages) * padded * itemsize <= shared and rows * padded <= 2**15:
+            return tile
+    return _TILES[-1]
+
+
+@functools.cache
+def _shared(device: torch.device) -> int:
+    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(known, "shared_memory_per_block_optin", _SHARED)
+
+
+def _aligned(states: Tensor) -> Tensor:
+    """States as a descriptor takes them: rows of whole 16 bytes from a multiple of 16 bytes on."""
+    size = states.itemsize
+    even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
+    return states if even and states.data_ptr() % 16 == 0 else states.contiguous()
 
 
 def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
@@ -79,24 +112,14 @@ def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
 @triton.jit
 def _read(
     query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
-    width, key_phase, key_token, value_token, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr,
+    width, key_phase, batch, head, PADDED: tl.constexpr, CARRIES: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    column, at, factor = tl.arange(0, COLUMNS), tl.arange(0, PADDED), scale * 1.4426950408889634
-    key_places = key + column[:, None] * key_token + at[None, :]
-    value_places = value + column[:, None] * value_token + at[None, :]
+    column, factor = tl.arange(0, COLUMNS), scale * 1.4426950408889634
     for start in range(begin, end, COLUMNS):
         here = start + column
-        if MASKED:
-            inside = (here < last)[:, None] & (at < DIM)[None, :]
-            keys = tl.load(key_places + start * key_token, mask=inside, other=0.0)
-            values = tl.load(value_places + start * value_token, mask=inside, other=0.0)
-        elif PADDED != DIM:
-            keys = tl.load(key_places + start * key_token, mask=(at < DIM)[None, :], other=0.0)
-            values = tl.load(value_places + start * value_token, mask=(at < DIM)[None, :], other=0.0)
-        else:
-            keys = tl.load(key_places + start * key_token)
-            values = tl.load(value_places + start * value_token)
+        keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
         turned = tl.trans(keys)
         scores = tl.dot(query, turned)
         if CARRIES:
@@ -125,8 +148,8 @@ def _read(
 @triton.jit
 def _attend_kernel(
     table, query, other, key, value, into, log_sum, scale, softcap, width, phase, key_phase, group,
-    query_batch, query_head, query_token, other_batch, other_head, other_token, key_batch, key_head, key_token,
-    value_batch, value_head, value_token, into_token, into_head, log_head, log_token,
+    query_batch, query_head, query_token, other_batch, other_head, other_token, into_token, into_head, log_head,
+    log_token,
     DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
     ADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -142,9 +165,7 @@ def _attend_kernel(
     if CARRIES:
         other += batch * other_batch + head * other_head
         others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
-    key += batch * key_batch + head // group * key_head
-    value += batch * value_batch + head // group * value_head
-    key_token, value_token = tl.full((), 0, tl.int64) + key_token, tl.full((), 0, tl.int64) + value_token
+    key_head = tl.program_id(1) // group
     residue = (row + phase) % width
     place = batch * tl.num_programs(1) + head
     into += far[:, None] * into_token + place * into_head + at[None, :]
@@ -160,18 +181,18 @@ def _attend_kernel(
     if WINDOWED:
         output, most, total = _read(
             queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
-            lowest, highest, scale, softcap, width, key_phase, key_token, value_token,
-            DIM, PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+            lowest, highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+            PADDED, CARRIES, CAPPED, True, True, COLUMNS,
         )  # fmt: skip
     output, most, total = _read(
         queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
-        highest, scale, softcap, width, key_phase, key_token, value_token,
-        DIM, PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+        PADDED, CARRIES, CAPPED, False, False, COLUMNS,
     )  # fmt: skip
     output, most, total = _read(
         queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
-        highest, scale, softcap, width, key_phase, key_token, value_token,
-        DIM, PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+        PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
     )  # fmt: skip
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)

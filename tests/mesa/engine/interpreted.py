@@ -185,7 +185,7 @@ def test_a_decoded_token_of_a_method_equals_dense(name, monkeypatch):
 
 
 CARRIES = {
-    "a carry": (PairSpan((900, 1190), (100, 800), 120, None, Carry(50, -975, False)),),
+    "a carry": (PairSpan((900, 1000), (500, 800), 120, None, Carry(50, -975, False)),),
     "two carries": (
         PairSpan((40, 90), (5, 60), 12, None, Carry(7, -3, False)),
         PairSpan((90, 190), (0, 120), 20, 80, Carry(7, -3, False)),
@@ -199,10 +199,11 @@ CARRIES = {
     "name", [*(name for name, spans in span_kernels.TRIALS.items() if not spans[0].holds), *CARRIES]
 )
 def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_TILES", {64: (128, 64, 4, 2), 128: (64, 32, 4, 2)})
+    monkeypatch.setattr(triton_attention, "_TILES", ((64, 32, 4, 2),))
     spans = (span_kernels.TRIALS | CARRIES)[name]
     given = span_kernels.trial(spans, dtype, dim)
-    given = tuple(torch.cat([states, states.flip(2)]) for states in given)  # a batch of two
+    if name in CARRIES:
+        given = tuple(torch.cat([states, states.flip(2)]) for states in given)  # a batch of two
     further = given[0].flip(3) if name in CARRIES else None
     exact = tuple(states.double() for states in given)
     for softcap in (None, 2.0):

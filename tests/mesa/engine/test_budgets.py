@@ -15,17 +15,10 @@ from mesa.methods import make, standard_methods
 from mesa.support import unfit
 
 LENGTH = 32768
-STAIR = (
-    "each of its two patterns has an output in new memory, and queries are 4 times keys and values: within .5 of these "
-    "at most a tenth of all queries a turn, each of at least 6 launches"
-)
-OVER = {("qwen3-32b", "stair"): STAIR, ("gpt-oss-20b", "stair"): STAIR}
-"""Cells that are over a limit, and why."""
-
 QUICK = {
     "llama-3-8b": {"origin", "rerope", "yarn", "dca", "string", "lampe", "crop", "lm-infinite", "streaming-llm",
                    "self-extend", "stair", "mesa"},
-    "qwen3-32b": {"rerope", "lampe"}, "gemma-2-27b": {"dca", "mesa"}, "gpt-oss-20b": {"lampe", "mesa"},
+    "qwen3-32b": {"rerope", "stair"}, "gemma-2-27b": {"dca", "mesa"}, "gpt-oss-20b": {"stair", "mesa"},
 }  # fmt: skip
 """What is counted in the quick suite, by model: plans that differ, and the cells nearest to a limit."""
 
@@ -56,10 +49,7 @@ def cells():
         for name in standard_methods():
             if unfit(config, type(make(name, trained))):
                 continue
-            marks = [] if name in QUICK[model] else [pytest.mark.slow]
-            if (model, name) in OVER:
-                marks.append(pytest.mark.xfail(strict=True, reason=OVER[model, name]))
-            yield pytest.param(model, name, marks=marks)
+            yield pytest.param(model, name, marks=[] if name in QUICK[model] else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("model", "name"), list(cells()))
