@@ -1,7 +1,7 @@
 """Expected shares of stock's time on an H100, computed from plans (probe/experiment/cost.py) and never measured.
 
 Launches are those that budgets.py counts, of a layer at 32768 tokens. Checked: the operations of attention that it
-counts, as a share of the computed ones; those of a pattern by whole blocks of 128 x 128 pairs.
+counts, as a share of the computed ones.
 
     python benchmarks/cost.py            # Llama-3-8B: results/cost.md
 """

@@ -183,10 +183,11 @@ class _Planner:
 
     def _ranges(self) -> list[tuple[int, int]]:
         """The queries of each block, the last ones first: of the least new memory that `LAUNCHES` allow."""
-        for share in _SHARES:
-            blocks = self._cut(share)
+        blocks = self._cut(_SHARES[0])
+        for share in _SHARES[1:]:
             if sum(self._count(*block) for block in blocks) <= LAUNCHES:
                 break
+            blocks = self._cut(share)
         return blocks
 
     def _cut(self, share: float) -> list[tuple[int, int]]:

@@ -399,14 +399,14 @@ def tried(
     scoring, holds = Scoring(dim**-0.5, softcap), spans[0].holds
     query, key, value = trial(spans, dtype, dim)
     there = query.to(device), key.to(device), value.to(device)
-    carries = kernel is by_triton and isinstance(holds, Carry)
-    if not takes(kernel, there[0], spans, scoring, carries):
+    carry = holds if kernel is by_triton and isinstance(holds, Carry) else None
+    if not takes(kernel, there[0], spans, scoring, carry is not None):
         return None
-    further = {"further": there[0].flip(3)} if carries else {}
+    further = {"further": there[0].flip(3)} if carry else {}
     got = kernel(*there, spans, scoring, {}, **further)
     wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
-    if carries:
-        others = [span._replace(holds=replace(holds, carried=True)) for span in spans]
+    if carry:
+        others = [span._replace(holds=replace(carry, carried=True)) for span in spans]
         more = by_operations(query.double().flip(3), key.double(), value.double(), others, scoring, {})
         merge_plainly(*wanted, *more)
     error = differs(got, wanted, dtype)

@@ -160,10 +160,10 @@ def with_carries(parts: Sequence[Part]) -> list[Part]:
 
 def _carried(spans: Sequence[PairSpan]) -> tuple[PairSpan, ...] | None:
     """Spans of pairs without a carry, of those with one; None where they are others."""
-    holds = [span.holds for span in spans]
-    if not all(isinstance(one, Carry) and not one.carried for one in holds):
+    carries = [span.holds for span in spans if isinstance(span.holds, Carry) and not span.holds.carried]
+    if len(carries) < len(spans):
         return None
-    return tuple(span._replace(holds=replace(one, carried=True)) for span, one in zip(spans, holds, strict=True) if one)
+    return tuple(span._replace(holds=replace(carry, carried=True)) for span, carry in zip(spans, carries, strict=True))
 
 
 def _part(held: Sequence[tuple[Region, Position, PairSpan]], key_position: Position, key_scale: Scale | None) -> Part:

@@ -99,7 +99,7 @@ def _attention(
         tokens, seen, keys = _pairs(region, start, plan.length)
         if not len(tokens):
             continue
-        flops += 4 * float(seen.sum()) * heads * dim
+        flops += (4 if single or region.holds is None else 3) * float(seen.sum()) * heads * dim
         place = keys, region.key_position, region.key_scale
         size += 2 * row * len(tokens) + (0 if single and place in read else 2 * key_row * (keys[1] - keys[0]))
         read.add(place)
@@ -123,7 +123,8 @@ def _attention(
 def _pairs(region: Region, start: int, length: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
     """The queries of a region that see keys, how many each sees, and the first key and the end of the keys.
 
-    A pattern counts as all pairs in its range: a kernel computes whole blocks of them.
+    A pattern counts as all pairs in its range: the two sides of a carry have products with keys of their own, and share
+    that with values.
     """
     tokens = np.arange(max(region.queries[0], start), min(region.queries[1], length))
     low = np.maximum(region.keys[0], tokens - (length if region.farthest is None else region.farthest))
