@@ -127,13 +127,27 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise Failed("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
+    if by_launches(query.device):
+        with torch.cuda.device_of(query):  # Triton launches on the current device
+            return _by_launches(schedule, query, key, value, scale), None
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
-    if by_launches(query.device):
+    return _Layer(schedule, query, key, value, scale).output(), None
+
+
+def _by_launches(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`fused` on devices other than CPUs."""
+    if query.shape[2] > 1 or schedule.slopes is not None:
         from mesa.engine.device_attention import on_device  # with torch's compiler, which takes as long as torch
 
-        return on_device(schedule, query, key, value, scale), None
-    return _Layer(schedule, query, key, value, scale).output(), None
+        return on_device(schedule, query, key, value, scale)
+    reads = schedule.reads(query.device, query.dtype)
+    if not reads.parts:
+        return torch.zeros_like(query)
+    output = by_two_launches(schedule, reads, query, key, value, scale)
+    if output is not None:
+        return output
+    return _at_once(schedule, reads, schedule.query_of(query, reads), key, value, scale).view(query.shape)
 
 
 class _Layer:
@@ -233,16 +247,11 @@ def _part_of_stack(stack: Stack, start: int, dim: int, number: int, whole: Tenso
 
 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
+    """`fused` for a single query on a CPU: all scores at once where they are accurate enough, else merged."""
     device, dtype = query.device, query.dtype
     reads = schedule.reads(device, dtype)
     if not reads.parts:
         return torch.zeros_like(query)
-    if by_launches(device):
-        output = by_two_launches(schedule, reads, query, key, value, scale)
-        if output is not None:
-            return output
-        return _at_once(schedule, reads, schedule.query_of(query, reads), key, value, scale).view(query.shape)
     if reads.plain and schedule.softcap is None and schedule.sinks is None:  # the kernel's one call
         read = reads.parts[0]
         query, key, value = schedule.query_of(query, reads), schedule.keys_of(key, read), held(value, read.held)

@@ -26,7 +26,8 @@ def turned_states(states: Tensor, cos: Tensor, sin: Tensor, layout: RotaryLayout
     if torch.is_grad_enabled():  # Triton's kernels have no gradients
         return one_launch(turned, states, cos, sin, None, None, layout)
     into = states.new_empty(states.shape)
-    turn(into, None, states, cos, sin, None, None, layout)
+    with torch.cuda.device_of(states):  # Triton launches on the current device
+        turn(into, None, states, cos, sin, None, None, layout)
     return into
 
 
