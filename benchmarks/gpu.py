@@ -85,8 +85,8 @@ FULL = Size(
     tuple(structures.STRUCTURES),
     (8192, 32768, 131072),
     tuple(name for name in standard_methods() if name not in ("nope", "pi", "ntk-mixed", "cope")),
-    ("origin", "rerope", "dynamic-ntk", "dca", "stair", "mesa"),
-    3,
+    ("origin", "rerope", "dca", "stair", "mesa"),
+    2,
     12,
 )
 DRY = Size(
@@ -103,8 +103,8 @@ DRY = Size(
     1,
     1,
 )
-LAYERS, TOKENS = 4, 8
-"""Layers of Llama-3-8B that are timed, and tokens that are decoded after each prompt."""
+LAYERS, DECODING, TOKENS = 4, 16, 8
+"""Layers of Llama-3-8B that are timed on a prompt and on a token, and how many tokens: what a pass does once counts."""
 
 
 def goldens(size: Size) -> Iterator[Row]:
@@ -139,7 +139,7 @@ def goldens(size: Size) -> Iterator[Row]:
 def attention_kernels(size: Size) -> Iterator[Row]:
     """Each kernel's attention and log-sum-exp on each trial, against plain operations in float64.
 
-    Without a soft cap and with one. Chosen: those that such spans are given to.
+    Chosen: those that such spans are given to; these with a soft cap as well.
     """
     device = torch.device(size.device)
     for dtype in size.dtypes:
@@ -152,7 +152,8 @@ def attention_kernels(size: Size) -> Iterator[Row]:
                     fits = (span_kernels.takes(kernel, query, spans, scoring, both) for both in (False, carries))
                     if kernel not in chosen and (kernel is span_kernels.by_operations or not any(fits)):
                         continue
-                    errors = (span_kernels.tried(kernel, device, dtype, dim, spans, cap) for cap in (None, 2.0))
+                    caps = (None, 2.0) if kernel in chosen else (None,)
+                    errors = (span_kernels.tried(kernel, device, dtype, dim, spans, cap) for cap in caps)
                     row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": kernel.__name__}
                     error = next(filter(None, errors), "")
                     yield {**row, "chosen": kernel in chosen, "error": error, "passed": not error}
@@ -239,24 +240,25 @@ def training_step(size: Size) -> Iterator[Row]:
 
 
 def layers_of_llama(size: Size) -> Iterator[Row]:
-    """Time and memory of four layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
+    """Time and memory of layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
 
-    Prefill and token: over stock's, and what probe/experiment/cost.py computes for an H100 with as many launches as are
-    allowed. Extra: the peak over stock's, of all keys and values of a layer. Launches: kernels and copies a layer
-    beyond stock's, of the prompt and of a token.
+    Four layers on a prompt, 16 on a token after it: over stock's, and what probe/experiment/cost.py computes for an H100
+    with as many launches as are allowed. Extra: the peak over stock's, of all keys and values of a layer. Launches:
+    kernels and copies a layer beyond stock's, of the prompt and of a token.
     """
     config = budgets.config_of("llama-3-8b", small=size.device == "cpu")
-    config.num_hidden_layers, dtype = LAYERS, torch.float32 if size.device == "cpu" else torch.bfloat16
+    config.num_hidden_layers, dtype = DECODING, torch.float32 if size.device == "cpu" else torch.bfloat16
     trained = config.max_position_embeddings
     config.max_position_embeddings = max(size.lengths)
     torch.manual_seed(0)
     with torch.device(size.device):
         model = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
     for length in size.lengths:
-        stock = _measured(model, None, length, size)
-        for name in size.timed if length < max(size.lengths) else size.longest:
+        stock, longest = _measured(model, None, length, size), length == max(size.lengths)
+        for name in size.longest if longest else size.timed:
             method = make(name, trained)
-            beside, own = _measured(model, None, length, size), _measured(model, method, length, size)
+            beside = stock if longest else _measured(model, None, length, size)
+            own = _measured(model, method, length, size)
             states = 2 * 2 * config.num_key_value_heads * config.head_dim * length
             row: Row = {"method": name, "tokens": length}
             for phase, new in (("prefill", length), ("token", 1)):
@@ -272,30 +274,31 @@ def layers_of_llama(size: Size) -> Iterator[Row]:
 
 
 def _measured(model: Any, method: Any, length: int, size: Size) -> dict[str, float]:
-    """Least seconds, peak bytes and launches of a prompt and of a token after it, once all is compiled."""
+    """Least seconds of a prompt and the median of tokens after it, peak bytes and launches, once all is compiled."""
     ids, result = torch.randint(2, 97, (1, length + 1), device=size.device), dict[str, float]()
+    repeats = 1 if length == max(size.lengths) else size.repeats
     with torch.no_grad(), mesa.applied(model, method) if method else nullcontext():
-        for turn in range(size.repeats + 2):
+        model.config.num_hidden_layers, prompts = LAYERS, list[float]()
+        for turn in range(repeats + 2):
             cache, base = DynamicCache(), attention._reset_peak(size.device)
-            counted = turn == size.repeats + 1 and size.device != "cpu"
+            counted = turn == repeats + 1 and size.device != "cpu"
             with _profiled(counted) as prompt:
                 begin = now(size.device)
                 model(ids[:, :-1], **with_cache(model, cache), logits_to_keep=1)
-                prefill = now(size.device) - begin
-            peak = attention._peak_bytes(size.device) - base
-            tokens = list[float]()
-            for _ in range(TOKENS):
-                begin = now(size.device)
-                model(ids[:, -1:], **with_cache(model, cache))
-                tokens.append(now(size.device) - begin)
+                prompts.append(now(size.device) - begin)
+            result["peak"] = attention._peak_bytes(size.device) - base
+            model(ids[:, -1:], **with_cache(model, cache))
             with _profiled(counted) as token:
                 model(ids[:, -1:], **with_cache(model, cache))
-            if 0 < turn <= size.repeats:
-                least = {"prefill": prefill, "token": float(np.median(tokens))}
-                result = {"peak": peak} | {phase: min(each, result.get(phase, each)) for phase, each in least.items()}
             for phase, profile in (("prefill", prompt), ("token", token)):
                 result[f"{phase} launches"] = len(_on_device(profile)) if profile else 0
-    return result
+        model.config.num_hidden_layers, cache, tokens = DECODING, DynamicCache(), list[float]()
+        model(ids[:, :-1], **with_cache(model, cache), logits_to_keep=1)
+        for _ in range(TOKENS + 2):
+            begin = now(size.device)
+            model(ids[:, -1:], **with_cache(model, cache))
+            tokens.append(now(size.device) - begin)
+    return result | {"prefill": min(prompts[1:-1]), "token": float(np.median(tokens[2:]))}
 
 
 def _profiled(counted: bool) -> Any:

@@ -34,13 +34,16 @@ def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("mistake", ["wrong", "broken"])
 def test_what_fails_is_on_the_page_and_the_other_steps_go_on(mistake, tmp_path, monkeypatch):
-    def mistaken(*given):
+    operations = span_kernels.by_operations
+
+    def mistaken(query, *given):
         if mistake == "broken":
             raise RuntimeError("no kernel for this device")
-        output, log_sum = span_kernels.by_operations(*given)
-        return output + 0.1, log_sum
+        output, log_sum = operations(query, *given)
+        return output + 0.1 * (query.dtype == torch.float32), log_sum  # what it is compared with is right
 
-    monkeypatch.setattr(span_kernels, "attend_spans", mistaken)
+    mistaken.__name__ = "by_operations"
+    monkeypatch.setattr(span_kernels, "by_operations", mistaken)
     monkeypatch.setattr(gpu, "STEPS", {title: gpu.STEPS[title] for title in ("Kernels", "Methods")})
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "gpu.md").read_text()

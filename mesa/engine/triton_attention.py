@@ -21,8 +21,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[r
 from mesa.engine.spans import PairSpan, sides_of
 from mesa.plan import Carry
 
-_TILES = ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
-"""Queries and keys of a tile, warps and stages: the first that fits into a multiprocessor's shared memory."""
+_TILES = {
+    (64, False): (128, 64, 8, 3),
+    (64, True): (128, 64, 4, 3),
+    (128, False): (128, 128, 8, 3),
+    (128, True): (128, 64, 8, 3),
+    (256, False): (128, 64, 8, 2),
+    (256, True): (128, 32, 8, 2),
+}
+"""Queries and keys of a tile, warps and stages, for head dims up to so many, with a carry or not: an H100's fastest."""
+
+_SMALLER = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
+"""Those for less shared memory."""
 
 _SHARED = 227 * 1024
 """Bytes of shared memory where the device does not say: an H100's."""
@@ -40,7 +50,7 @@ def attend(
     """
     batch, heads, _, dim = query.shape
     padded = max(16, triton.next_power_of_2(dim))
-    rows, columns, warps, stages = _tile(padded, 1 if further is None else 2, query.itemsize, query.device)
+    rows, columns, warps, stages = _tile(padded, further is not None, query.itemsize, query.device)
     place = "tiles", tuple(spans), rows, columns, query.device
     if place not in known:
         known[place] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
@@ -62,14 +72,13 @@ def attend(
     )  # fmt: skip
 
 
-def _tile(padded: int, products: int, itemsize: int, device: torch.device) -> tuple[int, int, int, int]:
-    """The first of `_TILES` that fits: what a program holds of queries, and at each stage of keys and values."""
-    shared = _shared(device)
-    for tile in _TILES:
+def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tuple[int, int, int, int]:
+    """The first tile that fits: what a program holds of queries, and at each stage of keys and values."""
+    for tile in (_TILES[max(64, padded), carries], *_SMALLER):
         rows, columns, _, stages = tile
-        if (rows * products + 2 * columns * stages) * padded * itemsize <= shared and rows * padded <= 2**15:
+        if (rows * (1 + carries) + 2 * columns * stages) * padded * itemsize <= _shared(device):
             return tile
-    return _TILES[-1]
+    return _SMALLER[-1]
 
 
 @functools.cache

@@ -199,7 +199,7 @@ CARRIES = {
     "name", [*(name for name, spans in span_kernels.TRIALS.items() if not spans[0].holds), *CARRIES]
 )
 def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_TILES", ((64, 32, 4, 2),))
+    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
     spans = (span_kernels.TRIALS | CARRIES)[name]
     given = span_kernels.trial(spans, dtype, dim)
     if name in CARRIES:
@@ -226,3 +226,11 @@ def test_attention_goes_on_where_nothing_is_yet(monkeypatch):
     nothing = torch.zeros_like(wanted[0]), torch.full_like(wanted[1], -torch.inf)
     span_kernels.by_triton(*given, spans, scoring, {}, nothing[0], None, nothing[1])
     assert span_kernels.differs(nothing, wanted, torch.float32) is None
+
+
+def test_tiles_fit_into_shared_memory(monkeypatch):
+    for shared in (227, 163, 99):
+        monkeypatch.setattr(triton_attention, "_shared", lambda _, size=shared: size * 1024)
+        for padded, carries in ((16, False), (64, True), (128, False), (128, True), (256, False), (256, True)):
+            rows, columns, _, stages = triton_attention._tile(padded, carries, 2, CPU)
+            assert (rows * (1 + carries) + 2 * columns * stages) * padded * 2 <= shared * 1024
