@@ -242,7 +242,7 @@ def training_step(size: Size) -> Iterator[Row]:
 def layers_of_llama(size: Size) -> Iterator[Row]:
     """Time and memory of layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
 
-    Four layers on a prompt, 16 on a token after it: over stock's, and what probe/experiment/cost.py computes for an H100
+    Four layers on a prompt, 16 on a token after it: over stock's, and what probe/experiment/cost.py computes for a H100
     with as many launches as are allowed. Extra: the peak over stock's, of all keys and values of a layer. Launches:
     kernels and copies a layer beyond stock's, of the prompt and of a token.
     """

@@ -137,6 +137,7 @@ class _Planner:
         self.scoring = Scoring(scale, schedule.softcap, schedule.slopes)
         self.start, self.length = schedule.start, schedule.plan.length
         self._known: dict[tuple[int, int], list[Part]] = {}
+        self._kernels: dict[tuple[Any, bool], Kernel] = {}
 
     def program(self) -> _Program:
         """The blocks, the last queries first, and what they share on the device."""
@@ -155,9 +156,16 @@ class _Planner:
             apart = self.schedule.parts(begin, end)
             parts = with_carries(apart)
             both = [part for part in parts if part.carried]
-            can = all(kernel_for(self.query, part.spans[:1], self.scoring, carries=True) is by_triton for part in both)
+            can = all(self._kernel(part.spans[0], True) is by_triton for part in both)
             self._known[begin, end] = parts if can else apart
         return self._known[begin, end]
+
+    def _kernel(self, span: PairSpan, carries: bool) -> Kernel:
+        """The kernel of a part's spans; the same for all that hold alike."""
+        place = span.holds, carries
+        if place not in self._kernels:
+            self._kernels[place] = kernel_for(self.query, [span], self.scoring, carries)
+        return self._kernels[place]
 
     def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _Block:
         parts = self._parts(begin, end)
@@ -254,7 +262,7 @@ class _Planner:
         launches = list[tuple[Kernel, tuple[PairSpan, ...]]]()
         for _, group in groupby(part.spans, lambda span: span.holds):
             spans = tuple(group)
-            kernel = kernel_for(self.query, spans[:1], self.scoring, part.carried is not None)
+            kernel = self._kernel(spans[0], part.carried is not None)
             whole = kernel in (by_flex, by_triton)
             launches += [(kernel, run) for run in ([spans] if whole else part._replace(spans=spans).runs)]
         return launches
