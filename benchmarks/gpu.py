@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -87,7 +88,7 @@ FULL = Size(
     tuple(name for name in standard_methods() if name not in ("nope", "pi", "ntk-mixed", "cope")),
     ("origin", "rerope", "dca", "stair", "mesa"),
     2,
-    12,
+    max(1, (os.cpu_count() or 2) - 1),
 )
 DRY = Size(
     "cpu",

@@ -62,6 +62,27 @@ def test_the_kernels_interpreted():
     assert "70 passed" in done.stdout
 
 
+def test_kernels_that_fail_their_trial_are_not_used(monkeypatch):
+    device, module = torch.device("cpu"), object()
+    monkeypatch.setattr(launches.importlib, "import_module", lambda name: module)
+    assert launches.tried_kernels("triton_decode", lambda kernels: None, device) is module
+    with pytest.warns(UserWarning, match="no triton_decode on cpu: off by 1"):
+        assert launches.tried_kernels("triton_decode", lambda kernels: "off by 1", device) is None
+
+    def refuses(error):
+        raise error
+
+    with pytest.warns(UserWarning, match="no triton_decode on cpu: out of shared memory;"):
+        assert (
+            launches.tried_kernels("triton_decode", lambda _: refuses(ValueError("out of shared memory\nby")), device)
+            is None
+        )
+    with pytest.raises(torch.OutOfMemoryError):
+        launches.tried_kernels("triton_decode", lambda _: refuses(torch.OutOfMemoryError("full")), device)
+    monkeypatch.setattr(launches.importlib, "import_module", lambda name: refuses(ImportError(name)))
+    assert launches.tried_kernels("triton_decode", lambda _: "not called", device) is None
+
+
 def test_gradients_go_through_operations_not_through_kernels(monkeypatch):
     """On a device whose kernels have no gradients, a training step's gradients are the CPU's."""
     ids, gradients = tiny.tokens(1, 40), []
