@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,12 @@ def attend(
 
     query, key, value (batch, head, token, dim): those from the spans' first ones to their last. further: the queries of
     pairs that `holds`, a Carry of none, leaves out. known: what is made once for all layers. added: whether output and
-    log-sum-exp of other keys are there, to which these are added.
+    log-sum-exp of other keys are there, to which these are added; else a query between spans has 0 and -inf.
     """
-    batch, heads, _, dim = query.shape
+    (batch, heads, _, dim), other = query.shape, query if further is None else further
+    query, other = (states if states.stride(3) == 1 else states.contiguous() for states in (query, other))
+    if scale <= 0:  # the kernel scales the largest product, for the largest score
+        query, other, scale = query * scale, other * scale, 1.0
     padded = max(16, triton.next_power_of_2(dim))
     rows, columns, warps, stages = _tile(padded, further is not None, query.itemsize, query.device)
     place = "tiles", tuple(spans), rows, columns, query.device
@@ -56,7 +60,6 @@ def attend(
         known[place] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
     table, ((first, _), (first_key, _)), carry = known[place], sides_of(spans), spans[0].holds
     width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
-    other = query if further is None else further
     block = [1, 1, columns, padded]
     read = (
         TensorDescriptor(part, list(part.shape), list(part.stride()), block) for part in map(_aligned, (key, value))
@@ -91,7 +94,9 @@ def _aligned(states: Tensor) -> Tensor:
     """States as a descriptor takes them: rows of whole 16 bytes from a multiple of 16 bytes on."""
     size = states.itemsize
     even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
-    return states if even and states.data_ptr() % 16 == 0 else states.contiguous()
+    if even and states.data_ptr() % 16 == 0:
+        return states
+    return states.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what it is given
 
 
 def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
@@ -99,14 +104,16 @@ def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
 
     Its first query and its span's end; from which key on it reads, from which and up to which all of its queries see
     all keys of a tile, and where it ends; the least and the largest difference of query and key. Counted from the
-    first query and the first key of all spans.
+    first query and the first key of all spans. Queries between spans have tiles as well, without keys.
     """
     (first, _), (first_key, _) = sides_of(spans)
     origins, table = (first, first_key), list[tuple[int, ...]]()
-    for span in spans:
+    nothing = first_key, first_key
+    between = [PairSpan((one.queries[1], other.queries[0]), nothing, 0, None) for one, other in pairwise(spans)]
+    for span in (*spans, *between):
         (begin, end), (low, high) = ((one - at, other - at) for (one, other), at in zip(span[:2], origins, strict=True))
         nearest = span.nearest - first + first_key
-        farthest = 2**30 if span.farthest is None else span.farthest - first + first_key
+        farthest = 2**30 if span.farthest is None else min(2**30, span.farthest - first + first_key)
         for row in range(begin, end, rows):
             last = min(row + rows, end) - 1
             from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)

@@ -228,6 +228,67 @@ def test_attention_goes_on_where_nothing_is_yet(monkeypatch):
     assert span_kernels.differs(nothing, wanted, torch.float32) is None
 
 
+def moved(states, *strides):
+    """The same numbers at an address that is a multiple of 4 bytes only, or with other strides."""
+    if strides:
+        return states.contiguous().as_strided(states.shape, strides)
+    return torch.empty(states.numel() + 1)[1:].view(states.shape).copy_(states)
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda query, key, value: (query, moved(key), moved(value)),
+        lambda query, key, value: (query, moved(key, 1, 16 * 290, 16, 1), value),  # contiguous, as there is one text
+        lambda query, key, value: (query.mT.contiguous().mT, key.mT.contiguous().mT, value.mT.contiguous().mT),
+    ],
+    ids=["unaligned", "an odd stride", "dims apart"],
+)
+def test_states_may_lie_anyhow(laid_out, monkeypatch):
+    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
+    spans, scoring = span_kernels.TRIALS["a band"], span_kernels.Scoring(0.25)
+    given = span_kernels.trial(spans, torch.float32, 16)
+    wanted = span_kernels.by_operations(*given, spans, scoring, {})
+    assert (
+        span_kernels.differs(span_kernels.by_triton(*laid_out(*given), spans, scoring, {}), wanted, torch.float32)
+        is None
+    )
+
+
+@pytest.mark.parametrize(("scale", "softcap"), [(0.0, None), (0.0, 2.0), (-0.5, None), (-0.5, 2.0)])
+def test_scales_that_are_not_positive(scale, softcap, monkeypatch):
+    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
+    spans, scoring = CARRIES["two carries"], span_kernels.Scoring(scale, softcap)
+    given = span_kernels.trial(spans, torch.float32, 16)
+    further = given[0].flip(3)
+    others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
+    wanted = span_kernels.by_operations(*given, spans, scoring, {})
+    launches.merge_plainly(*wanted, *span_kernels.by_operations(further, *given[1:], others, scoring, {}))
+    got = span_kernels.by_triton(*given, spans, scoring, {}, further=further)
+    assert span_kernels.differs(got, wanted, torch.float32) is None
+
+
+def test_queries_between_spans_see_nothing(monkeypatch):
+    """What was in memory before is no output."""
+    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
+    spans = PairSpan((5, 100), (0, 100), 0, None), PairSpan((200, 290), (50, 290), 0, 10**12)
+    scoring, given = span_kernels.Scoring(0.25), span_kernels.trial(spans, torch.float32, 16)
+    into, log_sum = torch.full((285, 4, 16), torch.nan), torch.full((4, 285), torch.nan)
+    triton_attention.attend(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, False)
+    for span in spans:
+        (begin, end), (low, high) = span.queries, span.keys
+        states = given[0][:, :, begin - 5 : end - 5], *(part[:, :, low:high] for part in given[1:])
+        got = into[begin - 5 : end - 5], log_sum[:, begin - 5 : end - 5]
+        wanted = span_kernels.by_operations(*states, [span], scoring, {})
+        assert span_kernels.differs(got, wanted, torch.float32) is None
+    assert not into[95:195].any()
+    assert log_sum[:, 95:195].isneginf().all()
+    before = into.clone(), log_sum.clone()
+    triton_attention.attend(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, True)
+    torch.testing.assert_close(into, before[0], atol=1e-5, rtol=0)
+    assert log_sum[:, 95:195].isneginf().all()
+
+
 def test_tiles_fit_into_shared_memory(monkeypatch):
     for shared in (227, 163, 99):
         monkeypatch.setattr(triton_attention, "_shared", lambda _, size=shared: size * 1024)
