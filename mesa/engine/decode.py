@@ -142,7 +142,7 @@ def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).to(device)
 
     largest, length, pairs = 0.0, 700, dim // 2
     query, key, value = (
@@ -150,13 +150,13 @@ def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int
     )
     spans = [(0, 256, 0, 0, 1, -1, -1, 300), (256, 300, 1, 0, 1, -1, -1, 300), (300, 500, 2, 1, 2, 0, 0, 400),
              (500, length, 4, 1, 2, 200, 200, 400)]  # fmt: skip
-    seen = torch.zeros(2, 400, dtype=torch.uint8)
+    seen = torch.zeros(2, 400, dtype=torch.uint8, device=device)
     seen[0, :150:2], seen[1, 1:140:2] = 1, 1  # the last span has no key that is seen
     turning = [
         (drawn(count, pairs).to(dtype), drawn(count, pairs).to(dtype), 1 + drawn(count).abs()) for count in (3, 400)
     ]
     at, nothing = torch.tensor(spans, dtype=torch.int32, device=device), (None, None, None)
-    laid = Laid(at, 2, 6, seen.flatten().to(device), turning[0], turning[1], RotaryLayout(0, pairs))
+    laid = Laid(at, 2, 6, seen.flatten(), turning[0], turning[1], RotaryLayout(0, pairs))
     plain = Laid(at[:2], 1, 2, None, nothing, nothing, None)
     for given, weight, softcap, sinks in ((laid, drawn(dim), 3.0, drawn(2 * group)), (plain, None, None, None)):
         outputs = []

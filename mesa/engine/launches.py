@@ -115,13 +115,13 @@ def _difference(kernels: Any, device: torch.device) -> str | None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).to(device)
 
     pairs = []
     for layout in (RotaryLayout(2, 4), RotaryLayout(0, 6, interleaved=True, backwards=True)):
         given = torch.arange(40, device=device).flip(0), drawn(1, 3, 40, 12), drawn(40, layout.pairs)
         given = *given, drawn(40, layout.pairs), drawn(40, 1), drawn(12), layout
-        pairs.append([torch.zeros(1, 3, 40, 12, device=device) for _ in range(2)])
+        pairs.append([torch.zeros_like(given[1]) for _ in range(2)])
         _turned_plainly(pairs[-1][0], *given)
         kernels.turn(pairs[-1][1], *given)
     states = drawn(40, 6, 12), drawn(6, 40), drawn(40, 6, 12), drawn(6, 40), drawn(3)

@@ -185,8 +185,11 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
         wider = [span._replace(farthest=span.farthest and span.farthest + 1) for span in spans]
         return right(query, key, value, wider, *given)
 
+    class OutOfResources(Exception):
+        """As Triton's, which is no RuntimeError."""
+
     def refuses(*given):
-        raise RuntimeError("no kernel for this device")
+        raise OutOfResources("no kernel for this device")
 
     monkeypatch.setattr(span_kernels, "_AGREES", {})
     monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
@@ -195,6 +198,27 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
         with pytest.warns(UserWarning, match=message):
             assert not span_kernels.agrees(wrong, device, dtype, 64)
         assert not span_kernels.agrees(wrong, device, dtype, 64)
+
+
+def test_trials_are_the_same_whatever_torchs_defaults_are():
+    """A default device refuses a CPU's generator; kernels are not less accurate where a default dtype is."""
+    cpu, default = torch.device("cpu"), torch.get_default_dtype()
+
+    def turn(into, *given):
+        assert into.dtype == torch.float32
+        launches._turned_plainly(into, *given)
+
+    spans = span_kernels.TRIALS["a band"]
+    drawn = span_kernels.trial(spans, torch.float32, 16)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            torch.testing.assert_close(span_kernels.trial(spans, torch.float32, 16), drawn)
+            assert span_kernels.tried(span_kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
+            assert decode._difference(decode.PLAINLY, cpu, torch.float32, 16, 4) is None
+            assert launches._difference(SimpleNamespace(turn=turn, merge=launches.merge_plainly), cpu) is None
+    finally:
+        torch.set_default_dtype(default)
 
 
 def test_lack_of_memory_in_the_trial_is_not_kept(monkeypatch):
