@@ -55,23 +55,14 @@ class Scoring:
         return self.softcap is None and self.slopes is None
 
 
-def attend_spans(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
-    into: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of one launch's spans (query, batch * head, dim), and its log-sum-exp (batch * head, query).
-
-    query, key, value (batch, head, token, dim) are those from the spans' first ones to their last. known: what is made
-    once for all layers. into: where the output goes; a new tensor where it is None.
-    """
-    return kernel_for(query, spans, scoring)(query, key, value, spans, scoring, known, into)
-
-
 def kernel_for(
     query: Tensor, spans: Sequence[PairSpan], scoring: Scoring, carries: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """The first kernel that is one for this and was found to do right on the device.
 
+    It gives attention of one launch's spans (query, batch * head, dim), and its log-sum-exp (batch * head, query), by
+    query, key, value (batch, head, token, dim), from the spans' first ones to their last; the spans; their scoring;
+    what is known, made once for all layers; and into where the output goes, a new tensor where that is None.
     carries: whether pairs that `holds` leaves out are there as well, with other queries; only `by_triton` does both.
     """
     kind, size = (spans[0].holds is not None, scoring.softcap is not None), query.shape[3]
@@ -111,7 +102,7 @@ def takes(
 def by_sdpa(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, *_: Any
 ) -> tuple[Tensor, None]:
-    """`attend_spans` of all pairs, causally, by the kernel that stock models use; without log-sum-exp."""
+    """Attention of all pairs, causally, by the kernel that stock models use; without log-sum-exp."""
     output = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scoring.scale, enable_gqa=query.shape[1] != key.shape[1]
     )
@@ -122,7 +113,7 @@ def by_triton(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None, further: Tensor | None = None, log_sum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend_spans` of any spans of one `holds`, by our own kernel.
+    """Attention of any spans of one `holds`, by our own kernel.
 
     further: the queries of pairs that `holds`, a `Carry`, leaves out. log_sum: that of what is in `into` already, to
     which these spans are added, both in place; None where nothing is.
@@ -150,7 +141,7 @@ def by_varlen(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend_spans` by PyTorch's flash attention over texts of any lengths; rows of a batch are further heads."""
+    """Attention of spans by PyTorch's flash attention over texts of any lengths; rows of a batch are further heads."""
     borders, longest = list[Tensor](), list[int]()
     for sides in ([span.queries for span in spans], [span.keys for span in spans]):
         ends = 0, *(end - sides[0][0] for _, end in sides)
@@ -181,7 +172,7 @@ def by_flex(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend_spans` by a compiled `flex_attention`, whose blocks are laid out once for all layers.
+    """Attention of spans by a compiled `flex_attention`, whose blocks are laid out once for all layers.
 
     Spans may be any, in none of which a query is twice, and of one `holds`.
     """
@@ -204,7 +195,7 @@ def by_operations(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attend_spans` in plain operations, some queries at a time."""
+    """Attention of spans in plain operations, some queries at a time."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, span: PairSpan, scoring: Scoring) -> tuple[Tensor, Tensor]:
         (begin, end), (low, high), results = span.queries, span.keys, []
@@ -236,7 +227,7 @@ def _span_by_span(
     attend: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan],
     scoring: Scoring, into: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `attend` gives for each span, as `attend_spans`."""
+    """What `attend` gives for each span, as a kernel of `kernel_for`."""
     ((first, _), (first_key, _)), results = sides_of(spans), []
     for span in spans:
         (begin, end), (low, high) = span[:2]
