@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,32 @@ def sides_of(spans: Sequence[PairSpan]) -> tuple[tuple[int, int], tuple[int, int
     """From the first query of several spans to the last one's end, and so of keys."""
     keys = min(span.keys[0] for span in spans), max(span.keys[1] for span in spans)
     return (spans[0].queries[0], spans[-1].queries[1]), keys
+
+
+def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
+    """What each program does, the longest first: (program, 8) of int32.
+
+    Its first query and its span's end; from which key on it reads, from which and up to which all of its queries see
+    all keys of a tile, and where it ends; the least and the largest difference of query and key. Counted from the
+    first query and the first key of all spans. Queries between spans have tiles as well, without keys.
+    """
+    (first, _), (first_key, _) = sides_of(spans)
+    origins, table = (first, first_key), list[tuple[int, ...]]()
+    nothing = first_key, first_key
+    between = [PairSpan((one.queries[1], other.queries[0]), nothing, 0, None) for one, other in pairwise(spans)]
+    for span in (*spans, *between):
+        (begin, end), (low, high) = ((one - at, other - at) for (one, other), at in zip(span[:2], origins, strict=True))
+        nearest = span.nearest - first + first_key
+        farthest = 2**30 if span.farthest is None else min(2**30, span.farthest - first + first_key)
+        for row in range(begin, end, rows):
+            last = min(row + rows, end) - 1
+            from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)
+            all_from, all_to = max(low, last - farthest), min(high, row - nearest + 1)
+            whole = from_key - (from_key - all_from) // columns * columns
+            whole_to = max(whole, whole + (all_to - whole) // columns * columns)
+            table.append((row, end, from_key, whole, whole_to, to_key, nearest, farthest))
+    table.sort(key=lambda tile: tile[2] - tile[5])
+    return np.array(table, np.int32)
 
 
 def span_of(region: Region, begin: int, end: int, first_key: int) -> PairSpan | None:

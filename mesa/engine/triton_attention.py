@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
 
-from mesa.engine.spans import PairSpan, sides_of
+from mesa.engine.spans import PairSpan, sides_of, tiles_of
 from mesa.plan import Carry
 
 _TILES = {
@@ -97,32 +95,6 @@ def _aligned(states: Tensor) -> Tensor:
     if even and states.data_ptr() % 16 == 0:
         return states
     return states.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what it is given
-
-
-def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
-    """What each program does, the longest first: (program, 8) of int32.
-
-    Its first query and its span's end; from which key on it reads, from which and up to which all of its queries see
-    all keys of a tile, and where it ends; the least and the largest difference of query and key. Counted from the
-    first query and the first key of all spans. Queries between spans have tiles as well, without keys.
-    """
-    (first, _), (first_key, _) = sides_of(spans)
-    origins, table = (first, first_key), list[tuple[int, ...]]()
-    nothing = first_key, first_key
-    between = [PairSpan((one.queries[1], other.queries[0]), nothing, 0, None) for one, other in pairwise(spans)]
-    for span in (*spans, *between):
-        (begin, end), (low, high) = ((one - at, other - at) for (one, other), at in zip(span[:2], origins, strict=True))
-        nearest = span.nearest - first + first_key
-        farthest = 2**30 if span.farthest is None else min(2**30, span.farthest - first + first_key)
-        for row in range(begin, end, rows):
-            last = min(row + rows, end) - 1
-            from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)
-            all_from, all_to = max(low, last - farthest), min(high, row - nearest + 1)
-            whole = from_key - (from_key - all_from) // columns * columns
-            whole_to = max(whole, whole + (all_to - whole) // columns * columns)
-            table.append((row, end, from_key, whole, whole_to, to_key, nearest, farthest))
-    table.sort(key=lambda tile: tile[2] - tile[5])
-    return np.array(table, np.int32)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 import mesa
 from mesa.engine import attention, decode, device_attention, launches, layout, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule, Span
-from mesa.engine.spans import parts
+from mesa.engine.spans import parts, sides_of, tiles_of
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.plan import Plan, token_index
 
@@ -167,6 +167,28 @@ def test_parts_cover_every_pair_of_every_region_once(name, begin, end, first_key
         expected += region.contains(tokens[:, None], tokens[None, :])
     expected[:begin] = expected[end:] = expected[:, :first_key] = 0
     assert (covered == expected).all()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 8), (128, 64)])
+@pytest.mark.parametrize("spans", span_kernels.TRIALS.values(), ids=span_kernels.TRIALS)
+def test_tiles_read_what_their_queries_see(spans, rows, columns):
+    (begin, end), (low, high) = sides_of(spans)
+    tokens, keys = np.arange(begin, end)[:, None], np.arange(low, high)
+    seen = np.zeros((end - begin, high - low), bool)
+    for span in spans:
+        mine = (tokens >= span.queries[0]) & (tokens < span.queries[1])
+        seen |= mine & (keys >= span.keys[0]) & (keys < span.keys[1]) & span._replace(holds=None).seen(tokens, keys)
+    covered = np.zeros(seen.shape, int)
+    table = tiles_of(spans, rows, columns)
+    assert (np.diff(table[:, 5] - table[:, 2]) <= 0).all()  # the longest first
+    for first, last, start, whole, whole_end, stop, nearest, farthest in table.tolist():
+        mine, apart = slice(first, min(first + rows, last)), np.arange(first, min(first + rows, last))[:, None]
+        apart = apart - np.arange(start, stop)
+        covered[mine, start:stop] += (apart >= nearest) & (apart <= farthest)
+        assert (whole - start) % columns == (whole_end - whole) % columns == 0
+        assert seen[mine, whole:whole_end].all()
+        assert stop - start - (whole_end - whole) <= 2 * (rows + columns)  # no more than the edges are masked
+    assert (covered == seen).all()
 
 
 def test_mesas_chunks_are_one_launch():
@@ -379,3 +401,9 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
                 results.append(whole)
         for other in results[1:]:
             torch.testing.assert_close(other, results[0], atol=1e-5, rtol=0)
+
+
+def test_a_newer_flash_attention_comes_first_where_torch_was_told_to_use_one(monkeypatch):
+    assert span_kernels.kernels()[0] is span_kernels.by_triton
+    monkeypatch.setattr(span_kernels, "current_flash_attention_impl", lambda: "FA3")
+    assert span_kernels.kernels()[0] is span_kernels.by_varlen
