@@ -14,7 +14,7 @@ import mesa
 from mesa.engine.layout import RotaryLayout
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
-from mesa.plan import Constant, Plan, Region, Stepped
+from mesa.plan import Carry, Constant, Plan, Region, Stepped
 
 PROMPT, STEPS, DIM = 58, 2, 8
 
@@ -32,6 +32,23 @@ OF_OTHERS = {
     "keys at two positions": (
         Region(*FORTY, holds=lambda _, key: key % 5 == 0, farthest=11),
         Region(*FORTY, key_position=Stepped(3), holds=lambda _, key: key % 5 != 0, farthest=11),
+    ),
+    "two stairs": (
+        Region(*FORTY, farthest=1),
+        *(
+            Region(
+                (0, 40), keys, Stepped(width, 1, -carried), Stepped(width), nearest=2, holds=Carry(width, 1, carried)
+            )
+            for keys, width in (((0, 20), 3), ((20, 40), 5))
+            for carried in (False, True)
+        ),
+    ),
+    "a carry with keys of its own": (
+        Region(*FORTY, farthest=1),
+        *(
+            Region(*FORTY, Stepped(3, 1), Stepped(3, 0, carried), nearest=2, holds=Carry(3, 1, carried))
+            for carried in (False, True)
+        ),
     ),
     "chunks at two positions": (Region((0, 20), (0, 20)), Region((20, 40), (20, 40), key_position=Stepped(3))),
 }

@@ -17,9 +17,9 @@ from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 import mesa
 from mesa.engine import attention, decode, device_attention, launches, layout, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule, Span
-from mesa.engine.spans import parts, sides_of, tiles_of
+from mesa.engine.spans import PairSpan, parts, sides_of, tiles_of
 from mesa.methods.chunked import MesaExtrapolation
-from mesa.plan import Plan, token_index
+from mesa.plan import Carry, Plan, token_index
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa):
@@ -401,6 +401,17 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
                 results.append(whole)
         for other in results[1:]:
             torch.testing.assert_close(other, results[0], atol=1e-5, rtol=0)
+
+
+def test_a_pattern_without_its_other_side_goes_to_flex_attention(monkeypatch):
+    monkeypatch.setattr(span_kernels, "_triton", lambda: SimpleNamespace(attend=attend))
+    query, scoring = torch.empty(1, 1, 9, 16, dtype=torch.bfloat16, device="meta"), span_kernels.Scoring(1.0)
+    for holds, carries, taken in (
+        (None, False, True), (Carry(3, 1, False), True, True), (Carry(3, 1, False), False, False),
+        (Carry(3, 1, True), True, False), (lambda query, key: key > 3, False, False),
+    ):  # fmt: skip
+        span = PairSpan((0, 9), (0, 9), 0, None, holds)
+        assert span_kernels.takes(span_kernels.by_triton, query, [span], scoring, carries) is taken
 
 
 def test_a_newer_flash_attention_comes_first_where_torch_was_told_to_use_one(monkeypatch):
