@@ -85,7 +85,8 @@ def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tu
 @functools.cache
 def _shared(device: torch.device) -> int:
     known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return getattr(known, "shared_memory_per_block_optin", _SHARED)
+    of_rocm = getattr(known, "shared_memory_per_block", _SHARED)  # which is a small part of it on CUDA
+    return getattr(known, "shared_memory_per_block_optin", of_rocm)
 
 
 def _aligned(states: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -287,6 +288,20 @@ def test_queries_between_spans_see_nothing(monkeypatch):
     triton_attention.attend(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, True)
     torch.testing.assert_close(into, before[0], atol=1e-5, rtol=0)
     assert log_sum[:, 95:195].isneginf().all()
+
+
+@pytest.mark.parametrize(
+    ("properties", "size"),
+    [
+        ({"shared_memory_per_block": 48, "shared_memory_per_block_optin": 227}, 227),
+        ({"shared_memory_per_block": 64}, 64),
+        ({}, triton_attention._SHARED),
+    ],
+    ids=["CUDA", "ROCm", "neither"],
+)
+def test_shared_memory_is_the_devices(properties, size, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
+    assert triton_attention._shared.__wrapped__(torch.device("cuda", 0)) == size
 
 
 def test_tiles_fit_into_shared_memory(monkeypatch):
