@@ -421,4 +421,6 @@ def differs(got: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype)
         off = float((one - other)[seen].abs().max())
         if not off <= max(allowed, 1e-5):
             return f"{name} off by {off:.2g}, {allowed:.2g} allowed"
+        if not (one[~seen] < -1e4).all():  # it would take weight from other parts
+            return f"{name} of a query without keys {float(one[~seen].max()):.2g}, not -inf"
     return None

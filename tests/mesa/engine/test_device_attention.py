@@ -213,6 +213,10 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
     def refuses(*given):
         raise OutOfResources("no kernel for this device")
 
+    def sees_something(*given):
+        output, log_sum = right(*given)
+        return output, log_sum.nan_to_num(neginf=0.0)
+
     monkeypatch.setattr(span_kernels, "_AGREES", {})
     monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
     assert span_kernels.agrees(right, device, dtype, 64)
@@ -220,6 +224,9 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
         with pytest.warns(UserWarning, match=message):
             assert not span_kernels.agrees(wrong, device, dtype, 64)
         assert not span_kernels.agrees(wrong, device, dtype, 64)
+    assert span_kernels.agrees(right, device, dtype, 64, patterned=True)
+    with pytest.warns(UserWarning, match="queries without keys: log-sum-exp of a query without keys 0, not -inf"):
+        assert not span_kernels.agrees(sees_something, device, dtype, 64, patterned=True)
 
 
 def test_trials_are_the_same_whatever_torchs_defaults_are():
