@@ -421,7 +421,7 @@ def test_a_pattern_without_its_other_side_goes_to_flex_attention(monkeypatch):
         assert span_kernels.takes(span_kernels.by_triton, query, [span], scoring, carries) is taken
 
 
-def test_a_newer_flash_attention_comes_first_where_torch_was_told_to_use_one(monkeypatch):
+def test_a_newer_flash_attention_comes_first_where_torch_is_set_to_use_one(monkeypatch):
     assert span_kernels.kernels()[0] is span_kernels.by_triton
     monkeypatch.setattr(span_kernels, "current_flash_attention_impl", lambda: "FA3")
     assert span_kernels.kernels()[0] is span_kernels.by_varlen
