@@ -45,6 +45,12 @@ MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {
          "intermediate_size": 14336, "vocab_size": 128256, "rope_theta": 500000.0},
         8192,
     ),
+    "llama-2-7b": (
+        LlamaConfig,
+        {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
+         "intermediate_size": 11008, "vocab_size": 32000},
+        4096,
+    ),
     "qwen3-32b": (
         Qwen3Config,
         {"hidden_size": 5120, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
@@ -72,7 +78,8 @@ DEPTH = 4
 def config_of(name: str, small: bool = False) -> Any:
     """The config of a model of these shapes; small: all but the attention's."""
     cls, shapes, trained = MODELS[name]
-    fewer = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 97} if small else {}
+    fewer = {"intermediate_size": 64, "vocab_size": 97} if small else {}
+    fewer |= {"hidden_size": 64} if small and "head_dim" in shapes else {}
     experts = {"num_local_experts": 4} if "num_local_experts" in shapes else {}
     given = {**shapes, **fewer, **experts, "num_hidden_layers": DEPTH, "max_position_embeddings": trained}
     return cls(**given, pad_token_id=0)
@@ -135,7 +142,8 @@ def counted(device: Device, model: Any, method: Any, length: int) -> dict[str, l
 def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]]) -> dict[str, Any]:
     """A method's row: of launches the most of a layer, of all else the most of prompt and token."""
     config = config_of(model)
-    size = 2 * 2 * config.num_key_value_heads * config.head_dim * length  # keys and values, bfloat16
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = 2 * 2 * config.num_key_value_heads * dim * length  # keys and values, bfloat16
     result: dict[str, Any] = {"method": method.name}
     for phase, layers in counts.items():
         result[f"{phase} launches"] = max(layer.launches for layer in layers[DEPTH // 2 :])

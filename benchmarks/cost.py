@@ -21,7 +21,7 @@ from mesa.support import unfit
 from probe.experiment.cost import pass_parts, seconds, stock_parts
 
 COUNTED, LENGTHS = 32768, (8192, 32768, 131072)
-LAYERS = {"llama-3-8b": 32, "qwen3-32b": 64, "gemma-2-27b": 46, "gpt-oss-20b": 24}
+LAYERS = {"llama-3-8b": 32, "llama-2-7b": 32, "qwen3-32b": 64, "gemma-2-27b": 46, "gpt-oss-20b": 24}
 
 
 def row(name: str, method: Any, counts: dict[str, Any]) -> list[str]:

@@ -28,6 +28,9 @@ LAUNCHES = 60
 _SHARES = (0.2, 0.3, 0.415)
 """New memory of a block, as shares of all keys and values: the first that `LAUNCHES` allow, or the last."""
 
+_PIECES = 4
+"""Of all keys, where they are turned a piece at a time."""
+
 _LITTLE = 2**23
 """New memory that is little at any length (bytes)."""
 
@@ -157,8 +160,19 @@ class _Planner:
             parts = with_carries(apart)
             both = [part for part in parts if part.carried]
             can = all(self._kernel(part.spans[0], True) is by_triton for part in both)
-            self._known[begin, end] = parts if can else apart
+            parts = parts if can else apart
+            self._known[begin, end] = [piece for part in parts for piece in self._pieces(part, begin)]
         return self._known[begin, end]
+
+    def _pieces(self, part: Part, begin: int) -> list[Part]:
+        """A part, cut up by keys that have to be turned where no output to come has room for them."""
+        low, high = part.keys
+        room = (begin - self.start) * self.query.shape[1] >= (high - low) * self.key.shape[1]
+        size = -(-self.key.shape[2] // _PIECES)
+        if room or high - low <= size or not self._adds(part) or not self._placed(part)[1]:
+            return [part]
+        pieces = (part.of_keys(first, min(first + size, high)) for first in range(low, high, size))
+        return [piece for piece in pieces if piece]
 
     def _kernel(self, span: PairSpan, carries: bool) -> Kernel:
         """The kernel of a part's spans; the same for all that hold alike."""

@@ -78,7 +78,7 @@ def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
     return np.array(table, np.int32)
 
 
-def span_of(region: Region, begin: int, end: int, first_key: int) -> PairSpan | None:
+def span_of(region: Region | PairSpan, begin: int, end: int, first_key: int) -> PairSpan | None:
     """A region's span of the queries begin .. end - 1 and the keys from `first_key` on; None where it has no pair."""
     low, high = max(region.keys[0], first_key), region.keys[1]
     begin, end = max(region.queries[0], begin, low + region.nearest), min(region.queries[1], end)
@@ -139,6 +139,12 @@ class Part(NamedTuple):
     def keys(self) -> tuple[int, int]:
         """From the first key to the end."""
         return sides_of(self.spans)[1]
+
+    def of_keys(self, low: int, high: int) -> Part | None:
+        """The pairs with the keys low .. high - 1; None where there are none."""
+        cut = (span._replace(keys=(span.keys[0], min(span.keys[1], high))) for span in self.spans)
+        spans = tuple(part for span in cut if (part := span_of(span, *span.queries, low)))
+        return self._replace(spans=spans) if spans else None
 
     @property
     def runs(self) -> Iterator[tuple[PairSpan, ...]]:
