@@ -89,7 +89,7 @@ def _attend_kernel(
     key += batch * key_batch + group * key_head
     value += batch * value_batch + group * value_head
     seen += pattern.to(tl.int64) + row.to(tl.int64) * width
-    masked = inside & (pattern >= 0)
+    masked = row < tl.where(pattern < 0, 0, count)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
