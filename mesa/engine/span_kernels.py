@@ -348,6 +348,7 @@ TRIALS: dict[str, tuple[PairSpan, ...]] = {
     "two rectangles": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (50, 100), 0, None)),
     "rectangles of different widths": (PairSpan((100, 200), (0, 50), 0, None), PairSpan((200, 290), (0, 150), 0, None)),
     "a pattern": (PairSpan((600, 890), (0, 700), 10, None, Carry(3, 1, False)),),
+    "a pattern in a window": (PairSpan((600, 890), (0, 700), 10, 450, Carry(3, 1, False)),),
     "queries without keys": (PairSpan((600, 890), (0, 700), 0, None, Carry(5, 2, True)),),
 }
 """What a kernel is tried with: a window off by one, or a key forgotten, moves a log-sum-exp by .003 and more.
