@@ -37,6 +37,11 @@ _LITTLE = 2**23
 _LEAST = 64
 """Queries of a block (tokens): a multiple of them, or of a 128th of all that are left."""
 
+_RANGES: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+"""The blocks' queries by plan and shapes: those of a text serve the next one of its length. `_KEPT` of them at most."""
+
+_KEPT = 64
+
 _FLOAT = 4
 """Bytes of a number of a log-sum-exp."""
 
@@ -48,7 +53,7 @@ def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sca
         *(given is None for given in (schedule.slopes, schedule.sinks, schedule.query_weight)),
     )  # fmt: skip
     if place not in schedule.known:
-        schedule.known[place] = _Planner(schedule, query, key, scale).program()
+        schedule.known[place] = _Planner(schedule, query, key, scale).program(place)
     return _Layer(schedule, schedule.known[place], query, key, value, scale).output()
 
 
@@ -142,9 +147,15 @@ class _Planner:
         self._known: dict[tuple[int, int], list[Part]] = {}
         self._kernels: dict[tuple[Any, bool], Kernel] = {}
 
-    def program(self) -> _Program:
-        """The blocks, the last queries first, and what they share on the device."""
-        ranges = self._ranges()
+    def program(self, place: tuple[Any, ...]) -> _Program:
+        """The blocks, the last queries first, and what they share on the device. place: of shapes and scoring."""
+        bound = self.schedule
+        known = place, bound.plan, bound.start, bound.first_key, bound.cached, bound.turn is None
+        if known not in _RANGES:
+            if len(_RANGES) >= _KEPT:
+                _RANGES.clear()
+            _RANGES[known] = self._ranges()
+        ranges = _RANGES[known]
         parts = [part for block in ranges for part in self._parts(*block)]
         sides = [(part.query_position, *part.queries) for part in parts]
         sides += [(part.carried[0], *part.queries) for part in parts if part.carried]

@@ -95,6 +95,7 @@ def kernel(request, monkeypatch):
 
     monkeypatch.setattr(span_kernels, "takes", takes)
     monkeypatch.setattr(span_kernels, "agrees", lambda *_: True)
+    monkeypatch.setattr(device_attention, "_RANGES", {})
     monkeypatch.setattr(device_attention, "_LEAST", 11)
     monkeypatch.setattr(device_attention, "_LITTLE", 0)
     monkeypatch.setattr(span_kernels, "_triton", lambda: SimpleNamespace(attend=attend))
@@ -408,6 +409,18 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
                 results.append(whole)
         for other in results[1:]:
             torch.testing.assert_close(other, results[0], atol=1e-5, rtol=0)
+
+
+def test_blocks_are_searched_once_for_texts_of_a_length(monkeypatch):
+    searched, real = [], device_attention._Planner._ranges
+    monkeypatch.setattr(device_attention, "_RANGES", {})
+    monkeypatch.setattr(device_attention, "_KEPT", 2)
+    monkeypatch.setattr(device_attention._Planner, "_ranges", lambda self: searched.append(self.length) or real(self))
+    for length in (40, 40, 50, 40, 60, 60, 40):
+        _, got = by_both(*given(cases.method("rerope"), states(length), 0, length))
+        assert got.shape[2] == length
+    assert searched == [40, 50, 60, 40]
+    assert len(device_attention._RANGES) == 2
 
 
 def test_a_pattern_without_its_other_side_goes_to_flex_attention(monkeypatch):
