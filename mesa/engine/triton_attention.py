@@ -7,7 +7,6 @@ comes with torch for CUDA, ROCm and XPU; importing this without it is an ImportE
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
 
 from mesa.engine.spans import PairSpan, sides_of, tiles_of
+from mesa.engine.triton_kernels import shared_memory
 from mesa.plan import Carry
 
 _TILES = {
@@ -32,9 +32,6 @@ _TILES = {
 
 _SMALLER = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
 """Those for less shared memory."""
-
-_SHARED = 227 * 1024
-"""Bytes of shared memory where the device does not say: an H100's."""
 
 
 def attend(
@@ -77,16 +74,9 @@ def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tu
     """The first tile that fits: what a program holds of queries, and at each stage of keys and values."""
     for tile in (_TILES[max(64, padded), carries], *_SMALLER):
         rows, columns, _, stages = tile
-        if (rows * (1 + carries) + 2 * columns * stages) * padded * itemsize <= _shared(device):
+        if (rows * (1 + carries) + 2 * columns * stages) * padded * itemsize <= shared_memory(device):
             return tile
     return _SMALLER[-1]
-
-
-@functools.cache
-def _shared(device: torch.device) -> int:
-    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    of_rocm = getattr(known, "shared_memory_per_block", _SHARED)  # which is a small part of it on CUDA
-    return getattr(known, "shared_memory_per_block_optin", of_rocm)
 
 
 def _aligned(states: Tensor) -> Tensor:
@@ -134,7 +124,7 @@ def _read(
     return output, most, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "phase", "key_phase", "log_head"])  # they differ from block to block
 def _attend_kernel(
     table, query, other, key, value, into, log_sum, scale, softcap, width, phase, key_phase, group,
     query_batch, query_head, query_token, other_batch, other_head, other_token, into_token, into_head, log_head,

@@ -11,10 +11,10 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from mesa.engine.layout import RotaryLayout
-from mesa.engine.triton_kernels import turned_states
+from mesa.engine.triton_kernels import shared_memory, turned_states
 
 TILE, WARPS = 2**14, 4
-"""Bytes of keys read at a time, and warps of a program."""
+"""Bytes of keys read at a time, where shared memory holds them several times, and warps of a program."""
 STAGES, TURNED_STAGES = 3, 2
 """Tiles under way at a time: of keys as they are, and of half as many that are turned."""
 _ROWS = 64
@@ -34,6 +34,7 @@ def attend(
     together = min(_ROWS, max(16, triton.next_power_of_2(rows)))
     blocks, layout = triton.cdiv(rows, together), laid.layout or RotaryLayout(0, 1)
     padded = max(16, triton.next_power_of_2(dim))
+    tile = TILE if shared_memory(key.device) >= 5 * TILE else TILE // 2
     given = *laid.query, *laid.key, weight, laid.seen
     has = [tensor is not None for tensor in given]
     kernel: Any = _attend_kernel
@@ -43,7 +44,7 @@ def attend(
         *query.stride()[:2], *key.stride()[:3], *value.stride()[:3], heads // key_heads, blocks, spans.shape[1],
         layout.pairs, layout.begin, dim, padded, layout.interleaved, layout.backwards,
         has[0], has[2], has[3], has[5], has[6], has[7], softcap is not None, together,
-        max(16, TILE // (padded * key.itemsize)), STAGES, TURNED_STAGES, num_warps=WARPS,
+        max(16, tile // (padded * key.itemsize)), STAGES, TURNED_STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ A launch takes the host a fraction of what a call of a function does that torch 
 CUDA, ROCm and XPU; importing this without it is an ImportError.
 """
 
+import functools
 from typing import Any
 
+import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
@@ -14,6 +16,17 @@ from mesa.engine.layout import RotaryLayout
 
 _TOKENS = 32
 """Tokens of a program."""
+
+_SHARED = 227 * 1024
+"""Bytes of shared memory where the device does not say: an H100's."""
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of a multiprocessor's shared memory that a program may have."""
+    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    of_rocm = getattr(known, "shared_memory_per_block", _SHARED)  # which is a small part of it on CUDA
+    return getattr(known, "shared_memory_per_block_optin", of_rocm)
 
 
 def turn(

@@ -295,18 +295,18 @@ def test_queries_between_spans_see_nothing(monkeypatch):
     [
         ({"shared_memory_per_block": 48, "shared_memory_per_block_optin": 227}, 227),
         ({"shared_memory_per_block": 64}, 64),
-        ({}, triton_attention._SHARED),
+        ({}, triton_kernels._SHARED),
     ],
     ids=["CUDA", "ROCm", "neither"],
 )
 def test_shared_memory_is_the_devices(properties, size, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
-    assert triton_attention._shared.__wrapped__(torch.device("cuda", 0)) == size
+    assert triton_kernels.shared_memory.__wrapped__(torch.device("cuda", 0)) == size
 
 
 def test_tiles_fit_into_shared_memory(monkeypatch):
     for shared in (227, 163, 99):
-        monkeypatch.setattr(triton_attention, "_shared", lambda _, size=shared: size * 1024)
+        monkeypatch.setattr(triton_attention, "shared_memory", lambda _, size=shared: size * 1024)
         for padded, carries in ((16, False), (64, True), (128, False), (128, True), (256, False), (256, True)):
             rows, columns, _, stages = triton_attention._tile(padded, carries, 2, CPU)
             assert (rows * (1 + carries) + 2 * columns * stages) * padded * 2 <= shared * 1024

@@ -62,6 +62,18 @@ def test_the_kernels_interpreted():
     assert "81 passed" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_kernels_compiled_for_gpus_that_are_not_here():
+    """Triton's compiler needs no GPU; each kernel's shared memory is that of the device at most."""
+    pytest.importorskip("triton", reason="needs Triton")
+    command = [sys.executable, str(Path(__file__).with_name("compiled_ahead.py"))]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("kernels, at most") == 4
+
+
 def test_kernels_that_fail_their_trial_are_not_used(monkeypatch):
     device, module = torch.device("cpu"), object()
     monkeypatch.setattr(launches.importlib, "import_module", lambda name: module)
