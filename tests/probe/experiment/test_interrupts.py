@@ -55,6 +55,22 @@ def test_a_swallowed_interrupt_comes_again_and_again_but_not_into_the_cleanup_of
         time.sleep(0.3)  # a former command's is forgotten
 
 
+def test_an_alarm_that_comes_as_a_command_ends_sets_no_other(monkeypatch):
+    real = signal.setitimer
+
+    def late(which, seconds):
+        real(which, seconds)
+        if not seconds:
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        raise KeyboardInterrupt
+    left = signal.getitimer(signal.ITIMER_REAL)
+    real(signal.ITIMER_REAL, 0)
+    assert left == (0, 0)
+
+
 def test_an_error_that_a_package_makes_of_an_interrupt_is_one():
     @interruptible()
     def command():
