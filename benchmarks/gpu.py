@@ -153,7 +153,7 @@ def attention_kernels(size: Size) -> Iterator[Row]:
                     kernels.append(span_kernels.by_varlen)
                 for kernel in dict.fromkeys(kernels):
                     caps = (None, 2.0) if kernel is span_kernels.by_triton else (None,)
-                    errors = (span_kernels.tried(kernel, device, dtype, dim, spans, cap) for cap in caps)
+                    errors = (span_kernels.trial_error(kernel, device, dtype, dim, spans, cap) for cap in caps)
                     row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": kernel.__name__}
                     error = next(filter(None, errors), "")
                     yield {**row, "error": error, "passed": not error}

@@ -116,14 +116,14 @@ class Device(TorchDispatchMode):
         return SimpleNamespace(**{name: self.compiled(lambda *_: None, name=name) for name in names})
 
     def attend(
-        self, query: Tensor, further: Tensor | None, key: Tensor, value: Tensor, spans: Any, *given: Any
+        self, query: Tensor, carry_query: Tensor | None, key: Tensor, value: Tensor, spans: Any, *given: Any
     ) -> None:
         """In the place of our own attention kernel: one launch, which writes where it is told to."""
         pairs = sum(
             _windowed(*(end - begin for begin, end in span[:2]), span.window) for span in spans
         )  # those of a carry as well, which `holds` leaves out
         self.counts.flops += (
-            (4.0 + 2.0 * (further is not None)) * pairs * query.shape[0] * query.shape[1] * query.shape[3]
+            (4.0 + 2.0 * (carry_query is not None)) * pairs * query.shape[0] * query.shape[1] * query.shape[3]
         )
         self.compiled(lambda *_: None, name="attention")(query, key, value)
 

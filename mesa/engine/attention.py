@@ -129,13 +129,13 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         raise Failed("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
     if by_launches(query.device):
         with torch.cuda.device_of(query):  # Triton launches on the current device
-            return _by_launches(schedule, query, key, value, scale), None
+            return _on_device(schedule, query, key, value, scale), None
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
     return _Layer(schedule, query, key, value, scale).output(), None
 
 
-def _by_launches(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` on devices other than CPUs."""
     if query.shape[2] > 1 or schedule.slopes is not None:
         from mesa.engine.device_attention import on_device  # with torch's compiler, which takes as long as torch

@@ -29,7 +29,7 @@ Turning = tuple[Tensor | None, Tensor | None, Tensor | None]
 """cos and sin (state, pair), and factors (state,); None for nothing."""
 
 
-class Laid(NamedTuple):
+class DecodeLayout(NamedTuple):
     """What a decoded token reads, the same for all layers.
 
     spans: (span, 8) of int32: the first key, the end, the first slot of its outputs, the first region that holds keys,
@@ -69,13 +69,13 @@ def by_two_launches(
     return output
 
 
-def _laid(schedule: Schedule, reads: Reads, device: torch.device, dtype: torch.dtype, key_heads: int) -> Laid:
+def _laid(schedule: Schedule, reads: Reads, device: torch.device, dtype: torch.dtype, key_heads: int) -> DecodeLayout:
     """What is read, cut up for so many key heads of all texts; laid out once for all layers."""
-    if key_heads not in reads.laid:
+    if key_heads not in reads.layouts:
         treated = [read for read in reads.parts if read.turns is not None or read.factors is not None]
         seen = [row for read in reads.parts for row in read.seen or ()]
         spans = _spans(reads, key_heads)
-        reads.laid[key_heads] = Laid(
+        reads.layouts[key_heads] = DecodeLayout(
             torch.tensor(spans, dtype=torch.int32).to(device, non_blocking=True),
             max(reads.rows),
             spans[-1][2] + spans[-1][4],
@@ -84,7 +84,7 @@ def _laid(schedule: Schedule, reads: Reads, device: torch.device, dtype: torch.d
             _turning(schedule, [(read.turns, read.factors, _count(read)) for read in treated], dtype),
             schedule.turn.layout if isinstance(schedule.turn, Rotation) else None,
         )
-    return reads.laid[key_heads]
+    return reads.layouts[key_heads]
 
 
 def _count(read: Read) -> int:
@@ -92,7 +92,7 @@ def _count(read: Read) -> int:
 
 
 def _spans(reads: Reads, key_heads: int) -> list[tuple[int, ...]]:
-    """The rows of `Laid.spans`."""
+    """The rows of `DecodeLayout.spans`."""
     keys = sum(map(_count, reads.parts))
     size = max(LEAST, -(-keys // max(1, PROGRAMS // key_heads)))
     size = -(-size // _STEP) * _STEP
@@ -156,8 +156,8 @@ def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int
         (drawn(count, pairs).to(dtype), drawn(count, pairs).to(dtype), 1 + drawn(count).abs()) for count in (3, 400)
     ]
     at, nothing = torch.tensor(spans, dtype=torch.int32, device=device), (None, None, None)
-    laid = Laid(at, 2, 6, seen.flatten(), turning[0], turning[1], RotaryLayout(0, pairs))
-    plain = Laid(at[:2], 1, 2, None, nothing, nothing, None)
+    laid = DecodeLayout(at, 2, 6, seen.flatten(), turning[0], turning[1], RotaryLayout(0, pairs))
+    plain = DecodeLayout(at[:2], 1, 2, None, nothing, nothing, None)
     for given, weight, softcap, sinks in ((laid, drawn(dim), 3.0, drawn(2 * group)), (plain, None, None, None)):
         outputs = []
         for either, exact in ((PLAINLY, torch.float64), (kernels, dtype)):
@@ -179,7 +179,7 @@ def _as(turning: Turning, dtype: torch.dtype) -> Turning:
 
 
 def _attend_plainly(
-    work: Tensor, query: Tensor, key: Tensor, value: Tensor, laid: Laid, weight: Tensor | None, scale: float,
+    work: Tensor, query: Tensor, key: Tensor, value: Tensor, laid: DecodeLayout, weight: Tensor | None, scale: float,
     softcap: float | None,
 ) -> None:  # fmt: skip
     """Writes the softmax of each span, in a row for each of its regions, to `work`: outputs, then log-sum-exps.

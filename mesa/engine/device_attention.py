@@ -84,13 +84,13 @@ class _Launch(NamedTuple):
 class _Work(NamedTuple):
     """What is done for a part of a block.
 
-    further: the queries again, as pairs with a carry have them, if any. joint: whether its launches give one output;
+    carry_query: the queries as pairs with a carry have them, if any. joint: whether its launches give one output;
     whole: of all of its queries; adds: whether they add it to what is there.
     """
 
     part: Part
     queries: _Side
-    further: _Side | None
+    carry_query: _Side | None
     keys: _Side
     launches: tuple[_Launch, ...]
     joint: bool
@@ -201,11 +201,11 @@ class _Planner:
 
     def _work(self, part: Part, rows: dict[Any, Tensor]) -> _Work:
         queries = self._side(part.query_position, part.query_scale, *part.queries, rows)
-        further = self._side(*part.carried, *part.queries, rows) if part.carried else None
+        carry_query = self._side(*part.carried, *part.queries, rows) if part.carried else None
         keys = self._side(part.key_position, part.key_scale, *part.keys, rows)
         launches = tuple(_Launch(kernel, spans, *sides_of(spans)) for kernel, spans in self._launches_of(part))
         ends = self._joint(part), _gapless(part.spans), self._adds(part)
-        return _Work(part, queries, further, keys, launches, *ends)
+        return _Work(part, queries, carry_query, keys, launches, *ends)
 
     def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Side:
         place, accurate = self._place(position, begin, end), torch.promote_types(self.query.dtype, torch.float32)
@@ -409,14 +409,14 @@ class _Layer:
         keys = self._turned(self.key.narrow(2, low_key - first_key, high_key - low_key), work.keys, workspace)
         own, weight = self.query.narrow(2, low - self.start, high - low), self.schedule.query_weight
         rows = self._turned(own, work.queries, workspace, weight)
-        further = None if work.further is None else self._turned(own, work.further, workspace, weight)
+        carry_query = None if work.carry_query is None else self._turned(own, work.carry_query, workspace, weight)
         apart, results = None, []
         if into is None and any(launch.kernel in _DIRECT for launch in work.launches):
             apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
         for kernel, spans, (first, last), (from_key, to_key) in work.launches:
             place, at, options = apart if into is None and kernel in _DIRECT else into, (first - low, last - first), {}
             if kernel is by_triton:
-                options["further"] = None if further is None else further.narrow(2, *at)
+                options["carry_query"] = None if carry_query is None else carry_query.narrow(2, *at)
                 options["log_sum"] = None if log_sum is None else log_sum.narrow(1, *at)
             output, log = kernel(
                 rows.narrow(2, *at),

@@ -179,7 +179,7 @@ class Reads:
     """All that a single query reads, and what it is turned by and multiplied with for each region of each part.
 
     rows: how many regions each part has. held: where the keys of all parts are, None where not in one piece.
-    laid: how a device reads them, by the number of key heads.
+    layouts: how a device reads them, by the number of key heads.
     """
 
     parts: list[Read]
@@ -187,7 +187,7 @@ class Reads:
     held: slice | None
     turns: Turns | None
     factors: Tensor | None
-    laid: dict[int, Any] = field(default_factory=dict)
+    layouts: dict[int, Any] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:

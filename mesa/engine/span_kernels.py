@@ -111,18 +111,18 @@ def by_sdpa(
 
 def by_triton(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, known: dict[Any, Any],
-    into: Tensor | None = None, further: Tensor | None = None, log_sum: Tensor | None = None,
+    into: Tensor | None = None, carry_query: Tensor | None = None, log_sum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of any spans of one `holds`, by our own kernel.
 
-    further: the queries of pairs that `holds`, a `Carry`, leaves out. log_sum: that of what is in `into` already, to
-    which these spans are added, both in place; None where nothing is.
+    carry_query: the queries of pairs that `holds`, a `Carry`, leaves out. log_sum: that of what is in `into` already,
+    to which these spans are added, both in place; None where nothing is.
     """
     batch, heads, tokens, dim = query.shape
     added = log_sum is not None
     into = query.new_empty(tokens, batch * heads, dim) if into is None else into
     log_sum = query.new_empty(batch * heads, tokens, dtype=torch.float32) if log_sum is None else log_sum
-    given = query, further, key, value, spans, scoring.scale, scoring.softcap, known, into, log_sum, added
+    given = query, carry_query, key, value, spans, scoring.scale, scoring.softcap, known, into, log_sum, added
     _triton().attend(*given)
     return into, log_sum
 
@@ -374,13 +374,13 @@ def _error(
     """How a kernel differs from plain operations in float64, if it does."""
     for name, spans in TRIALS.items():
         if patterned == (spans[0].holds is not None):
-            error = tried(kernel, device, dtype, dim, spans, 2.0 if capped else None)
+            error = trial_error(kernel, device, dtype, dim, spans, 2.0 if capped else None)
             if error:
                 return f"{name}: {error}"
     return None
 
 
-def tried(
+def trial_error(
     kernel: Callable[..., Any],
     device: torch.device,
     dtype: torch.dtype,
@@ -395,8 +395,8 @@ def tried(
     carry = holds if kernel is by_triton and isinstance(holds, Carry) else None
     if not takes(kernel, there[0], spans, scoring, carry is not None):
         return None
-    further = {"further": there[0].flip(3)} if carry else {}
-    got = kernel(*there, spans, scoring, {}, **further)
+    carry_query = {"carry_query": there[0].flip(3)} if carry else {}
+    got = kernel(*there, spans, scoring, {}, **carry_query)
     wanted = by_operations(query.double(), key.double(), value.double(), spans, scoring, {})
     if carry:
         others = [span._replace(holds=replace(carry, carried=True)) for span in spans]
@@ -404,7 +404,7 @@ def tried(
         merge_plainly(*wanted, *more)
     error = differs(got, wanted, dtype)
     if error is None and kernel is by_triton:  # once more: the same output, twice the sum
-        kernel(*there, spans, scoring, {}, got[0], log_sum=got[1], **further)
+        kernel(*there, spans, scoring, {}, got[0], log_sum=got[1], **carry_query)
         error = differs((got[0], got[1] - math.log(2)), wanted, dtype)
         return error and f"added to itself, {error}"
     return error

@@ -35,21 +35,22 @@ _SMALLER = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
 
 
 def attend(
-    query: Tensor, further: Tensor | None, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scale: float,
+    query: Tensor, carry_query: Tensor | None, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scale: float,
     softcap: float | None, known: dict[Any, Any], into: Tensor, log_sum: Tensor, added: bool,
 ) -> None:  # fmt: skip
     """Attention of spans of one `holds`, to `into` (query, batch * head, dim) and `log_sum` (batch * head, query).
 
-    query, key, value (batch, head, token, dim): those from the spans' first ones to their last. further: the queries of
-    pairs that `holds`, a Carry of none, leaves out. known: what is made once for all layers. added: whether output and
-    log-sum-exp of other keys are there, to which these are added; else a query between spans has 0 and -inf.
+    query, key, value (batch, head, token, dim): those from the spans' first ones to their last. carry_query: the
+    queries of pairs with a carry, where `holds` is a Carry without one. known: what is made once for all layers. added:
+    whether output and log-sum-exp of other keys are there, to which these are added; else a query between spans has 0
+    and -inf.
     """
-    (batch, heads, _, dim), other = query.shape, query if further is None else further
+    (batch, heads, _, dim), other = query.shape, query if carry_query is None else carry_query
     query, other = (states if states.stride(3) == 1 else states.contiguous() for states in (query, other))
     if scale <= 0:  # the kernel scales the largest product, for the largest score
         query, other, scale = query * scale, other * scale, 1.0
     padded = max(16, triton.next_power_of_2(dim))
-    rows, columns, warps, stages = _tile(padded, further is not None, query.itemsize, query.device)
+    rows, columns, warps, stages = _tile(padded, carry_query is not None, query.itemsize, query.device)
     place = "tiles", tuple(spans), rows, columns, query.device
     if place not in known:
         known[place] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
@@ -65,7 +66,7 @@ def attend(
         width, (first + shift) % width, first_key % width, heads // key.shape[1],
         *(states.stride(axis) for states in (query, other) for axis in range(3)),
         into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
-        dim, padded, further is not None, softcap is not None,
+        dim, padded, carry_query is not None, softcap is not None,
         any(span.farthest is not None for span in spans), added, rows, columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ def _aligned(states: Tensor) -> Tensor:
 
 
 @triton.jit
-def _read(
+def _over_keys(
     query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
     width, key_phase, batch, head, PADDED: tl.constexpr, CARRIES: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
@@ -158,17 +159,17 @@ def _attend_kernel(
         total = tl.zeros([ROWS], tl.float32)
         output = tl.zeros([ROWS, PADDED], tl.float32)
     if WINDOWED:
-        output, most, total = _read(
+        output, most, total = _over_keys(
             queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
             lowest, highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
             PADDED, CARRIES, CAPPED, True, True, COLUMNS,
         )  # fmt: skip
-    output, most, total = _read(
+    output, most, total = _over_keys(
         queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
         highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
         PADDED, CARRIES, CAPPED, False, False, COLUMNS,
     )  # fmt: skip
-    output, most, total = _read(
+    output, most, total = _over_keys(
         queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
         highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
         PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,

@@ -123,7 +123,7 @@ def laid_out(group, dim, layout, patterns, dtype):
         for count in (3, 195)
     ]
     slots = at[-1][2] + at[-1][4]
-    return decode.Laid(
+    return decode.DecodeLayout(
         torch.tensor(at, dtype=torch.int32), 1 + patterns, slots, seen.flatten() if patterns else None, *turning, layout
     )
 
@@ -205,18 +205,18 @@ def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
     given = span_kernels.trial(spans, dtype, dim)
     if name in CARRIES:
         given = tuple(torch.cat([states, states.flip(2)]) for states in given)  # a batch of two
-    further = given[0].flip(3) if name in CARRIES else None
+    carry_query = given[0].flip(3) if name in CARRIES else None
     exact = tuple(states.double() for states in given)
     for softcap in (None, 2.0):
         scoring = span_kernels.Scoring(dim**-0.5, softcap)
         wanted = span_kernels.by_operations(*exact, spans, scoring, {})
-        if further is not None:
+        if carry_query is not None:
             others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
-            more = span_kernels.by_operations(further.double(), *exact[1:], others, scoring, {})
+            more = span_kernels.by_operations(carry_query.double(), *exact[1:], others, scoring, {})
             launches.merge_plainly(*wanted, *more)
-        got = span_kernels.by_triton(*given, spans, scoring, {}, further=further)
+        got = span_kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
         assert span_kernels.differs(got, wanted, dtype) is None
-        span_kernels.by_triton(*given, spans, scoring, {}, got[0], further, got[1])
+        span_kernels.by_triton(*given, spans, scoring, {}, got[0], carry_query, got[1])
         assert span_kernels.differs((got[0], got[1] - math.log(2)), wanted, dtype) is None
 
 
@@ -261,11 +261,11 @@ def test_scales_that_are_not_positive(scale, softcap, monkeypatch):
     monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
     spans, scoring = CARRIES["two carries"], span_kernels.Scoring(scale, softcap)
     given = span_kernels.trial(spans, torch.float32, 16)
-    further = given[0].flip(3)
+    carry_query = given[0].flip(3)
     others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
     wanted = span_kernels.by_operations(*given, spans, scoring, {})
-    launches.merge_plainly(*wanted, *span_kernels.by_operations(further, *given[1:], others, scoring, {}))
-    got = span_kernels.by_triton(*given, spans, scoring, {}, further=further)
+    launches.merge_plainly(*wanted, *span_kernels.by_operations(carry_query, *given[1:], others, scoring, {}))
+    got = span_kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
     assert span_kernels.differs(got, wanted, torch.float32) is None
 
 

@@ -63,18 +63,18 @@ def varlen_attn_out(out, *args, **kwargs):
     return out.copy_(output), log_sum
 
 
-def attend(query, further, key, value, spans, scale, softcap, known, into, log_sum, added):
+def attend(query, carry_query, key, value, spans, scale, softcap, known, into, log_sum, added):
     """What our own kernel promises, in float64: both sides of a carry, and adding to what is there."""
     scoring = span_kernels.Scoring(scale, softcap)
     assert len({span.holds for span in spans}) == 1
-    assert (further is None) == (spans[0].holds is None)
+    assert (carry_query is None) == (spans[0].holds is None)
     if not added:
         into.zero_()
         log_sum.fill_(-math.inf)
     launches.merge_plainly(into, log_sum, *span_kernels.by_operations(query, key, value, spans, scoring, {}))
-    if further is not None:
+    if carry_query is not None:
         others = [span._replace(holds=replace(span.holds, carried=not span.holds.carried)) for span in spans]
-        launches.merge_plainly(into, log_sum, *span_kernels.by_operations(further, key, value, others, scoring, {}))
+        launches.merge_plainly(into, log_sum, *span_kernels.by_operations(carry_query, key, value, others, scoring, {}))
 
 
 KERNELS = [span_kernels.by_triton, span_kernels.by_varlen, span_kernels.by_flex, span_kernels.by_operations]
@@ -244,7 +244,7 @@ def test_trials_are_the_same_whatever_torchs_defaults_are():
     try:
         with torch.device("meta"):
             torch.testing.assert_close(span_kernels.trial(spans, torch.float32, 16), drawn)
-            assert span_kernels.tried(span_kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
+            assert span_kernels.trial_error(span_kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
             assert decode._difference(decode.PLAINLY, cpu, torch.float32, 16, 4) is None
             assert launches._difference(SimpleNamespace(turn=turn, merge=launches.merge_plainly), cpu) is None
     finally:
