@@ -36,6 +36,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         "nn.Module._compiled_call_impl": "a compiled module",
         "_dynamo": "OptimizedModule, a compiled module's class",
         "_dynamo.eval_frame:_torchdynamo_orig_callable": "a compiled forward",
+        "_dynamo.eval_frame:compile_wrapper": "a compiled function calls",
         "_dynamo.config.recompile_limit": "how often our own operations are compiled anew",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention with its log-sum-exp",
     },
@@ -77,6 +78,16 @@ def with_cache(model: Any, cache: Any) -> dict[str, Any]:
     """The keyword argument by which a model is given its cache."""
     names = inspect.signature(decoder_of(model).forward).parameters
     return {next((name for name in CACHES if name in names), CACHES[-1]): cache}
+
+
+def with_last_logits(model: Any, count: int) -> dict[str, Any]:
+    """The keyword argument by which a model computes its last `count` logits only; none where it does not know it.
+
+    Models from elsewhere may lack it, or take and ignore it: read `logits[:, -count:]`.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's hands all on
+    names = inspect.signature(inner.forward).parameters
+    return {"logits_to_keep": count} if "logits_to_keep" in names else {}
 
 
 def _interfaces() -> tuple[Any, Any]:

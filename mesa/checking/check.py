@@ -98,6 +98,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
         step("weights are numbers", model_checks.weights),
         step("states are numbers", model_checks.states),
         step("stock against origin", model_checks.stock_against_origin),
+        (["carried state"], "", lambda: model_checks.carried_state(subject)),
         step("rotary", model_checks.rotary),
         *((list(CHECKS), name, partial(method_rows, subject, method)) for name, method in methods.items()),
         step(model_checks.HOOKS, model_checks.hooks, tried),

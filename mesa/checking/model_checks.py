@@ -15,6 +15,7 @@ from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, CheckRow, Comparis
 from mesa.checking.subject import ALLOWED, PromptSizes, Subject, array, max_difference, perturbed, run
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
+from mesa.engine.structure import state_of
 from mesa.errors import Refused
 from mesa.finite import check_finite
 from mesa.methods import LMInfinite, Method, NoPE, Origin
@@ -129,6 +130,12 @@ def stock_against_origin(subject: Subject) -> CheckRow:
     return worst_row(
         "stock against origin", "", comparisons, "logits of the stock model and with Origin attached", remedy
     )
+
+
+def carried_state(subject: Subject) -> list[CheckRow]:
+    """What the model's layers that carry a state get right, tried; none where no layer does."""
+    state = state_of(subject.model) if is_rotary(subject.model.config.model_type) else None
+    return [] if state is None else [CheckRow("carried state", NOTE, str(state))]
 
 
 def rotary(subject: Subject) -> CheckRow:

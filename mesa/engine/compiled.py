@@ -6,6 +6,7 @@ What was traced of a model goes by the plan of one pass, or by none.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -45,6 +46,28 @@ def check_eager(model: Any) -> None:
             f"{part} is compiled (torch.compile), and a method's plan changes from pass to pass; attach it to a model "
             "that is not compiled: load it anew, or restore `forward`"
         )
+
+
+def check_not_traced() -> None:
+    """Refused in a pass that is being traced: by torch.compile of what calls the model, torch.export or torch.jit."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or _in_compiled_call():
+        raise Refused(
+            "this pass is traced (torch.compile, torch.export or torch.jit.trace), and a method's plan changes from "
+            "pass to pass; call the model outside of what is traced, or trace it after the `with` block"
+        )
+
+
+def _in_compiled_call() -> bool:
+    """Whether a compiled function calls: what dynamo cannot trace, such as a Refused, it runs uncompiled, inside it."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return False
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_compiled(module: Any) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_executor, hooked_attention, scores_only
-from mesa.engine.compiled import by_launches, check_eager
+from mesa.engine.compiled import by_launches, check_eager, check_not_traced
 from mesa.engine.kernels import BLOCK
 from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
@@ -54,7 +54,8 @@ class Attachment:
     """A method on a model.
 
     `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it last
-    obeyed the method's plan: the others attended as trained. `observer`, if set, sees what executors are given.
+    obeyed the method's plan: the others attended as trained. `state`: of the layers that carry one, if any.
+    `observer`, if set, sees what executors are given.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
@@ -71,6 +72,8 @@ class Attachment:
         }
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending() if turned else {}
+        self.state = structure.state_of(model) if turned else None
+        self._check_chosen()
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self._by_length = any(frozen.by_length for frozen in self._frozen.values())
         self._chosen: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -97,6 +100,15 @@ class Attachment:
         layers, modules = structure.structure_of(self.model), self._modules
         return {id(modules[path]): attends for path, attends in layers.items()}
 
+    def _check_chosen(self) -> None:
+        """Refused for a chosen layer that the method would leave as it is."""
+        method = self.method
+        option, chosen = ("heads", dict(method.heads or ())) if method.layers is None else ("layers", method.layers)
+        idle = structure.idle_layers(self.model, method) if chosen else {}
+        for layer in chosen:
+            if layer in idle:
+                raise Refused(f"{method.name}: {option} names layer {layer}, {idle[layer]}")
+
     def attends(self, module: Any) -> structure.Attends:
         """How an attention module attends."""
         known = self._attends.get(id(module)) if self.slopes is None else structure.Attends(module.layer_idx, None)
@@ -113,6 +125,7 @@ class Attachment:
 
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes whether the coming pass is `generate`'s own; the inputs may be moved before the decoder has them."""
+        check_not_traced()
         self.generating.claimed = None
         self.generating.claim((*args, *kwargs.values()))
         if self.generating.claimed is None:  # `generate` was asked when it began
@@ -120,6 +133,7 @@ class Attachment:
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
+        check_not_traced()
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs} if args else kwargs
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
@@ -155,6 +169,8 @@ class Attachment:
         if filled_for and not self.prompt_length and generated and generated != filled_for:
             prompt_length = passes.continued(self.method, self._frequencies, real, past, filled_for, generated)
             self.generating.settle(prompt_length)
+        if self.state is not None:
+            self.state.check(real, past, self.model.config.model_type)
         if cache is not None:
             passes.fill(cache, self._block, prompt_length, real)
         padded = not bool(real.all())

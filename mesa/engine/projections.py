@@ -29,7 +29,13 @@ def is_own(module: Any) -> bool:
     """Whether a module computes other things than a library's class does: by a forward of its own, or hooks."""
     replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's moves tensors only
     library = type(module).forward.__module__.partition(".")[0] in ("torch", "transformers", "mesa")
-    return bool(replaced or not library or module._forward_hooks or module._forward_pre_hooks)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return bool(replaced or not library or not all(map(_is_recorder, hooks)))
+
+
+def _is_recorder(hook: Any) -> bool:
+    """Whether a hook is one that transformers leaves on modules for good, to record `output_hidden_states`."""
+    return getattr(hook, "__module__", "").startswith("transformers.utils.")
 
 
 def check_readable(module: Any, name: str) -> None:

@@ -1,8 +1,10 @@
 """How a model attends, found on the model itself by one short pass: no list of families.
 
-The pass has the same tokens twice, at positions 0 and at their own. The difference between the queries and keys that
-reach the attention call shows which dims rotate, in which layout and with whose frequencies; the model's own attention
-on them is compared with the executor's. So a layer that is not understood is an error, never a wrong number.
+The pass has the same tokens three times. The first two rows are at positions 0 and at their own: the difference between
+the queries and keys that reach the attention call shows which dims rotate, in which layout and with whose frequencies;
+the model's own attention on them is compared with the executor's. So a layer that is not understood is an error, never
+a wrong number. In the third row the first token enters each layer changed, and attention gives what it gives the
+second: where later tokens leave the layer changed too, it carries a state.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ from mesa.engine.layout import RotaryLayout
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
 from mesa.engine.rope import OfKind, Rotation
 from mesa.engine.schedule import Schedule
+from mesa.engine.state import TOLERANCE, CarriedState, carried_state
 from mesa.errors import Refused
 from mesa.finite import not_finite
+from mesa.methods import Method, Origin
+from mesa.methods.base import only_distances
 from mesa.outside import CACHES, attention_called, attention_function, mask_function
 from mesa.plan import Plan, Region, token_index
+from mesa.support import is_rotary
 
 TOKENS = 32
-"""Tokens of the probe, twice."""
+"""Tokens of the probe's rows."""
+_ROWS = 3
 
 _NAME = "mesa_lens_probe"
 _WRAPPED = "_original_component"  # what a bridge's module holds
@@ -68,17 +75,46 @@ class Attends:
 Structure = Mapping[str, Attends]
 """By the attention module's path in the decoder."""
 
-_of_model: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
-_known: dict[tuple[Any, ...], Structure] = {}
+Found = tuple[Structure, CarriedState | None]
+_of_model: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
+_known: dict[tuple[Any, ...], Found] = {}
 
 
 def structure_of(model: Any) -> Structure:
-    """How the model attends, found once for each class and config; Refused where a method could not follow it."""
+    """How the model attends; Refused where a method could not follow it."""
+    return _found(model)[0]
+
+
+def state_of(model: Any) -> CarriedState | None:
+    """The layers that carry a state, and what they get right; None where none does."""
+    return _found(model)[1]
+
+
+def idle_layers(model: Any, method: Method) -> dict[int, str]:
+    """The layers that a method would leave as they are, and why: they have no attention, or no positions to change."""
+    if not is_rotary(model.config.model_type) or isinstance(method, Origin):
+        return {}
+    kinds: dict[int, list[LayerRotation | None]] = {}
+    for attends in structure_of(model).values():
+        kinds.setdefault(attends.layer, []).append(attends.kind)
+    turning = [layer for layer, several in kinds.items() if any(several)]
+    names = ", ".join(map(str, sorted(kinds))), ", ".join(map(str, sorted(turning))) or "none"
+    idle = dict.fromkeys(
+        set(range(len(layers_of(model)))) - {*kinds}, f"which has no attention; layers with: {names[0]}"
+    )
+    if len(turning) < len(kinds) and only_distances(method):
+        why = f"which has no positions, and the method changes distances only; layers with: {names[1]}"
+        idle |= dict.fromkeys({*kinds} - {*turning}, why)
+    return idle
+
+
+def _found(model: Any) -> Found:
+    """Both, found once for each class and config."""
     if model not in _of_model:
         known = paths(decoder_of(model))
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
         key = (type(model), repr(config), *((path, type(module)) for path, module in known.items()))
-        if key not in _known or not all(path in known for path in _known[key]):
+        if key not in _known or not all(path in known for path in _known[key][0]):
             _known[key] = _Probe(model).structure()
         _of_model[model] = _known[key]
     return _of_model[model]
@@ -155,9 +191,10 @@ def with_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], p
 
 @dataclass
 class _Probe:
-    """One pass over a model."""
+    """One pass over a model, and more where its layers carry a state."""
 
     model: Any
+    carrying: set[int] = field(default_factory=set)
     layers: dict[str, Attends] = field(default_factory=dict)
     normed: dict[int, tuple[nn.Module, Tensor]] = field(default_factory=dict)
 
@@ -182,8 +219,8 @@ class _Probe:
         return f"model type {self.model.config.model_type!r} is not supported: {reason}"
 
     @torch.no_grad()
-    def structure(self) -> Structure:
-        """By the path of each attention module."""
+    def structure(self) -> Found:
+        """By the path of each attention module; and the layers that carry a state."""
         embedding = self.model.get_input_embeddings()
         if not isinstance(getattr(embedding, "weight", None), Tensor):
             raise Refused(self._refusal("its inputs are not one row of token ids"))
@@ -192,7 +229,7 @@ class _Probe:
             place = self.model.device
         ids = (
             torch.randint(0, embedding.weight.shape[0], (1, TOKENS), generator=torch.Generator().manual_seed(0))
-            .expand(2, -1)
+            .expand(_ROWS, -1)
             .to(place)
         )
         training = [module for module in self.model.modules() if module.training]
@@ -202,6 +239,9 @@ class _Probe:
             called = attention_called(self.model, _NAME, self.attention, self.mask)
             with _unhooked(self.model), self._at_two_places(), self._outputs_noted(), called:
                 self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
+            with _unhooked(self.model):
+                carrying = tuple(sorted(self.carrying))
+                state = carried_state(self.model, self.decoder, carrying, place) if carrying else None
         except Refused:
             raise
         except MethodNotApplied as error:
@@ -214,14 +254,17 @@ class _Probe:
         embeddings = [module for module in self.decoder.modules() if isinstance(module, nn.Embedding)]
         if not self.rotaries and len(embeddings) > 1:  # one that may be of positions
             raise Refused(self._refusal("it has no rotary embeddings and no ALiBi, so no distances to change"))
-        return self.layers
+        return self.layers, state
 
     def _moved(self, ids: Tensor) -> dict[str, Tensor]:
-        """Other positions for the second row from its second token on: a module that turns by them is not rotary."""
+        """Other positions for all rows but the first, from the second token on: what turns by them is not rotary."""
         if "position_ids" not in inspect.signature(self.decoder.forward).parameters:
             return {}
         own = torch.arange(TOKENS, device=ids.device)
-        return {"position_ids": torch.stack([own, own + own.sign()]), "attention_mask": torch.ones_like(ids)}
+        return {
+            "position_ids": torch.stack([own, *[own + own.sign()] * (_ROWS - 1)]),
+            "attention_mask": torch.ones_like(ids),
+        }
 
     @contextmanager
     def _at_two_places(self) -> Iterator[None]:
@@ -233,7 +276,7 @@ class _Probe:
             self.requested.add((self.path_of[id(module)], requested_kind(module, args, kwargs)))
             given, name = with_positions(module, args, kwargs, torch.zeros(1, TOKENS)), str(position_argument(module))
             own = torch.arange(TOKENS, device=states.device)
-            rows = torch.stack([torch.zeros_like(own), own])
+            rows = torch.stack([torch.zeros_like(own), *[own] * (_ROWS - 1)])
             at = given[name]
             given[name] = (rows[None].expand(at.shape[0], -1, -1) if at.dim() == 3 else rows).to(states.device)
             return inner(**given)
@@ -256,20 +299,24 @@ class _Probe:
             for module in self.paths.values()  # of a bridge's, the ones inside
             if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 1
         ]
-        layers = enumerate(layers_of(self.model))
+        layers = list(enumerate(layers_of(self.model)))
         hooks = [layer.register_forward_hook(partial(self._check_layer, number)) for number, layer in layers]
+        hooks += [layer.register_forward_pre_hook(_first_changed, with_kwargs=True) for _, layer in layers]
         with removed([*hooks, *(norm.register_forward_hook(note) for norm in norms)]):
             yield
 
     def _check_layer(self, number: int, layer: nn.Module, args: Any, output: Any) -> None:
         """Refused where positions reach a layer's output by another way than its attention calls, which are equal."""
         states = output[0] if isinstance(output, tuple) else output
-        if not isinstance(states, Tensor) or len(states) != 2:
+        if not isinstance(states, Tensor) or len(states) != _ROWS:
             return
         if not states.isfinite().all():
             raise not_finite(self.model, f"states of layer {number}")
-        off = float((states[1] - states[0]).abs().max())
-        if not off <= max(1e-3, _rounding(states)) * float(states.abs().max()):
+        off, carried = (float((states[1] - other)[1:].abs().max()) for other in (states[0], states[2]))
+        allowed = max(TOLERANCE, _rounding(states)) * float(states.abs().max())
+        if carried > allowed:
+            self.carrying.add(number)
+        if not off <= allowed:
             raise Refused(
                 self._refusal(
                     f"layer {number} uses positions outside of attention that is called through transformers' "
@@ -279,7 +326,7 @@ class _Probe:
 
     def mask(self, **kwargs: Any) -> ForwardPass:
         """What layers are given in the mask's place."""
-        running = ForwardPass([], TOKENS, torch.zeros(2, TOKENS), self).seeing(span_of(kwargs))
+        running = ForwardPass([], TOKENS, torch.zeros(_ROWS, TOKENS), self).seeing(span_of(kwargs))
         running.stock = lambda: mask_function("eager")(**{**kwargs, "dtype": torch.float32})
         return running
 
@@ -287,7 +334,8 @@ class _Probe:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None,
         scaling: float | None = None, **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        """The model's own attention at its own positions, in both rows, after the two were compared."""
+        """The model's own attention at its own positions, in all rows, after two were compared."""
+        query, key, value = query[:2], key[:2], value[:2]
         path, mask = self.path_of[id(module)], attention_mask
         if not isinstance(mask, ForwardPass):
             raise Refused(self.why())
@@ -308,7 +356,7 @@ class _Probe:
         self.layers[path] = Attends(layer, kind, names)  # pyright: ignore[reportArgumentType]
         own = self._own(module, query, key, value, mask, scale, kwargs)
         self._compare(layer, own, query, key, value, mask, scale, arguments)
-        return own.expand(2, -1, -1, -1), None
+        return own.expand(_ROWS, -1, -1, -1), None
 
     def _kind(
         self, layer: int, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
@@ -352,7 +400,7 @@ class _Probe:
         modules = [sys.modules.get(cls.__module__) for cls in type(module).__mro__]
         known = [getattr(part, "eager_attention_forward", None) for part in modules]
         eager = next((function for function in known if function is not None), None)
-        full = mask.stock()[1:]
+        full = mask.stock()[1:2]
         states = [part[1:] for part in (query, key, value)]
         if eager is not None:
             return eager(module, *states, full.to(query.dtype), scaling=scaling, **{**kwargs, "dropout": 0.0})[0]
@@ -382,6 +430,21 @@ class _Probe:
 
 
 _PLAN = Plan(TOKENS, ())
+
+
+def _first_changed(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """A layer's input whose last row is the one before it, but for its first token."""
+
+    def changed(value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point() and value.shape[:2] == (_ROWS, TOKENS)):
+            return value
+        value = value.clone()
+        value[-1] = value[-2]
+        value[-1, 0] = -value[-2, 0].roll(1, -1)
+        return value
+
+    args = tuple(map(changed, args[:1])) + args[1:]
+    return args, kwargs if args else {name: changed(v) if name == "hidden_states" else v for name, v in kwargs.items()}
 
 
 def _bound(forward: Callable[..., Any], module: Any, inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,8 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+import numpy as np
+
 from mesa.errors import Refused
 from mesa.plan import LARGEST, Constant, LogN, Plan, Position, Product, Region, Scale, token_index
 
@@ -155,6 +157,19 @@ class Method(ABC):
 
     def _causal(self, length: int, **changes: Any) -> Region:
         return Region((0, length), (0, length), **{"query_scale": self._scale(), **changes})
+
+
+def only_distances(method: Method) -> bool:
+    """Whether a method hides no key and scales none beyond M: a layer without positions stays as it is under it."""
+    length = 4 * method.trained_length
+    query, keys = np.array([length - 1]), np.arange(length)
+    seen = np.zeros(length, bool)
+    for region in method.plan(length).regions:
+        seen |= region.contains(query, keys)
+        for scale, index in ((region.query_scale, query), (region.key_scale, keys)):
+            if scale is not None and (np.asarray(scale(index)) != 1).any():
+                return False
+    return bool(seen.all())
 
 
 def check_length(name: str, field: str, value: Any, smallest: int) -> None:

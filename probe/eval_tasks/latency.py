@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from mesa.device import is_accelerator, now
 from mesa.finite import states_checked
 from mesa.models import Loaded
-from mesa.outside import with_cache
+from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score
 
 _SAMPLED_SECONDS = 0.005
@@ -61,13 +61,13 @@ class Latency(EvalTask):
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
         model, places = loaded.model, devices(loaded.model)
         tokens = torch.tensor(ids, device=model.device)[None]
-        given = with_cache(model, DynamicCache())
+        given = with_cache(model, DynamicCache(config=model.config))
         with watched_peak(places) as peak:
             begin = _now(places)
-            model(tokens, **given, logits_to_keep=1)
+            model(tokens, **given, **with_last_logits(model, 1))
             prefilled = _now(places)
             for _ in range(self.decoded):
-                model(tokens[:, :1], **given, logits_to_keep=1)
+                model(tokens[:, :1], **given, **with_last_logits(model, 1))
             end = _now(places)
         return prefilled - begin, (end - prefilled) / self.decoded, peak.bytes / 2**20
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from mesa.outside import with_cache
+from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import Prompt
 
@@ -57,7 +57,7 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
 def nll(model: PreTrainedModel, ids: np.ndarray, last: int, *, reduction: str = "none") -> torch.Tensor:
     """NLL (nats) of each of the `last` tokens of `ids`, after all before it; their mean with reduction 'mean'."""
     tokens = torch.tensor(ids, device=model.device)[None]
-    logits = model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1]
+    logits = model(tokens, use_cache=False, **with_last_logits(model, last + 1)).logits[0, -last - 1 : -1]
     wanted = tokens[0, -last:].to(logits.device)
     if last <= SLICE:
         return torch.nn.functional.cross_entropy(logits.float(), wanted, reduction=reduction).cpu()
@@ -87,9 +87,9 @@ def _answers(text: str, prompt: Prompt) -> bool:
 def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> torch.Tensor:
     """The `count` most likely next tokens, one after the other, (batch, count); end tokens do not stop it."""
     ids = torch.tensor(prompts, device=model.device)
-    given, output = with_cache(model, DynamicCache()), []
+    given, output = with_cache(model, DynamicCache(config=model.config)), []
     for _ in range(count):
-        ids = model(ids, **given, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        ids = model(ids, **given, **with_last_logits(model, 1)).logits[:, -1:].argmax(-1)
         output.append(ids)
     return torch.cat(output, 1)
 

@@ -20,7 +20,7 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from mesa.outside import with_cache
+from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import nll
 
@@ -114,7 +114,7 @@ def recorded_attention(
 
     with mesa.applied(model, method) as attachment:
         attachment.observer = observer
-        model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)
+        model(torch.tensor([list(ids)], device=model.device), use_cache=False, **with_last_logits(model, 1))
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     expected = [(layer, head) for layer in range(layers) for head in range(heads)]
     if sorted(seen) != expected:
@@ -191,7 +191,7 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
     one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises Refused
     for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
     """
-    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
+    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache(config=model.config)
     top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
     hits = np.zeros((*top.shape, len(OFFSETS)))
 
@@ -206,7 +206,7 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
         for emitted in prompt.answer_ids:
             top[:] = -1
             ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
-            if model(ids, **with_cache(model, cache), logits_to_keep=1).logits.isnan().any():
+            if model(ids, **with_cache(model, cache), **with_last_logits(model, 1)).logits.isnan().any():
                 raise Failed(
                     f"{method.name}: logits are not finite; run the model with a wider --dtype (float32, float64)"
                 )

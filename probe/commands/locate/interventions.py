@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from probe.commands.locate.passes import BASELINE, PATCHED, PassOutcome, RunPair
 
@@ -37,8 +37,8 @@ class Patch:
         everywhere = {(layer, head) for layer in range(pair.depth) for head in range(pair.heads)}
         here = {(layer, head) for layer, head in everywhere if layer == self.layer and self.head in (None, head)}
         heads = here if self.way == "only" else everywhere - here
-        method = replace(pair.methods[PATCHED], heads=by_layer(heads)) if heads else pair.methods[BASELINE]
-        return pair.run(BASELINE if self.way == "only" else PATCHED, self.layer, method=method)
+        base = BASELINE if self.way == "only" else PATCHED
+        return pair.run(base, self.layer, method=pair.patched_in(by_layer(heads)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PatchedHeads:
 
     def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
-        return pair.run(BASELINE, self.layer, method=replace(pair.methods[PATCHED], heads=dict(self.heads)))
+        return pair.run(BASELINE, self.layer, method=pair.patched_in(dict(self.heads)))
 
 
 def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,10 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
 from mesa.decoder import decoder_of, layers_of
+from mesa.engine.structure import idle_layers
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
+from mesa.outside import with_last_logits
 from probe.capture.spec import HOOKS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.likelihood import TAIL, tail_tokens
@@ -149,7 +151,7 @@ def _name(point: HookPoint) -> str:
 
 def _losses(model: Any, item: Item) -> Tensor:
     ids = torch.tensor([item.ids], device=model.device)
-    logits = model(ids, use_cache=False, logits_to_keep=item.scored + 1).logits[0, :-1]
+    logits = model(ids, use_cache=False, **with_last_logits(model, item.scored + 1)).logits[0, -item.scored - 1 : -1]
     return torch.nn.functional.cross_entropy(logits.float(), ids[0, -item.scored :].to(logits.device), reduction="none")
 
 
@@ -188,6 +190,12 @@ class RunPair:
     @property
     def _config(self) -> Any:
         return self.bridge.original_model.config
+
+    def patched_in(self, heads: Mapping[int, tuple[int, ...]]) -> Method:
+        """The patched run's method in some heads by layer, without layers in which it would change nothing."""
+        idle = idle_layers(self.bridge.original_model, self.methods[PATCHED])
+        acting = {layer: heads for layer, heads in heads.items() if layer not in idle}
+        return replace(self.methods[PATCHED], heads=acting) if acting else self.methods[BASELINE]
 
     def outcome(self, of: str) -> PassOutcome:
         """The plain run, `of` BASELINE or PATCHED."""

@@ -132,6 +132,16 @@ def test_what_reads_weights_alone_is_refused_where_they_are_not_all(family, toke
         getattr(bridge, f"set_{switch}")(False)
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_hooks_by_which_transformers_records_states_are_not_the_users(family, tokenizer):
+    model = families.build(family)
+    expected = model(tiny.tokens(1, 12), output_hidden_states=True, output_attentions=False).logits
+    recorded = any(module._forward_hooks for module in model.modules())  # for good, but in families older than that
+    assert recorded or family in ("bloom", "mpt")
+    bridge = mesa.bridge(model, tokenizer)
+    torch.testing.assert_close(bridge(tiny.tokens(1, 12)), expected, atol=3e-5, rtol=0)
+
+
 def test_weights_beside_routers_and_sinks_are_processed_and_a_hooked_router_is_refused(tokenizer):
     bridge, ids = mesa.bridge(matrix.build("gpt_oss"), tokenizer), tiny.tokens(1, 12)
     plain = bridge(ids).log_softmax(-1)

@@ -59,6 +59,21 @@ def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting, method):
         assert result[0].value == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_forward_that_computes_all_logits_whatever_it_is_asked_is_scored_alike(loaded, monkeypatch):
+    cls, ids = type(loaded.model), text_windows([np.arange(3, 200)], 90, 1)[0]
+    prompt = retrieval.Prompt(tuple(range(3, 40)), "1", (5,), key_position=3)
+    expected = nll(loaded.model, ids, 20), scoring.greedy(loaded.model, [prompt.ids], 3)
+    forward = cls.forward
+
+    def without(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, **kwargs):
+        assert "logits_to_keep" not in kwargs
+        return forward(self, input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+
+    monkeypatch.setattr(cls, "forward", without)
+    torch.testing.assert_close(nll(loaded.model, ids, 20), expected[0], atol=1e-6, rtol=0)
+    assert scoring.greedy(loaded.model, [prompt.ids], 3).equal(expected[1])
+
+
 def test_no_token_is_scored_twice_of_a_short_or_repeated_text():
     """Twenty runs that share their tails, or are the same, would be one text counted as twenty."""
     short = [np.arange(130)]
