@@ -27,7 +27,7 @@ figure.update_xaxes(type="log", tickvals=sorted(drawn["length"].unique()), tickt
 figure.add_vline(x=window, line_dash="dash", annotation_text=f"M = {window}")
 st.plotly_chart(figure, width="stretch")
 st.caption(
-    "origin: the unmodified model. crop: the last M tokens alone. "
+    "origin: the unmodified model. crop: the last M tokens alone, without the first token. "
     "Hover for 95% intervals; NLL is paired with crop on the same texts."
 )
 wide = scores.pivot_table(index="method", columns="length", values="value")

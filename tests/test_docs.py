@@ -125,3 +125,16 @@ def test_the_citation_file_and_the_bibtex_say_the_same():
     entries = [paper["title"], authors, citation["title"], citation["authors"][0]["name"], __version__]
     assert [entry for entry in entries if f"= {entry}" not in text] == []
     assert paper["identifiers"][0]["value"] == "arXiv:" + re.search(r"eprint = ([\d.]+)", text).group(1)
+
+
+def test_a_column_of_losses_minus_truncation_holds_one_number_a_method():
+    known: dict[str, set[str]] = {}
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+            head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+            if "loss at 2048 tokens" in head and "minus truncation" in head:
+                for row in rows:
+                    known.setdefault(row[0].split(",")[0], set()).add(row[head.index("minus truncation")])
+    assert known["`mesa`"] == {"+0.06 [-0.02, +0.15]"}
+    assert all(len(numbers) == 1 for numbers in known.values()), known
+    assert any(name == "`crop`" for name in known)  # a method with a row of its own, not another name of the column

@@ -51,7 +51,7 @@ class LMInfinite(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Crop(Method):
-    """Truncation: the unmodified model on the last M tokens alone, the baseline of every other method.
+    """The unmodified model on the last M tokens alone, without the token that the tokenizer puts first.
 
     The last M tokens of a prompt see each other, earlier ones the M before them, and a decoded token the last M.
 

@@ -317,13 +317,15 @@ def scored(
     """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
-    last, crop = _scores(at, method, reference), None
+    last, truncation = _scores(at, method, reference), None
     if not measured.stated.is_wrong and longest > measured.level_length and not math.isnan(last.tail_nll):
-        # crop: the reference within its window, of the same tokens
+        # truncation: the reference within its window, of the same tokens
         within = evaluation.sel({"method": measured.reference, "length": measured.level_length})
-        crop = _difference(at.sel({"method": method}), within, "tail_nll")
+        truncation = _difference(at.sel({"method": method}), within, "tail_nll")
     scores = {length: _scores(evaluation.sel(length=length), method, reference) for length in _table_lengths(measured)}
-    of_longest = LongestScores(**vars(last), length=longest, tail_nll_to_crop=crop, less=_less_others(at, method))
+    of_longest = LongestScores(
+        **vars(last), length=longest, tail_nll_to_truncation=truncation, less=_less_others(at, method)
+    )
     return having(measured.failures, method=method)[0], scores, of_longest
 
 

@@ -51,8 +51,8 @@ class LongestScores(Scores):
 
     length: int = 0
     """In tokens."""
-    tail_nll_to_crop: Difference | None = None
-    """Less crop's, the reference on the last tokens alone; None within M, and where M is stated wrongly."""
+    tail_nll_to_truncation: Annotated[Difference | None, formerly("tail_nll_to_crop", "tail_nll_to_truncation")] = None
+    """Less the reference's at `Level.length`, of the same tokens; None within M, and where M is stated wrongly."""
     less: dict[str, Difference] = field(default_factory=dict)
     """Tail NLL less each other method's."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic.dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from probe.files import read_result
 from probe.glossary import explained, template
 from probe.layout import REPORTED
 from probe.store.reader import StoredRun, open_run, store_mark
-from probe.store.result_file import Number, ResultFile
+from probe.store.result_file import Number, ResultFile, formerly
 from probe.tables import Table, filled, plain_table
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure, PredictedFailure
@@ -30,8 +30,8 @@ class NllAtLongest:
     """Less the reference's on the same texts: 0 of the reference itself."""
     less: dict[str, Difference]
     """Less each other method's."""
-    crop: Difference | None
-    """Less crop's; None where that was not measured, or not beyond M."""
+    truncation: Annotated[Difference | None, formerly("crop", "truncation")]
+    """Less truncation's; None where that was not measured, or not beyond M."""
 
 
 @dataclass(frozen=True)

@@ -64,20 +64,20 @@ def reference_of(rows: Sequence[Row]) -> Row:
     return next(row for row in rows if row.is_reference)
 
 
-def to_crop(row: Row) -> Difference | None:
+def to_truncation(row: Row) -> Difference | None:
     """A method's tail NLL at the longest length minus truncation's; None: not measured, or not beyond M."""
-    return row.nll.crop if row.nll else None
+    return row.nll.truncation if row.nll else None
 
 
 def beats(row: Row) -> bool:
-    """Whether a method's tail NLL at the longest length is below crop's on the same texts, its interval too."""
-    less = to_crop(row)
+    """Whether a method's tail NLL at the longest length is below truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
     return less is not None and less.high < 0
 
 
 def is_worse(row: Row) -> bool:
-    """Whether a method's tail NLL at the longest length is above crop's on the same texts, its interval too."""
-    less = to_crop(row)
+    """Whether a method's tail NLL at the longest length is above truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
     return less is not None and less.low > 0
 
 
@@ -138,12 +138,14 @@ def predicted_failures(
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
-    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and crop's."""
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and truncation's."""
     if longest is None or math.isnan(longest.tail_nll):
         return None
     difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
     ends = longest.tail_nll_interval
-    return NllAtLongest(longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_crop)
+    return NllAtLongest(
+        longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_truncation
+    )
 
 
 def _key(row: Row) -> tuple[float, float]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from probe.commands.probe.result import HeadSet, Row
-from probe.commands.probe.rows import MethodRows, beats, is_worse, reference_of, to_crop
-from probe.commands.probe.tables import difference_to_crop, position
+from probe.commands.probe.rows import MethodRows, beats, is_worse, reference_of, to_truncation
+from probe.commands.probe.tables import difference_to_truncation, position
 from probe.heads import head_name
 from probe.statistics import shown
 from probe.store.results import percent
@@ -66,7 +66,7 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
         *(_whole(evidence, whole, reference, unsure) if whole else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
-        *beside_crop(others, whole),
+        *against_truncation(others, whole),
         _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
     )
 
@@ -200,7 +200,7 @@ def _advised(rows: MethodRows, unsure: bool) -> bool:
 
 def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
     """Why methods are advised that do not beat truncation by tail NLL; empty where none was compared."""
-    rows = [row for row in rows if to_crop(row) and not beats(row)]
+    rows = [row for row in rows if to_truncation(row) and not beats(row)]
     if evidence.level is None or not rows:
         return ""
     use = f"The case for {several(rows)} rests on passkeys"
@@ -331,34 +331,34 @@ def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
     return left
 
 
-def beside_crop(rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
+def against_truncation(rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
     """Which methods beat truncation by tail NLL, and which of the `lasting` (None: of all) are worse, as sentences.
 
     Empty where none was compared.
     """
-    compared = [row for row in rows if to_crop(row) is not None]
+    compared = [row for row in rows if to_truncation(row) is not None]
     if not compared:
         return []
-    if all(math.isnan(less.high) for row in compared if (less := to_crop(row))):
-        return ["One text cannot tell a method from truncation (`crop`)."]
+    if all(math.isnan(less.high) for row in compared if (less := to_truncation(row))):
+        return ["One text cannot tell a method from truncation."]
     better = [row for row in compared if beats(row)]
     worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
     one = f"{compared[0].method} does not clearly beat"
-    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation (`crop`) by tail NLL."
+    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation by tail NLL."
     return [
-        f"By tail NLL, {_named(better)} beat{verb(better)} truncation (`crop`)." if better else none,
+        f"By tail NLL, {_named(better)} beat{verb(better)} truncation." if better else none,
         f"{_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than truncation." if worse else "",
     ]
 
 
-def about_crop(evidence: Evidence, rows: MethodRows) -> list[str]:
+def about_truncation(evidence: Evidence, rows: MethodRows) -> list[str]:
     """What truncation is, where methods are compared with it."""
-    if evidence.level is None or not any(to_crop(row) for row in rows):
+    if evidence.level is None or not any(to_truncation(row) for row in rows):
         return []
     name, length = model_name(reference_of(rows).method), evidence.level.length
     return [
-        f"Truncation (crop): {name} on the last {length} tokens alone, a BOS token kept. Its tail NLL is that at "
-        f"{length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
+        f"Truncation: {name} on the last {length} tokens, of which the tokenizer's first token is one. Its tail NLL is "
+        f"that at {length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
     ]
 
 
@@ -366,7 +366,7 @@ def _named(rows: MethodRows) -> str:
     """The methods with their differences, counted where they are many."""
     if len(rows) > MAX_NAMED:
         return f"{len(rows)} methods"
-    return listed([f"{row.method} ({difference_to_crop(row)} nats/token)" for row in rows])
+    return listed([f"{row.method} ({difference_to_truncation(row)} nats/token)" for row in rows])
 
 
 def several(rows: MethodRows) -> str:

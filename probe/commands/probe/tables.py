@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import xarray as xr
 
 from probe.commands.probe.result import HeadSet, Row
-from probe.commands.probe.rows import to_crop
+from probe.commands.probe.rows import to_truncation
 from probe.heads import head_name
 from probe.statistics import shown
 from probe.store.results import percent
@@ -34,7 +34,11 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
         "measured failure": [failure_text(row.measured) for row in rows],
         **({"predicted failure": [str(row.predicted or _NONE) for row in rows]} if is_predicted else {}),
         f"NLL at {longest} (minus {reference}); lower is better" if longest else "NLL": [_nll(row) for row in rows],
-        **({"NLL minus truncation": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
+        **(
+            {"NLL minus truncation": [difference_to_truncation(row) for row in rows]}
+            if any(map(to_truncation, rows))
+            else {}
+        ),
         "drift onset": [_drift_onset(row.drift) for row in rows],
     }
     if any(row.heads for row in rows):
@@ -146,9 +150,9 @@ def difference(less: Difference) -> str:
     return shown(less.mean, less.low, less.high, "+z.2f")
 
 
-def difference_to_crop(row: Row) -> str:
-    """The tail NLL minus truncation's (crop), with its interval; a dash where it was not measured."""
-    less = to_crop(row)
+def difference_to_truncation(row: Row) -> str:
+    """The tail NLL minus truncation's, with its interval; a dash where it was not measured."""
+    less = to_truncation(row)
     return _NONE if less is None else difference(less)
 
 

@@ -8,7 +8,15 @@ from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
 from probe.commands.probe.result import Row, Sentence, Summary, Verdict
 from probe.commands.probe.rows import RANKED, ranked, reference_of, same_model
-from probe.commands.probe.sentences import about_crop, how_sure, listed, measured_on, what_fails, what_fixes, where
+from probe.commands.probe.sentences import (
+    about_truncation,
+    how_sure,
+    listed,
+    measured_on,
+    what_fails,
+    what_fixes,
+    where,
+)
 from probe.commands.probe.tables import difference_table, method_table, score_table
 from probe.glossary import about
 from probe.tables import plain_table
@@ -42,7 +50,7 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
             RANKED,
             *predicted_by(evidence, rows, prediction),
             *_heads(rows, located, heads),
-            *about_crop(evidence, rows),
+            *about_truncation(evidence, rows),
             *_following(evidence),
         ],
     )

@@ -174,7 +174,7 @@ def test_which_methods_are_advised_and_which_fail_later(results):
                 nll = result.scores["tail_nll"].isel(length=-1).mean("window")
                 assert lowest[1] == min((r.method for r in lasting), key=lambda n: float(nll.sel({"method": n})))
             if first[1] and counts(result).keys() == {"text"}:
-                assert all(row.nll.crop.high < 0 for row in lasting)
+                assert all(row.nll.truncation.high < 0 for row in lasting)
             assert not (first[1] and may)
         sentence = re.search(r"(?:^|\. )([^.]+?) fails? later than the unmodified model, ([^.]+)\.", text)
         assert bool(sentence) == bool(later)
@@ -188,14 +188,14 @@ def test_which_methods_are_advised_and_which_fail_later(results):
             assert said_counts(text) == counts(result)
 
 
-def test_crop_is_compared_as_the_table_has_it(results):
+def test_truncation_is_compared_as_the_table_has_it(results):
     for result in results:
         rows, text = result.verdict.rows, result.texts["What fixes it"]
         others = [row for row in rows if not row.is_reference]
-        better = [row for row in others if row.nll.crop.high < 0]
+        better = [row for row in others if row.nll.truncation.high < 0]
         lasting = [row for row in others if row.measured.length is None]
-        worse = [row for row in lasting if row.nll.crop.low > 0]
-        if "`crop`" not in text or "One text" in text:
+        worse = [row for row in lasting if row.nll.truncation.low > 0]
+        if " truncation" not in text or "One text" in text:
             continue
         beats = re.search(r"By tail NLL, (.+?) beats? truncation", text)
         assert ("clearly beat" in text) == (not better) == (beats is None)
@@ -206,5 +206,5 @@ def test_crop_is_compared_as_the_table_has_it(results):
         if behind:
             assert named(behind[1], worse)
         for name, *numbers in re.findall(r"(\w+) \(([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\] nats/token\)", text):
-            less = next(row for row in rows if row.method == name).nll.crop
+            less = next(row for row in rows if row.method == name).nll.truncation
             assert [*map(float, numbers)] == pytest.approx([less.mean, less.low, less.high], abs=0.006)

@@ -53,7 +53,7 @@ def test_a_planted_break_is_in_the_verdict(planted):
         "Use mesa or rerope: neither fails up to 320 tokens (5x M), the longest length measured (6 texts and 20 "
         "passkeys). mesa has the lowest mean tail NLL there (not clearly below rerope), 0.82 [0.80, 0.83] nats/token "
         "below the unmodified model. dynamic-ntk fails later than the unmodified model, between 256 and 320 tokens. No "
-        "method clearly beats truncation (`crop`) by tail NLL. The case for mesa and rerope rests on passkeys: "
+        "method clearly beats truncation by tail NLL. The case for mesa and rerope rests on passkeys: "
         "truncation cannot see those before its last 64 tokens."
     )
     assert texts["How sure"].startswith(
@@ -195,20 +195,42 @@ def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
     assert ranks(rerope=(0.176, None, None))["rerope"] == 1
 
 
-def test_a_method_worse_than_crop_is_named_so(planted):
+def test_a_method_worse_than_truncation_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
-    by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
+    by["rerope"]["tail_nll_to_truncation"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
     seen = "truncation cannot see those before its last 64 tokens."
     assert texts_of(summary)["What fixes it"].endswith(
-        " No method clearly beats truncation (`crop`) by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
+        " No method clearly beats truncation by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
         f"than truncation. The case for mesa and rerope rests on passkeys: {seen}"
     )
-    by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
+    by["mesa"]["tail_nll_to_truncation"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
     assert texts_of(summary)["What fixes it"].endswith(
-        " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation (`crop`). rerope (+0.24 [+0.12, +0.36] "
+        " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation. rerope (+0.24 [+0.12, +0.36] "
         f"nats/token) is worse than truncation. The case for rerope rests on passkeys: {seen}"
     )
+
+
+def test_truncation_is_the_reference_at_m_and_never_called_crop(planted):
+    result = verdict(planted, None)
+    nll = {row["method"]: row["scores"] for row in planted["methods"]}
+    origin = nll["origin"]["64"]["tail_nll"]
+    for row in result["rows"]:
+        longest = max(nll[row["method"]], key=int)
+        assert row["nll"]["truncation"]["mean"] == pytest.approx(nll[row["method"]][longest]["tail_nll"] - origin)
+    assert "NLL minus truncation" in result["head"]
+    assert "crop" not in json.dumps([result["about"], result["sentences"], result["notes"], result["head"]])
+    (note,) = [note for note in result["notes"] if note.startswith("Truncation: ")]
+    assert "the unmodified model on the last 64 tokens, of which the tokenizer's first token is one." in note
+
+
+def test_a_summary_that_calls_it_crop_is_read(planted):
+    older = copy.deepcopy(planted)
+    for row in older["methods"]:
+        row["longest"]["tail_nll_to_crop"] = row["longest"].pop("tail_nll_to_truncation")
+    for row in older["verdict"]["rows"]:
+        row["nll"]["crop"] = row["nll"].pop("truncation")
+    assert as_json(typed(older)) == as_json(typed(planted))
 
 
 def test_the_smallest_set_is_the_clearest_loss(planted):
@@ -259,17 +281,17 @@ def test_texts_are_escaped(planted):
     assert "<script>" not in typed(hostile).verdict.html()
 
 
-def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
+def test_one_text_does_not_call_a_method_no_better_than_truncation(planted):
     summary = copy.deepcopy(planted) | {"judged_by": ["tail NLL"]}  # passkeys say nothing
     for row in summary["methods"]:
         row["measured"] |= {"judged_by": ["tail NLL"]}
-        row["longest"]["tail_nll_to_crop"] = {"mean": -3.0, "low": None, "high": None}
+        row["longest"]["tail_nll_to_truncation"] = {"mean": -3.0, "low": None, "high": None}
     texts = texts_of(summary)["What fixes it"]
     assert texts.startswith(
         "mesa and rerope do not fail up to 320 tokens (5x M), the longest length measured (6 texts). "
     )
     assert " Judged by tail NLL alone. " in texts
-    assert texts.endswith(" One text cannot tell a method from truncation (`crop`).")
+    assert texts.endswith(" One text cannot tell a method from truncation.")
     assert "beat" not in texts
 
 
