@@ -25,7 +25,8 @@ class Line:
     """A line; NaN breaks it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: its markers, or none.
 
     interval: (low, high) of y, drawn at each value, or as a band. texts: hover text of each value, in place of the
-    default; tokens: hover text beside the default. faint: a method excluded for the reason in `label`.
+    default; tokens: hover text next to the default. faint: an excluded method, for the reason in `label` or `note`.
+    note: what is found in this panel, after the label in legends.
     """
 
     label: str
@@ -39,6 +40,12 @@ class Line:
     texts: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     faint: bool = False
+    note: str = ""
+
+    @property
+    def entry(self) -> str:
+        """Its legend entry."""
+        return self.label + self.note
 
     @property
     def crowded(self) -> bool:
@@ -64,13 +71,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line across the panel, at `at` on the y axis, or on the x axis if `vertical`."""
+    """A straight line across the panel, at `at` on the y axis, or on the x axis if `vertical`; its text at one end."""
 
     at: float
     text: str
     colour: str
     dash: str = "dash"
     vertical: bool = False
+    right: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,21 @@ class Panel:
     seen: str = ""
 
     @property
+    def outside(self) -> str:
+        """How many values of its lines the y axis leaves out, and between which ends; empty where it holds all."""
+        values = np.concatenate([np.empty(0), *(line.y[np.isfinite(line.y)] for line in self.lines)])
+        left_out = values[(values < self.y_range[0]) | (values > self.y_range[1])]
+        if not left_out.size:
+            return ""
+        ends = f"{left_out.min():.3g} to {left_out.max():.3g}"
+        return f"outside this axis: {left_out.size} of {values.size} values, {ends}"
+
+    def is_below(self, rule: Rule) -> bool:
+        """Whether the text of a level rule stands below it: away from another one, else from the nearer end."""
+        others = [other.at for other in self.rules if not other.vertical and other.text and other is not rule]
+        return rule.at < others[0] if others else rule.at > sum(self.y_range) / 2
+
+    @property
     def in_order(self) -> list[Line]:
         """The lines in the order of every legend: by method."""
         return sorted(self.lines, key=lambda line: rank(line.colour))
@@ -100,10 +123,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels side by side over one legend, which lists each text once."""
+    """Panels side by side over one legend, which lists each text once, and a label without its notes if it has any."""
 
     title: str
     panels: tuple[Panel, ...]
+
+    @property
+    def noted(self) -> set[str]:
+        """The labels that have a note in one of the panels."""
+        return {line.label for panel in self.panels for line in panel.lines if line.note}
 
     @property
     def seen(self) -> str:
@@ -213,12 +241,12 @@ def trained_rule(trained: int) -> Rule:
     return Rule(trained, f"trained to M = {trained}", BLACK, vertical=True)
 
 
-def line_of_positions(values: xr.DataArray, label: str, look: Look, faint: bool = False) -> Line:
+def line_of_positions(values: xr.DataArray, label: str, look: Look, faint: bool = False, note: str = "") -> Line:
     """One method's values over position, broken where positions were not captured."""
     position = values["position"].values
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x, y = (np.insert(axis.astype(float), gaps, np.nan) for axis in (position, values.values))
-    return Line(label, x, y, *look, tokens=token_texts(values, gaps), faint=faint)
+    return Line(label, x, y, *look, tokens=token_texts(values, gaps), faint=faint, note=note)
 
 
 def token_texts(values: xr.DataArray, gaps: np.ndarray | None = None) -> tuple[str, ...]:

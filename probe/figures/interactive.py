@@ -191,7 +191,9 @@ def _draw_chart(chart: Chart) -> go.Figure:
         horizontal_spacing=0.12,
         subplot_titles=["<br>".join(map(escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )
-    listed: dict[Any, None] = {}
+    groups = {_entry(line.entry): _entry(line.label) for panel in chart.panels for line in panel.lines}
+    listed: dict[str, None] = {}
+    unlisted = {_entry(label) for label in chart.noted}
     lines = max(len(wrap(panel.title, _TITLE)) for panel in chart.panels)
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for column, panel in enumerate(chart.panels, 1):
@@ -199,12 +201,15 @@ def _draw_chart(chart: Chart) -> go.Figure:
         for band in bands:
             figure.add_trace(band, 1, column)
         for trace in [*(_line(line, panel) for line in panel.in_order), *(_point(point) for point in panel.points)]:
-            figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
-            listed[trace.name] = None
+            name = str(trace.name)
+            is_new = name not in {*listed, *unlisted}
+            figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), 1, column)
+            listed |= {name: None} if is_new else {}
         for rule in panel.rules:
             _add_rule(figure, rule, panel, column)
         _axes(figure, panel, column)
-    below = ROOM_BELOW + _LEGEND_LINE * (_legend_lines(listed, len(chart.panels)) - 1)
+    below = ROOM_BELOW + _TITLE_LINE * any(panel.outside for panel in chart.panels)
+    below += _LEGEND_LINE * (_legend_lines(listed, len(chart.panels)) - 1)
     figure.update_layout(
         title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         height=_PLOT + head + below,
@@ -238,14 +243,14 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         mode, stroke = "markers", {"color": line.colour}
     elif line.symbol == "none":
         mode, symbol = "lines", None
-    hover = [panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
+    hover = [panel.title, line.entry, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     hover += ["%{customdata}"] * bool(line.tokens)
     low, high = line.interval or (line.y, line.y)
     template = "%{text}" if line.texts else "<br>".join(map(escaped, hover))
     return go.Scatter(
         x=line.x,
         y=line.y,
-        name=_entry(line.label),
+        name=_entry(line.entry),
         mode=mode,
         line=stroke,
         marker={"symbol": symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
@@ -298,13 +303,18 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     place: dict[str, Any] = {"row": 1, "col": column}
     line = {"color": rule.colour, "dash": rule.dash, "width": 1.5}
     (figure.add_vline if rule.vertical else figure.add_hline)(rule.at, line=line, **place)
-    below = rule.at > sum(panel.y_range) / 2
-    where: dict[str, Any] = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
+    below = panel.is_below(rule)
+    where: dict[str, Any] = {
+        "x": int(rule.right),
+        "xref": "x domain",
+        "y": rule.at,
+        "yanchor": "top" if below else "bottom",
+    }
     if rule.vertical:  # an annotation on a logarithmic axis takes the logarithm, a line does not
         x = math.log10(rule.at) if panel.log_x else rule.at
         where = {"x": x, "y": 1, "yref": "y domain", "yanchor": "top"}
     text = {"text": escaped(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
-    figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
+    figure.add_annotation(**text, **where, xanchor="right" if rule.right else "left", showarrow=False, **place)
 
 
 def _beside_rules(panel: Panel) -> list[float] | None:
@@ -323,7 +333,8 @@ def _beside_rules(panel: Panel) -> list[float] | None:
 
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     figure.update_yaxes(title_text=escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
-    x: dict[str, Any] = {"title_text": escaped(panel.x_title), "title_standoff": 8, "zeroline": False}
+    below = "<br>".join(map(escaped, filter(None, [panel.x_title, panel.outside])))
+    x: dict[str, Any] = {"title_text": below, "title_standoff": 8, "zeroline": False}
     if panel.log_x or panel.x_ticks:
         labels = map(str, panel.x_ticks) if panel.log_x else panel.x_labels or map(str, panel.x_ticks)
         x |= {"tickvals": list(panel.x_ticks), "ticktext": list(map(escaped, labels))}

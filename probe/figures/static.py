@@ -206,7 +206,8 @@ def _draw_chart(chart: Chart) -> Figure:
     entries = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+            if label not in chart.noted:
+                entries.setdefault(label, handle)
     rows = -(-len(entries) // max(1, int(width / (0.45 + 0.056 * max(map(len, entries))))))
     figure.set_figheight(_PANEL[1] + rows * _LINE_INCHES)
     figure.legend(
@@ -232,7 +233,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
             axis.hlines(point.y, *point.ends, color=point.colour, linewidth=1.6)
     for rule in panel.rules:
         _draw_rule(axis, rule, panel)
-    axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
+    below = "\n".join(filter(None, [panel.x_title, panel.outside]))
+    axis.set(title=panel.title, xlabel=below, ylabel=panel.y_title, ylim=panel.y_range)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)
@@ -250,7 +252,7 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
     style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": FAINT if line.faint else 1}
-    axis.plot(line.x, line.y, label=line.label, **style, **marks)
+    axis.plot(line.x, line.y, label=line.entry, **style, **marks)
     if line.interval is not None:
         if line.band:
             axis.fill_between(line.x, *line.interval, color=line.colour, alpha=0.15, linewidth=0)
@@ -269,6 +271,7 @@ def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
         axis.annotate(rule.text, (rule.at, 1), **place, **look)
     else:
         axis.axhline(rule.at, **style)
-        below = rule.at > sum(panel.y_range) / 2
-        place = {"xytext": (3, -3 if below else 3), "ha": "left", "va": "top" if below else "bottom"}
-        axis.annotate(rule.text, (0, rule.at), xycoords=("axes fraction", "data"), **place, **look)
+        below = panel.is_below(rule)
+        place = {"xytext": (-3 if rule.right else 3, -3 if below else 3), "va": "top" if below else "bottom"}
+        place["ha"] = "right" if rule.right else "left"
+        axis.annotate(rule.text, (int(rule.right), rule.at), xycoords=("axes fraction", "data"), **place, **look)

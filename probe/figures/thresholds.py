@@ -23,7 +23,6 @@ from probe.figures.styles import RED, style
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import excluded
 
-_EXCLUDED = "excluded"
 _MIDDLE = "#808080"  # seen on white and on black
 _WIDTH, _HEIGHT, _STEPS = 200, 90, 150  # pixels of a small picture, and points of a line in it
 
@@ -32,7 +31,8 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     """One dim's value over position at the first captured layer and at `layer`, where its threshold is observed.
 
     hidden (method, layer, position, dim) and search (from `probe.search`) are of one prompt. Values are smoothed as in
-    the search. Both panels span the same range of values, so that their motions compare.
+    the search. Both panels span the same range of values, so that their motions compare. Crossings, the threshold and
+    its limit are of `layer`, and are drawn in its panel only.
     """
     smoothing, trained = search.attrs["smoothing"], search.attrs["trained_length"]
     layers = sorted({int(hidden["layer"].values[0]), layer})
@@ -40,20 +40,27 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     at = search.sel(layer=layer, dim=dim)
     threshold, limit = float(at["threshold"]), float(at["limit"])
     ranges = central_ranges(values, search.attrs["warm_up"], 0.005)
-    ranges[-1] = min(ranges[-1][0], limit), max(ranges[-1][1], limit)
-    levels = (Rule(threshold, "", RED), *([Rule(limit, "", RED, dash="dot")] if limit != threshold else []))
+    ranges[-1] = min(ranges[-1][0], threshold, limit), max(ranges[-1][1], threshold, limit)
+    names = {threshold: f"threshold {threshold:.3g}"}
+    names[limit] = f"limit {limit:.3g}" if limit != threshold else f"threshold and limit {limit:.3g}"
+    looks = zip(names.items(), ("dash", "dot"), strict=False)
+    levels = [Rule(level, text, RED, dash, right=True) for (level, text), dash in looks]
     methods = values["method"].values.tolist()
     texts = {method: _text(at.sel({"method": method})) for method in methods}
-    left_out = [method for method in methods if texts[method].startswith(_EXCLUDED)]
+    left_out = {method for method in methods if bool(excluded(at.sel({"method": method})))}
     panels = []
     for shown_layer, y_range in zip(layers, same_span(ranges), strict=True):
         here, observing, lines, points = values.sel(layer=shown_layer), shown_layer == layer, [], []
         for method in methods:
-            label, crossing = f"{method}: {texts[method]}", float(at["crossing"].sel({"method": method}))
-            line = here.sel({"method": method})
-            lines.append(line_of_positions(line, label, style(method), method in left_out))
-            if observing and np.isfinite(crossing) and method not in left_out:
-                points.append(Point(label, crossing, float(line.sel(position=int(crossing))), style(method)[0]))
+            line, crossing = here.sel({"method": method}), float(at["crossing"].sel({"method": method}))
+            if not observing:
+                lines.append(line_of_positions(line, method, style(method)))
+                continue
+            note = f", layer {layer}: {texts[method]}"
+            lines.append(line_of_positions(line, method, style(method), method in left_out, note))
+            if np.isfinite(crossing) and method not in left_out:
+                y = float(line.sel(position=int(crossing)))
+                points.append(Point(method + note, crossing, y, style(method)[0]))
         panels.append(
             Panel(
                 title=f"layer {shown_layer}, dim {dim}",
@@ -67,10 +74,9 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
             )
         )
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
-    passed = "" if limit == threshold else f", passed beyond {limit:.3g}"
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
-    return Chart(f"{where}: threshold {threshold:.3g}{passed}{no_threshold}", tuple(panels))
+    return Chart(f"{where}: {', '.join(names.values())}{no_threshold}", tuple(panels))
 
 
 def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> Chart:
@@ -84,27 +90,32 @@ def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> Chart
 
 
 def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """Each (layer, dim) as a small picture in HTML: every method's value over position; dashed: M, the threshold."""
+    """Each (layer, dim) as a small picture in HTML: every method's value over position.
+
+    Dashed: M, the threshold; dotted: its limit. What lies outside the central 99% is drawn at the edge.
+    """
     trained, smoothing = search.attrs["trained_length"], search.attrs["smoothing"]
     pictures = []
     for layer, dim in pairs:
         values, at = smooth(hidden.sel(layer=layer, dim=dim).load(), smoothing), search.sel(layer=layer, dim=dim)
         shown = values.isel(position=slice(None, None, max(1, values.sizes["position"] // _STEPS)))
-        position, threshold = shown["position"].values, float(at["threshold"])
+        position, threshold, limit = shown["position"].values, float(at["threshold"]), float(at["limit"])
         late = shown.sel(position=slice(search.attrs["warm_up"], None)).values
-        low, high = np.nanquantile([*late.ravel(), threshold], [0.005, 0.995])
+        low, high = np.nanquantile(late, [0.005, 0.995])
+        low, high = min(low, threshold, limit), max(high, threshold, limit)
         x = _WIDTH * (position - position[0]) / (position[-1] - position[0])
         m = _WIDTH * (trained - position[0]) / (position[-1] - position[0])
-        level = _height(np.array(threshold), low, high).item()
         lines = [f'<path d="M{m:z.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
-        lines.append(f'<path d="M0 {level:z.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="4 3"/>')
+        for y, dash in zip(_height(np.array([threshold, limit]), low, high), ("4 3", "1 3"), strict=True):
+            lines.append(f'<path d="M0 {y:z.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="{dash}"/>')
         for method in shown["method"].values.tolist():
             y = _height(shown.sel({"method": method}).values, low, high)
             points = " ".join(f"{a:z.1f},{b:z.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
             faint = ' opacity="0.3"' if bool(excluded(at.sel({"method": method}))) else ""
             colour = _MIDDLE if method == "origin" else style(method)[0]
             lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"{faint}/>')
-        label = f"layer {layer}, dim {dim} over position; dashed: M, and the threshold {threshold:.3g}"
+        levels = f"dashed: M, the threshold {threshold:.3g}; dotted: the limit {limit:.3g}"
+        label = f"layer {layer}, dim {dim} over position; {levels}"
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(lines)}</svg>'
         data = base64.b64encode(svg.encode()).decode()
         pictures.append(f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" style="width: 100%">')
@@ -130,8 +141,9 @@ def same_span(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _text(at: xr.Dataset) -> str:
-    """Where a method crosses the threshold, or why that is not judged."""
+    """Where a method crosses the limit, or why that is not counted."""
     if bool(excluded(at)):
-        return f"{_EXCLUDED}, beyond the threshold on {float(at['inside']):.0%} of positions inside M"
+        inside = f"{at.attrs['warm_up']} to {at.attrs['trained_length'] - 1}"
+        return f"excluded, beyond the limit on {float(at['inside']):.0%} of positions {inside}"
     crossing = float(at["crossing"])
-    return f"no crossing up to {at.attrs['length']}" if np.isnan(crossing) else f"crosses at {crossing:.0f}"
+    return f"no crossing up to {at.attrs['length']}" if np.isnan(crossing) else f"crosses the limit at {crossing:.0f}"

@@ -42,11 +42,11 @@ class CrossingRule:
         sustained: A crossing must hold for so many positions, the first of which is the crossing.
         warm_up: Positions below it (few tokens of context, the first token's huge values) are not part of the
             reference; default 0.
-        margin: A value is beyond the threshold when it passes it by so many in-window spreads; default 3. 0 is the
-            paper's rule, which counts noise about a level as a crossing.
+        margin: In-window spreads from the threshold to the limit that a crossing passes; default 3. 0 is the paper's
+            rule, which counts noise about a level as a crossing.
         minimum_score: The least score of a threshold dim, see `search`; default 6.
-        share: Of the positions of a threshold dim, so many are on the safe side inside the window, and beyond the
-            threshold after the crossing; default 0.95.
+        share: Of the positions of a threshold dim, so many are not beyond the limit inside the window, and beyond it
+            after the crossing; default 0.95.
         floor: The least in-window spread, as a share of the layer's typical magnitude (median over dims of the median
             absolute in-window value); default 0.01. Smaller motions are not taken for signals.
 
@@ -128,7 +128,7 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
 
         - `threshold` = x(M); `side` = sign(median of x over B - threshold)
         - `spread` = (95% - 5% quantile of x over I) / 3.29, the standard deviation if x is Gaussian; at least `floor`
-        - `limit` = threshold + side * margin * spread, the line that counts as passed
+        - `limit` = threshold + side * margin * spread
         - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
           (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
           goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its size for its spread: it

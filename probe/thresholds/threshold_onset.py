@@ -1,4 +1,4 @@
-"""Where each method crosses the thresholds, its threshold onset; and a control, what is found inside the window.
+"""Where each method crosses the limits, its threshold onset; and a control, what is found inside the window.
 
 The negative control of the rule `paper` is the same search and onset at places inside the window, and at M.
 """
@@ -28,7 +28,7 @@ _PAIR = ("layer", "dim")
 
 @dataclass(frozen=True)
 class ThresholdOnset(InWords):
-    """Where a method crosses the thresholds of the best dims, in tokens. No prediction of failure.
+    """Where a method crosses the limits of the best threshold dims, in tokens. No prediction of failure.
 
     length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
@@ -58,7 +58,7 @@ class ThresholdOnset(InWords):
         if self.chosen < self.least:
             return f"too few threshold dims: {self.chosen}, {self.least} are needed"
         if not self.judged:
-            return "beyond the thresholds already inside the window"
+            return "beyond the limits already inside the window"
         if not self.known:
             return f"cannot tell: {self.judged} of {self.chosen} dims can be judged, {self.least} are needed"
         if self.length is None:
@@ -83,12 +83,12 @@ def best(crossings: xr.Dataset, top: int) -> list[tuple[int, int]]:
 
 
 def excluded(crossings: xr.Dataset) -> xr.DataArray:
-    """Where a method is beyond the line inside the window too often for its crossing to be counted."""
+    """Where a method is beyond the limit inside the window too often for its crossing to be counted."""
     return crossings["inside"] > 1 - crossings.attrs["share"]
 
 
 def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
-    """Where each method crosses the line: a position, 'never', or 'excluded'."""
+    """Where each method crosses the limit: a position, 'never', or 'excluded'."""
     texts = [
         "excluded" if out else "never" if np.isnan(at) else f"{at:.0f}"
         for at, out in zip(crossings["crossing"].values.flat, excluded(crossings).values.flat, strict=True)
@@ -97,7 +97,7 @@ def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
 
 
 def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUDGED_DIMS) -> list[ThresholdOnset]:
-    """Where each method crosses the thresholds of the best dims, one onset a method.
+    """Where each method crosses the limits of the best threshold dims, one onset a method.
 
     Args:
         crossings: One prompt's `search`.

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
-from probe.commands.locate.clamp import Clamp, threshold_dims
+from probe.commands.locate.clamp import Clamp, clamped_dims
 from probe.commands.locate.loss_gap import PairedLosses
 from probe.commands.locate.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
 from probe.commands.locate.plan import ORIGIN, plan
@@ -129,7 +129,7 @@ def measure(journal: Journal, planned: Any) -> None:
     mean = drifts.mean(1)
     ids, _ = repeated_word(loaded.tokenizer, planned.request.word, len(prompts[0].ids))
     width, methods = mean.shape[1], [*planned.methods.values()]
-    crossing = threshold_dims(bridge, ids, methods, width // 2)["paper"]
+    crossing = clamped_dims(bridge, ids, methods, width // 2)["paper"]
     word = {layer: dims for layer, dims, _ in crossing}
     moved = (mean / inside.std(1)).numpy()
     journal.add(("dims",), {"word": [[*row] for row in word.items()], "moved": moved.round(4).tolist()})

@@ -1,4 +1,4 @@
-"""Clamping dims of the baseline to their range inside the trained length: are crossed thresholds causes?"""
+"""Clamping dims of the baseline to their range inside the trained length: are those that leave it causes?"""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ RULES = ("drift", "paper")
 CONTROLS = 5
 """Sets of random dims."""
 LayerDims = tuple[int, Sequence[int], Sequence[Sequence[int]]]
-"""A layer, its threshold dims, and `CONTROLS` sets of as many others."""
+"""A layer, its dims by a rule, and `CONTROLS` sets of as many others."""
 
 
-def threshold_dims(
+def clamped_dims(
     bridge: TransformerBridge, ids: Sequence[int], methods: Sequence[Method], top: int, *, executor: str = "fused"
 ) -> dict[str, list[LayerDims]]:
     """By rule, then layer: up to `top` dims that leave their range beyond M in a pass over `ids`, and control sets.
 
-    methods: the reference, whose dims these are, and the method. drift: of the drifting layers, the dims with the
-    largest shares. paper: the threshold dims of `search`, those of highest rank. Control dims are others of the layer,
-    drawn from those nearest in variance between M/4 and M. A layer without threshold dims is left out.
+    methods: the reference, whose dims these are, and the method. drift: the drift dims, of the drifting layers those
+    with the largest shares. paper: the threshold dims of `search`, those of highest rank. Control dims are others of
+    the layer, drawn from those nearest in variance between M/4 and M. A layer without dims is left out.
     """
     passes = [capture_states(bridge, ids, method, executor=executor)["resid_post"] for method in methods]
     hidden = xr.concat(passes, "method")
@@ -84,8 +84,9 @@ def control_dims(variance: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Clamp:
-    """The baseline with some dims clamped. layer: None is all of `dims`. which: 'threshold' or 'random N'.
+    """The baseline with some dims clamped. layer: None is all of `dims`.
 
+    which: 'threshold', the dims by the rule, or 'random N'.
     inside: the control inside the window: items of M tokens, clamped from M/2 on as if that were M.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from probe.commands.locate.result import PATCH, Effect, Located, SmallestSet
+from probe.commands.locate.result import DIMS, PATCH, Effect, Located, SmallestSet
 from probe.figures.figure_data import (
     Chart,
     Heatmaps,
@@ -104,9 +104,9 @@ def smallest_chart(summary: Located, length: int, measure: str, methods: Sequenc
 
 
 def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> Chart | None:
-    """What clamping the threshold dims recovers, beside as many random ones: by layer, and in all layers at once.
+    """What clamping the dims of a rule recovers, next to as many random ones: by layer, and in all layers at once.
 
-    rule: by which the dims are threshold dims, of those in the summary.
+    rule: by which the dims are chosen, of those in the summary.
     """
     labels = {"method": method, "length": length, "measure": measure, "rule": rule}
     rows = having(summary.effects, kind="clamp", **labels)
@@ -117,13 +117,12 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
         kinds: dict[str, list[Effect]] = {}
         for row in subset:  # all random sets share one name
             kinds.setdefault(str(row.which or "all").partition(" ")[0], []).append(row)
-        lines = [_clamped(kinds[kind], places, kind, offset(n, len(kinds))) for n, kind in enumerate(kinds)]
+        lines = [_clamped(kinds[kind], places, kind, offset(n, len(kinds)), DIMS[rule]) for n, kind in enumerate(kinds)]
         names = ["all" if place is None else str(place) for place in places]
         title = _CLAMPS.get(str(way), str(way))
         panels.append(_panel(title, "layer", lines, range(len(places)), names, rules=(_ZERO,)))
-    by = f" by the rule “{rule}”" if rule else ""
-    run = f"{baseline_name(summary)}'s run beyond M"
-    title = f"Dims{by} clamped in {run}: share of its excess loss over {method} recovered"
+    dims, run = DIMS[rule].capitalize(), f"{baseline_name(summary)}'s run beyond M"
+    title = f"{dims} clamped in {run}: share of its excess loss over {method} recovered"
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
@@ -204,8 +203,12 @@ def _smallest(row: SmallestSet) -> Panel:
     return _panel(method, "number of heads", lines, sizes, rules=rules, points=points)
 
 
-def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, shift: float) -> Line:
-    """By place: the share with its interval, or of several sets the mean with the least and the largest."""
+def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, shift: float, dims: str) -> Line:
+    """By place: the share with its interval, or of several sets the mean with the least and the largest.
+
+    dims: what those of the rule are called.
+    """
+    dims = dims if kind == "threshold" else f"{kind} dims"
     by_place = {place: subset for place in places if (subset := having(rows, layer=place))}
     sets = max(map(len, by_place.values()))
     texts, triples = [], []
@@ -214,7 +217,7 @@ def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, sh
         values = [share for share, *_ in shares]
         triples.append((np.mean(values), np.min(values), np.max(values)) if sets > 1 else shares[0])
         where = "all layers" if place is None else f"layer {place}"
-        texts.append(f"{kind} dims, {where}: {', '.join(percent(*share) for share in shares)}")
+        texts.append(f"{dims}, {where}: {', '.join(percent(*share) for share in shares)}")
     x = [places.index(place) + shift for place in by_place]
-    label = f"{kind} dims: mean and range of {sets} sets" if sets > 1 else f"{kind} dims, 95% interval"
+    label = f"{dims}: mean and range of {sets} sets" if sets > 1 else f"{dims}, 95% interval"
     return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["threshold"]), texts)

@@ -28,7 +28,7 @@ class LocateRequest(MethodsRequest):
 
     layers: to go over. heads: to go over, such as 'L2H3', or the layers with all theirs, 'all' or 'none'; None: all, if
     they are at most 64. ways: of patches. dims: clamped in a layer. candidates: heads that the smallest set is chosen
-    from. word: the repeated word whose threshold dims are clamped.
+    from. word: the repeated word on which the clamped dims are chosen.
     """
 
     default_methods: ClassVar[str] = "rerope"
@@ -54,11 +54,11 @@ class LocateRequest(MethodsRequest):
     ways: Annotated[tuple[Way, ...], Split] = option(
         ("only", "without"), "only: the method in that layer or head alone; without: everywhere else", **_tried("patch")
     )
-    dims: Count = option(10, "threshold dims to clamp in each layer", **_tried("clamp"))
+    dims: Count = option(10, "drift dims to clamp in each layer, and as many threshold dims", **_tried("clamp"))
     candidates: Count = option(
         64, "choose the smallest set among this many heads, those that recover most alone", **_tried("smallest")
     )
-    word: Text = option("hello", "threshold dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
+    word: Text = option("hello", "the clamped dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
     text: Text | None = option(
         None,
         TEXT_HELP,

@@ -15,6 +15,9 @@ from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, form
 PATCH = "patch"
 """The kind of an effect of a method in one place."""
 
+DIMS = {"drift": "drift dims", "paper": "threshold dims", None: "dims"}
+"""What the dims of a clamp are called, by the rule that chose them; None: files without a rule."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -54,7 +57,7 @@ class Effect(OfHead):
     length: int
     measure: str
     kind: Annotated[str, BeforeValidator(lambda kind: PATCH if kind == "weave" else kind)]
-    """patch (weave in earlier files): the method in one place; clamp: threshold dims clamped."""
+    """patch (weave in earlier files): the method in one place; clamp: dims clamped."""
     way: str
     """only or without; of a clamp at-M or range."""
     layer: int | None
@@ -70,9 +73,9 @@ class Effect(OfHead):
     high: Number
     items: int
     rule: str | None = None
-    """Of a clamp: by which rule its dims are threshold dims."""
+    """Of a clamp: by which rule its dims are chosen, see `DIMS`."""
     which: str | None = None
-    """Of a clamp: `threshold`, or a set of as many random dims."""
+    """Of a clamp: `threshold`, the dims by the rule, or a set of as many random dims."""
 
     @property
     def is_clear(self) -> bool:

@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.errors import Failed
 from mesa.methods import Method
-from probe.commands.locate.clamp import threshold_dims
+from probe.commands.locate.clamp import clamped_dims
 from probe.commands.locate.passes import BASELINE, PATCHED, RunPair, blocks
 from probe.commands.locate.plan import ORIGIN, ItemGroup, LocateKey, LocatePlan
 from probe.commands.locate.result import LOCATED
@@ -76,7 +76,7 @@ class RunCache:
         plan, request = self.plan, self.plan.request
         methods = [plan.methods[ORIGIN], plan.methods[plan.compared[0]]]
         ids, _ = repeated_word(self._tokenizer, request.word, length)
-        return threshold_dims(self._bridge, ids, methods, request.dims, executor=request.executor)
+        return clamped_dims(self._bridge, ids, methods, request.dims, executor=request.executor)
 
     def _pair(
         self, group: ItemGroup, name: str, number: int, *, inside: bool = False, is_search: bool = False

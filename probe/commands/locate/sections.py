@@ -21,8 +21,9 @@ _MADE = {
     "is head 3 of layer 2.",
     "Enough, needed": "Enough: the method in that place alone, the unmodified model elsewhere. Needed: the method "
     "everywhere but there.",
-    "Clamped": "Threshold dims clamped at their values at M, or within their in-window range, beside as many random "
-    "dims of the same layer matched in variance.",
+    "Clamped": "Dims clamped at their values at M, or within their in-window range, next to as many random dims of the "
+    "same layer matched in variance. Drift dims have the largest shares of their layer's drift (the rule “drift”); "
+    "threshold dims cross a threshold (the rule “paper”).",
     "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, beside random sets "
     "of every size.",
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from probe.commands.locate.result import PATCH, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import DIMS, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.heads import head_name
 from probe.store.result_file import having
 from probe.store.results import percent
@@ -44,7 +44,7 @@ def _sentences(summary: Located, gap: Loss) -> list[str]:
         _layers(having(layers, way="without"), f"Loss that returns with {method} everywhere but in one layer"),
         _best(heads),
         _smallest(having(summary.smallest, **gap.labels)),
-        _clamps(effects, having(summary.inside, length=gap.length, measure=gap.measure)),
+        *_clamps(effects, having(summary.inside, length=gap.length, measure=gap.measure)),
         f"Some shares are over {fewer} item{'s' * (fewer > 1)}." if fewer < gap.items else "",
         f"{summary.tasks_left} tasks are left to run." if summary.tasks_left else "",
     ]
@@ -103,20 +103,19 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
     return f"None of {len(known)} sets recovers {_ENOUGH:.0%}; the last: {text}"
 
 
-def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> str:
-    """The range of shares over all ways of clamping all layers, and the largest cost inside the window."""
+def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> Iterator[str]:
+    """By the dims' rule: the range of shares over all ways of clamping all layers, and the largest cost inside."""
     everywhere = having(effects, kind="clamp", layer=None)
-    clamped = _ranked(having(everywhere, which="threshold"))
-    if not clamped:
-        return ""
-    shares = _share(clamped[0]) if len(clamped) == 1 else f"{_share(clamped[-1])} to {_share(clamped[0])}"
-    random = sorted(round(100 * row.share) for row in everywhere if row not in clamped)
-    beside = f" (random dims {random[0]}% to {random[-1]}%)" if random else ""
-    text = f"Clamping the threshold dims of all layers beyond M recovers {shares}{beside}."
-    costs = sorted(having(inside, which="threshold"), key=lambda row: row.cost)
-    if costs:
-        text += f" Inside M it costs up to {costs[-1].cost:z.2f} {_interval(costs[-1])} nats/token."
-    return text
+    for rule in dict.fromkeys(row.rule for row in having(everywhere, which="threshold")):
+        rows = having(everywhere, rule=rule)
+        clamped = _ranked(having(rows, which="threshold"))
+        shares = _share(clamped[0]) if len(clamped) == 1 else f"{_share(clamped[-1])} to {_share(clamped[0])}"
+        random = sorted(round(100 * row.share) for row in rows if row not in clamped)
+        compared = f" (random dims {random[0]}% to {random[-1]}%)" if random else ""
+        text = f"Clamping the {DIMS[rule]} of all layers beyond M recovers {shares}{compared}."
+        costs = sorted(having(inside, which="threshold", rule=rule), key=lambda row: row.cost)
+        cost = f" Inside M it costs up to {costs[-1].cost:z.2f} {_interval(costs[-1])} nats/token." if costs else ""
+        yield text + cost
 
 
 def _ranked(rows: Sequence[Effect]) -> list[Effect]:

@@ -138,7 +138,7 @@ def predicted_failures(
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
-    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and truncation's."""
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', truncation's."""
     if longest is None or math.isnan(longest.tail_nll):
         return None
     difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)

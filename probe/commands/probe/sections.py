@@ -111,8 +111,8 @@ def _thresholds(summary: Summary, best: Sequence[Section]) -> Section:
     if best:
         text += (
             " The best dims' values over position, at the first captured layer and at the layer where the threshold is "
-            f"observed. Black dashed: M. Red dashed: the threshold, {summary.reference}'s value at M; red dotted: the "
-            "line that counts as passed. Diamonds: crossings."
+            f"observed. Black dashed: M. Red dashed: the threshold, {summary.reference}'s value at M. Red dotted: the "
+            "limit that a crossing passes. Diamonds: crossings."
         )
     return Section("Observed thresholds, dim by dim", [text], parts=best)
 
@@ -225,10 +225,11 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
         "Threshold and crossing",
         f"Values are means over the last {rule.smoothing} token(s). The threshold of a (layer, dim) pair is "
         f"{reference}'s value at position M; its side is the one on which the median of {reference}'s values beyond M "
-        "lies. A method crosses at the first position from M on from which its value stays beyond the threshold, by "
-        f"more than {rule.margin} in-window spreads, for {rule.sustained} consecutive captured positions. The "
-        f"spread is a 3.29th of the distance between the 5% and 95% quantiles of {reference}'s values at positions "
-        f"{rule.warm_up} to M, and at least {rule.floor} of the layer's typical magnitude (median over dims of "
+        f"lies. The limit lies {rule.margin:g} in-window spreads beyond the threshold, on that side. A method crosses "
+        "at the first position from M on from which its value stays beyond the limit, for "
+        f"{rule.sustained} consecutive captured positions. The spread is a 3.29th of the distance between the 5% and "
+        f"95% quantiles of {reference}'s values at positions {rule.warm_up} to M, and at least {rule.floor} of the "
+        "layer's typical magnitude (median over dims of "
         "the median absolute value).",
     )
     yield (
@@ -239,13 +240,13 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
     yield (
         "Threshold dim",
         f"Score at least {rule.minimum_score}; on at least {100 * rule.share:.0f}% of the in-window positions "
-        "not beyond the line, and after the crossing beyond it on as many.",
+        "not beyond the limit, and after the crossing beyond it on as many.",
     )
     yield (
         "Drift onset, threshold onset",
         "Drift onset: where the first layer drifts. Threshold onset (the rule “paper”): median crossing over the best "
         f"{TOP} threshold dims (each dim at its best layer only), leaving out those where the method is beyond the "
-        "line already inside the window; “none up to” when not more than half of them cross. The dims are chosen on "
+        "limit already inside the window; “none up to” when not more than half of them cross. The dims are chosen on "
         f"{reference}: its own crossing is a description. With fewer than {MIN_JUDGED_DIMS} dims there is no threshold "
         "onset. Neither predicts failure (docs/findings.md); what does is `mesa-lens predict`.",
     )

@@ -115,15 +115,15 @@ def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Ta
 
 
 def crossing_table(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Table:
-    """Of one prompt's hidden states, score, threshold and where each method crosses it, by layer:dim."""
+    """Of one prompt's hidden states, score, threshold, limit and where each method crosses that, by layer:dim."""
     rows = []
     for layer, dim in pairs:
         at = search.sel(layer=layer, dim=dim)
-        scores = f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}"
+        scores = [f"{float(at[name]):z.{digits}f}" for name, digits in (("score", 1), ("threshold", 2), ("limit", 2))]
         rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
-    head = ("layer:dim", "score", "threshold", *search["method"].values)
+    head = ("layer:dim", "score", "threshold", "limit", *search["method"].values)
     where = f"{hidden.name} on prompt {hidden['prompt'].item()}" if "prompt" in hidden.coords else hidden.name
-    title = f"thresholds of {where}, and where each method crosses them"
+    title = f"thresholds of {where}, and where each method crosses their limits"
     return Table(title, head, tuple(rows))
 
 

@@ -14,7 +14,7 @@ from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.render import html_embed, least_width
 from probe.figures.static import draw, picture, pictures
 from probe.figures.styles import BLACK, style
-from probe.figures.thresholds import threshold_chart
+from probe.figures.thresholds import dim_chart, small_thresholds, threshold_chart
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import PredictedFailure, measured_failure
 from probe.thresholds.search import CrossingRule, search
@@ -50,7 +50,7 @@ def test_threshold_marks(hidden, crossings):
     assert [rule.at for rule in observing.rules] == [M, float(at["threshold"]), float(at["limit"])]
     assert [rule.colour for rule in observing.rules] == [styles.BLACK, styles.RED, styles.RED]
     crossing = {method: float(at["crossing"].sel({"method": method})) for method in ("origin", "dynamic-ntk")}
-    assert {(point.text.split(":")[0], point.x) for point in observing.points} == set(crossing.items())
+    assert {(point.text.split(",")[0], point.x) for point in observing.points} == set(crossing.items())
     for line, method in zip(observing.lines, hidden["method"].values, strict=True):
         np.testing.assert_allclose(line.y, hidden.sel({"method": method, "layer": layer, "dim": dim}), rtol=1e-6)
     spans = [panel.y_range[1] - panel.y_range[0] for panel in chart.panels]
@@ -65,8 +65,83 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     line = chart.panels[1].lines[2]
     assert np.flatnonzero(np.isnan(line.y)).tolist() == [40]
     assert (line.x[39], line.x[41]) == (79, 250)
-    assert line.label == "dynamic-ntk: crosses at 250"
-    assert chart.panels[1].lines[1].label == "rerope: no crossing up to 300"
+    layer = best(crossings, 1)[0][0]
+    assert line.entry == f"dynamic-ntk, layer {layer}: crosses the limit at 250"
+    assert chart.panels[1].lines[1].entry == f"rerope, layer {layer}: no crossing up to 300"
+
+
+def test_a_panel_carries_what_was_found_in_its_own_layer_alone(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    chart = threshold_chart(hidden, crossings, layer, dim)
+    first, observing = chart.panels
+    methods = hidden["method"].values.tolist()
+    assert [line.entry for line in first.lines] == methods
+    assert not first.points
+    assert not any(line.faint for line in first.lines)
+    assert all(line.entry.startswith(f"{line.label}, layer {layer}: ") for line in observing.lines)
+    drawn = draw(chart)
+    (legend,) = drawn.legends
+    entries = {line.entry for line in observing.lines}
+    assert {text.get_text() for text in legend.get_texts()} == entries  # of both panels, each method once
+    both = interactive.draw(chart)
+    shown = [trace for trace in both.data if trace.showlegend]
+    assert {trace.name.replace("<br>", " ") for trace in shown} == entries
+    assert {trace.legendgroup for trace in both.data} == set(methods)  # a click hides a method in both
+    alone = interactive.draw(replace(chart, panels=(first,)))
+    assert {trace.name for trace in alone.data if trace.showlegend} == set(methods)
+
+
+def test_an_excluded_method_is_beyond_the_limit_not_merely_beyond_the_threshold(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    at = crossings.sel(layer=layer, dim=dim)
+    threshold, limit, side = (float(at[name]) for name in ("threshold", "limit", "side"))
+    moved = hidden.copy(deep=True)
+    inside = {"layer": layer, "dim": dim, "position": slice(crossings.attrs["warm_up"], M - 1)}
+    moved.loc[inside | {"method": "rerope"}] = (threshold + limit) / 2  # beyond the threshold on all of them
+    moved.loc[inside | {"method": "mesa"}] = limit + side
+    found = search(moved, M, CrossingRule.scaled(M))
+    chart = threshold_chart(moved, found, layer, dim)
+    texts = {line.label: line.note for line in chart.panels[1].lines}
+    assert "excluded" not in texts["rerope"]
+    share = f"{float(found['inside'].sel({'method': 'mesa', 'layer': layer, 'dim': dim})):.0%}"
+    span = f"{crossings.attrs['warm_up']} to {M - 1}"
+    assert texts["mesa"] == f", layer {layer}: excluded, beyond the limit on {share} of positions {span}"
+    assert f"mesa: excluded, beyond the limit on {share} of positions {span}" in chart.seen
+
+
+def test_lines_at_the_threshold_and_the_limit_are_named(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    at = crossings.sel(layer=layer, dim=dim)
+    threshold, limit = (f"{name} {float(at[name]):.3g}" for name in ("threshold", "limit"))
+    chart = threshold_chart(hidden, crossings, layer, dim)
+    assert chart.title.endswith(f": {threshold}, {limit}")
+    written = {text.get_text() for axis in draw(chart).axes for text in axis.texts}
+    notes = {note.text for note in interactive.draw(chart).layout.annotations}
+    assert {threshold, limit} <= written & notes
+    paper = search(hidden, M, replace(CrossingRule.scaled(M), margin=0.0))
+    level, *others = threshold_chart(hidden, paper, layer, dim).panels[1].rules[1:]
+    assert (level.text, others) == (f"threshold and limit {float(paper['limit'].sel(layer=layer, dim=dim)):.3g}", [])
+    (picture,) = small_thresholds(hidden, crossings, [(layer, dim)])
+    assert f"dashed: M, the {threshold}; dotted: the {limit}" in picture
+
+
+def test_an_axis_that_leaves_values_out_says_how_many(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    high = hidden.copy(deep=True)
+    high.loc[{"method": "origin", "layer": layer, "dim": dim, "position": slice(0, 2)}] = 1e4
+    chart = threshold_chart(high, search(high, M, CrossingRule.scaled(M)), layer, dim)
+    low, top = chart.panels[1].y_range
+    values = np.concatenate([line.y for line in chart.panels[1].lines])
+    count = ((values < low) | (values > top)).sum()
+    text = chart.panels[1].outside
+    assert text.startswith(f"outside this axis: {count} of {len(values)} values, ")
+    assert text.endswith(" to 1e+04")
+    assert draw(chart).axes[1].get_xlabel().endswith(f"\n{text}")
+    assert interactive.draw(chart).layout.xaxis2.title.text.endswith(f"<br>{text}")
+    whole = replace(chart.panels[1], y_range=(float(values.min()), float(values.max())))
+    assert whole.outside == ""
+    assert [panel.outside for panel in curves_chart(*curves()).panels] == ["", ""]
+    assert "outside this axis" in dim_chart(high, layer, dim, M).panels[0].outside
 
 
 def test_curve_marks():

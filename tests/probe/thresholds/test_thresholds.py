@@ -198,7 +198,7 @@ def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
     for first in (0, 20):  # on all of the window, and on half of it
         always = leaving(first, 70, 80)
         assert (always.length, always.judged, always.chosen) == (75, 2, 3)
-    assert str(leaving(0, 0)) == "beyond the thresholds already inside the window"
+    assert str(leaving(0, 0)) == "beyond the limits already inside the window"
 
 
 def test_too_few_judged_dims_give_no_onset():

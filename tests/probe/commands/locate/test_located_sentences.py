@@ -5,6 +5,7 @@ import json
 import located
 import pytest
 
+from probe.commands.locate.figures import clamp_chart
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sentences import located_findings
 from probe.files import write_result
@@ -33,10 +34,27 @@ def test_the_sentences_hold_the_numbers():
         "Loss that returns with rerope everywhere but in one layer: layer 2 66% [38, 93]",
         "The best of 31 single heads, L2H3, recovers 41% [31, 51].",
         "Smallest set found: 3 heads (L2H3, L2H5, L2H0) recover 92% [80, 102] (random sets of 3: 6% [2, 16]).",
+        "Clamping the drift dims of all layers beyond M recovers ",
         "Clamping the threshold dims of all layers beyond M recovers ",
         " (random dims -",
     ):
         assert part in text
+
+
+def test_each_rule_has_its_own_word_and_its_own_numbers():
+    summary = located.summary()
+    for row in located.matching(summary["effects"], kind="clamp", layer=None, which="threshold"):
+        share = {"drift": -0.55, "paper": 0.02}[row["rule"]]
+        row |= {"share": share, "low": share - 0.1, "high": share + 0.1}
+    text = text_of(summary)
+    assert "Clamping the drift dims of all layers beyond M recovers -55% [-65, -45] to -55% [-65, -45]" in text
+    assert "Clamping the threshold dims of all layers beyond M recovers 2% [-8, 12] to 2% [-8, 12]" in text
+    typed = located.typed(summary)
+    for rule, word in {"drift": "drift dims", "paper": "threshold dims"}.items():
+        chart = clamp_chart(typed, "rerope", 1024, "nll", rule)
+        assert chart.title.startswith(f"{word.capitalize()} clamped ")
+        labels = {line.label.partition(",")[0].partition(":")[0] for panel in chart.panels for line in panel.lines}
+        assert labels == {word, "random dims"}
 
 
 EVERY, NEGATIVE = {"low": -0.5, "high": 1.5}, {"share": -0.3, "low": -0.4, "high": -0.2}
