@@ -92,6 +92,17 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
     return cached(run, f"{hook}-{prompt}-{CROSSINGS}", lambda: {CROSSINGS: compute()})[CROSSINGS]
 
 
+def qualified(entry: Entry, hook: str, trained: int, rule: CrossingRule) -> dict[str, int]:
+    """By prompt, how many threshold dims its search found, of those whose search under this rule is stored."""
+    run = opened(entry)
+    is_default = (trained, rule) == (run.trained_length, CrossingRule.scaled(trained))
+    stored = load(run, f"{hook}-{CROSSINGS}") if is_default else None
+    if stored is None or isinstance(stored, str):
+        return {}
+    counts = stored[CROSSINGS]["qualified"]
+    return {str(count["prompt"].item()): int(count) for count in counts} if counts.dims else {}
+
+
 @_cache(max_entries=8, show_spinner=_ANALYSING)
 def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
     """`find_drift` by prompt (see `drifts`), or why drift cannot be judged."""

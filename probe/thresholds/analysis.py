@@ -14,7 +14,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa.methods import Method, make
-from mesa.plan import follows_length
+from mesa.plan import Plan, follows_length
 from probe.eval_tasks.base import Metric
 from probe.eval_tasks.intervals import interval, paired
 from probe.store.cache import Cache, Derived, uncached
@@ -183,8 +183,7 @@ def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr
         judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
     resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
     rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
-    length = _length(run, hidden)
-    plans = {name: method.plan(length) for name, method in _methods(run).items()}
+    plans = plans_of(run, hidden)
     return {
         name: find_drift(values, trained, rules[name], plans=plans, reference=reference)
         for name, values in judged.items()
@@ -194,6 +193,12 @@ def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr
 def _length(run: StoredRun, hidden: xr.DataArray) -> int:
     """Tokens of the passes, of which not all positions need be kept."""
     return int(run.hidden.attrs.get("length", hidden["position"].values[-1] + 1))
+
+
+def plans_of(run: StoredRun, hidden: xr.DataArray) -> dict[str, Plan]:
+    """By method, the plan of the passes that the hidden states are of, where the run tells."""
+    length = _length(run, hidden)
+    return {name: method.plan(length) for name, method in _methods(run).items()}
 
 
 def _methods(run: StoredRun) -> dict[str, Method]:

@@ -201,6 +201,13 @@ def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, t
 def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     app = opened("thresholds", run="first", pairs="1:3")
     assert app.markdown[0].value.startswith("**16** of 96")  # of 20 drifting ones
+    assert "under origin, on prompt repeated;" in app.markdown[0].value
+    counts = {prompt: opened("thresholds", run="first", prompt=prompt).markdown for prompt in ("repeated", "text-0")}
+    assert {name: texts[1].value.replace("\\", "") for name, texts in counts.items()} == {
+        "repeated": "On the other prompts: 0 on text-0.",
+        "text-0": "On the other prompts: 16 on repeated.",
+    }
+    assert counts["text-0"][0].value.startswith("**0** of 96")
     assert not app.warning
     assert "dim 3, layer 1," in titles(app)[0]
     assert "first-repeated-thresholds-1-3.svg" in downloads(app)
@@ -219,6 +226,7 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     app.text_input(key="pairs").set_value("").run()
     app.number_input(key="minimum_score").set_value(1000.0).run()
     assert app.markdown[0].value.startswith("**0** of 96")
+    assert app.markdown[1].value.replace("\\", "") == "Not counted by this rule: text-0."
     assert "No dim shows a threshold under this rule. " in shown_texts(app)  # the best one is drawn all the same
     assert "no threshold dim" in titles(app)[0]
     assert len(app.dataframe[0].value) == 20

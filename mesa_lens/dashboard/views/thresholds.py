@@ -10,25 +10,28 @@ import xarray as xr
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import choose_states, opened, searched, states
+from mesa_lens.dashboard.state import choose_states, opened, qualified, searched, states
 from probe.commands.probe.export import threshold_export
+from probe.commands.probe.sentences import listed
+from probe.commands.probe.tables import crossings_at_restarts
 from probe.figures.thresholds import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.run import Run
 from probe.store.select import reference_method
+from probe.thresholds.analysis import plans_of
 from probe.thresholds.search import CrossingRule
 from probe.thresholds.threshold_onset import best, crossing_texts
 
 _MOST = 6  # figures drawn at once
 _GALLERY, _SMALL = 10, "max(150px, 18%)"  # dims drawn small, and their width: five side by side, two on a phone
 _MEANING = (
-    "What a crossing shows: beyond M this value leaves the side of the threshold that it kept inside the window. What "
-    "it does not show: that the model fails there, or because of it. Positions inside M cross such lines too, as the "
-    "report's negative control counts; which length fails is measured by loss. A method is excluded, and drawn "
-    "faintly, where its value is beyond the threshold already inside the window."
+    "What a crossing shows: beyond M this value passes the limit, on whose other side it stayed inside the window. "
+    "What it does not show: that the model fails there, or because of it. Positions inside M cross such limits too, as "
+    "the report's negative control counts; which length fails is measured by loss. A method is excluded, and drawn "
+    "faintly, where its value is beyond the limit already inside the window."
 )
 _ROWS, _FEW = 1000, 20  # dims in the table; where none qualifies
-_EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
+_EXCLUDED = "excluded: beyond the limit already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained length (tokens)",
     "smoothing": "Smoothing (tokens)",
@@ -51,6 +54,8 @@ def page(context: Context) -> None:
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
     with above:
+        others = qualified(entry, hook, trained, rule)
+        _opening(run, hidden, crossings, {name: count for name, count in others.items() if name != prompt})
         pairs = _drawn(hidden, crossings)
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
@@ -61,15 +66,27 @@ def page(context: Context) -> None:
         _ranking(crossings)
 
 
-def _drawn(hidden: xr.DataArray, crossings: xr.Dataset) -> list[tuple[int, int]]:
-    """How many thresholds there are, and a figure of each chosen (layer, dim), which are returned."""
-    trained, reference = crossings.attrs["trained_length"], reference_method(hidden["method"].values.tolist())
+def _opening(run: Run, hidden: xr.DataArray, crossings: xr.Dataset, others: dict[str, int]) -> None:
+    """How many thresholds there are, on this prompt and on the others, and where methods cross for another reason."""
+    attrs, prompt = run.hidden.attrs, str(crossings["prompt"].item())
+    reference = reference_method(hidden["method"].values.tolist())
+    word = f", one repeated word ({attrs['word']!r})" if prompt == "repeated" and "word" in attrs else ""
     st.markdown(
         f"**{int(crossings['qualified'])}** of {int(crossings.attrs['searched'])} (layer, dim) pairs show a threshold "
-        f"at position {int(trained)} under {ui.plain(reference)}; "
-        "the smoothed value at that position is the threshold."
+        f"at position {int(crossings.attrs['trained_length'])} under {ui.plain(reference)}, on prompt "
+        f"{ui.plain(prompt + word)}; the smoothed value at that position is the threshold."
     )
+    if names := [name for name in run.hidden["prompt"].values.tolist() if name != prompt]:
+        counts = [f"{others[name]} on {name}" for name in names if name in others]
+        text = f"On the other prompts: {listed(counts)}." if counts else f"Not counted by this rule: {listed(names)}."
+        st.markdown(ui.plain(text))
+    for sentence in crossings_at_restarts(crossings, plans_of(run, hidden)):
+        st.markdown(ui.plain(sentence))
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
+
+
+def _drawn(hidden: xr.DataArray, crossings: xr.Dataset) -> list[tuple[int, int]]:
+    """A figure of each chosen (layer, dim), which are returned."""
     gallery = st.container()
     pairs = _pairs(crossings)
     with gallery:
@@ -86,7 +103,8 @@ def _gallery(hidden: xr.DataArray, crossings: xr.Dataset, drawn: list[tuple[int,
     if len(pairs) < 2:
         return
     st.markdown(
-        f"The {len(pairs)} clearest, over position; dashed: M and the threshold. Choose one to enlarge it below."
+        f"The {len(pairs)} clearest, over position. Dashed: M and the threshold; dotted: the limit; what lies outside "
+        "the central 99% of values is drawn at the edge. Choose one to enlarge it below."
     )
     with st.container(horizontal=True, key="gallery"):
         st.html(f"<style>.st-key-gallery > div {{flex: 1 1 {_SMALL}; max-width: 270px}}</style>")
@@ -117,7 +135,14 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("smoothing", 1, 512, scaled.smoothing, 1, "A value is the mean over so many positions"),
         ("sustained", 1, 4096, scaled.sustained, 1, "A crossing lasts for so many positions"),
         ("warm_up", 0, last, scaled.warm_up, 1, "Positions before it are left out"),
-        ("margin", 0.0, 50.0, scaled.margin, 0.5, "In-window spreads beyond the threshold; 0 is the paper's rule"),
+        (
+            "margin",
+            0.0,
+            50.0,
+            scaled.margin,
+            0.5,
+            "In-window spreads from the threshold to the limit; 0 is the paper's rule",
+        ),
         ("minimum_score", 0.0, 1000.0, scaled.minimum_score, 1.0, "Motion beyond M, in spreads, of a threshold dim"),
         ("share", 0.0, 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 0.0, 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
@@ -204,7 +229,7 @@ def _ranking(crossings: xr.Dataset) -> None:
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
     ui.sheet(
         table[["layer", "dim", *names, *methods.values()]],
-        "Dims by score, with threshold and crossing of each method",
+        "Dims by score, with threshold, limit and crossing of each method",
         key=key,
         on_select=lambda: _draw(key, pairs),
         column_config={

@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 
 from mesa.errors import Refused
+from mesa.plan import Plan
 from probe.commands.predict.result import PREDICTION
 from probe.commands.probe.rows import predicted_failures
 from probe.commands.probe.sections import scores
-from probe.commands.probe.tables import crossing_table, drift_table
+from probe.commands.probe.tables import crossing_table, crossings_at_restarts, drift_table
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_map, drift_name
 from probe.figures.export import Export, file_name
@@ -31,11 +32,17 @@ from probe.thresholds.threshold_onset import ThresholdOnset
 _JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
-def threshold_section(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Section:
-    """Charts of (layer, dim) pairs over position with their thresholds, and where each method crosses these."""
+def threshold_section(
+    hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]], plans: Mapping[str, Plan] | None = None
+) -> Section:
+    """Charts of (layer, dim) pairs over position with their thresholds, and where each method crosses the limits.
+
+    plans: of the passes by method, for what is said of restarts.
+    """
     stem = file_name("threshold", hidden)
     figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim) for layer, dim in pairs}
-    return Section(figures=figures, tables=[crossing_table(hidden, search, pairs)])
+    said = crossings_at_restarts(search, plans or {})
+    return Section(sentences=said, figures=figures, tables=[crossing_table(hidden, search, pairs)])
 
 
 def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:

@@ -32,7 +32,7 @@ from probe.files import check_ours, is_ours, write
 from probe.layout import REPORTED
 from probe.store.cache import DERIVED, save
 from probe.store.reader import open_run, store_mark
-from probe.thresholds.analysis import Analysis, analyse, summarize
+from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
 
 _THRESHOLDS = 4  # charts, of the best dims
 _PLOTLY = "plotly.min.js"
@@ -182,7 +182,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
     return Drawn(
-        thresholds=[threshold_section(hidden, search, pairs)] if pairs else [],
+        thresholds=[threshold_section(hidden, search, pairs, plans_of(run, hidden))] if pairs else [],
         curves=[] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
         drift=[drift_section(drift, name) for name, drift in drifts.items()],
         map=[map_section(drifts[prompt], prompt)] if drifts else [],

@@ -16,6 +16,7 @@ from probe.commands.anatomy.token_views import token_views
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.sections import clearest
 from probe.commands.probe.result import Summary
+from probe.commands.probe.sentences import listed
 from probe.commands.probe.tables import difference_table, interval_table, onset_title, threshold_doubt
 from probe.figures.curves import parted
 from probe.figures.figure_data import Chart, Drawable
@@ -107,7 +108,8 @@ def _drift(summary: Summary, prompts: Sequence[Section]) -> Section:
 
 
 def _thresholds(summary: Summary, best: Sequence[Section]) -> Section:
-    text = TERMS["threshold dim"]
+    by_prompt = listed([f"{count} on {prompt}" for prompt, count in summary.qualified.items()])
+    text = f"{TERMS['threshold dim']} Of {summary.searched} (layer, dim) pairs: {by_prompt}."
     if best:
         text += (
             " The best dims' values over position, at the first captured layer and at the layer where the threshold is "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import xarray as xr
 
+from mesa.plan import Plan, restarts
 from probe.commands.probe.result import HeadSet, Row
 from probe.commands.probe.rows import to_truncation
 from probe.heads import head_name
@@ -16,9 +18,10 @@ from probe.tables import Table
 from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import Failure
 from probe.thresholds.result import Difference, Evidence, Scores
-from probe.thresholds.threshold_onset import ALPHA, crossing_texts
+from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
 
 _HEADS = 4  # of a set, that are named
+_RESTARTS = 4  # positions that are named
 _NONE = "–"
 _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
 
@@ -125,6 +128,31 @@ def crossing_table(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tup
     where = f"{hidden.name} on prompt {hidden['prompt'].item()}" if "prompt" in hidden.coords else hidden.name
     title = f"thresholds of {where}, and where each method crosses their limits"
     return Table(title, head, tuple(rows))
+
+
+def crossings_at_restarts(search: xr.Dataset, plans: Mapping[str, Plan]) -> list[str]:
+    """Of one prompt's `search`, how many of a method's crossings lie where states settle after it restarts positions.
+
+    A sentence a method that restarts them, by its plan, and crosses.
+    """
+    settling, sentences = max(search.attrs["warm_up"], search.attrs["smoothing"]), []
+    for method in search["method"].values.tolist():
+        begins = np.array([*restarts(plans[method])] if method in plans else [])
+        at = search.sel({"method": method})
+        crossings = at["crossing"].where(at["threshold_dim"] & ~excluded(at)).values
+        crossings = crossings[np.isfinite(crossings)]
+        if not begins.size or not crossings.size:
+            continue
+        after = crossings[:, None] - begins
+        near = int(((after >= 0) & (after < settling)).any(axis=1).sum())
+        most = (
+            [*map(str, begins)] if len(begins) <= _RESTARTS else [*map(str, begins[:_RESTARTS]), "…", str(begins[-1])]
+        )
+        sentences.append(
+            f"{method} restarts positions at {', '.join(most)}: {near} of its {len(crossings)} crossings of threshold "
+            f"dims lie within {settling} tokens of such a restart, where states settle as at the start of a prompt."
+        )
+    return sentences
 
 
 def threshold_doubt(evidence: Evidence) -> str:

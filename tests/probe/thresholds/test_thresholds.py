@@ -7,6 +7,9 @@ import pytest
 import xarray as xr
 from synthetic import DRIFTING, hidden_states
 
+from mesa.methods import make
+from mesa.plan import restarts
+from probe.commands.probe.tables import crossings_at_restarts
 from probe.thresholds.search import CrossingRule, check_positions, search, smooth
 from probe.thresholds.threshold_onset import best, threshold_onsets
 
@@ -255,3 +258,19 @@ def test_dims_that_do_not_move_say_nothing_of_those_that_do():
     once = 1 / (1 + np.arange(LENGTH) / M)
     crossings = search(series(once, wobble(), -wobble(), *[np.zeros(LENGTH)] * 4), M, RULE)
     assert crossings["threshold_dim"].values[0].tolist() == [True, *[False] * 6]
+
+
+def test_crossings_where_a_method_restarts_positions_are_counted_and_said():
+    plan = make("mesa", M, first=4, last=6, split_threshold=3, window=4).plan(LENGTH)
+    assert [*restarts(plan)] == [34, 64, 94, 124, 154]
+    origin = changed((45, LENGTH, 1))
+    others = [changed((start, LENGTH, 1)) for start in (64, 98, 99, 120)] + [wobble()]
+    hidden = series(*([origin, other] for other in others), methods=("origin", "mesa"))
+    found = search(hidden, M, replace(RULE, warm_up=5))
+    assert found["threshold_dim"].values.all()
+    plans = {"mesa": plan, "origin": make("origin", M).plan(LENGTH)}
+    assert crossings_at_restarts(found, plans) == [
+        "mesa restarts positions at 34, 64, 94, 124, …, 154: 2 of its 4 crossings of threshold dims lie within 5 "
+        "tokens of such a restart, where states settle as at the start of a prompt."
+    ]
+    assert crossings_at_restarts(found, {}) == []
