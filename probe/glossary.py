@@ -83,9 +83,17 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-def about(model: str | None, trained_length: int, reference: str) -> str:
-    """What M and origin are."""
-    model = f"Model {model} was trained on M = {trained_length} tokens."
+def window(trained_length: int, by: str) -> str:
+    """M, and what states it. by: `ModelOptions.trained_length_by`; empty: unknown."""
+    if not by:
+        return f"M = {trained_length} tokens"
+    return f"M = {trained_length} tokens, {'as stated by' if by.startswith('--') else 'by'} {by}"
+
+
+def about(model: str | None, trained_length: int, reference: str, by: str = "") -> str:
+    """What M and origin are. by: as for `window`."""
+    trained = "takes" if by.startswith("--") else "was trained on"
+    model = f"Model {model} {trained} {window(trained_length, by)}."
     if reference != "origin":
         return model
     return f"{model} origin is the unmodified model; every other method changes its attention, not its weights."

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from mesa.checkpoints.place import place_with_options
+from mesa.errors import Refused
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
 from mesa.support import check_config, length_choice
@@ -91,6 +92,15 @@ class ModelOptions:
         length = stated_length(config)
         warn_length_choice(length_choice(config))
         return config, length
+
+    def trained_length_by(self, config: Any) -> str:
+        """What states M: the config, or the option, with what the config says instead."""
+        try:
+            by_config = stated_length(config)
+        except Refused:
+            return "--trained-length; its config states none"
+        is_stated = self.trained_length not in (None, by_config)
+        return f"--trained-length; its config says {by_config}" if is_stated else "its config"
 
     def check_names(self) -> None:
         """Raises, before torch is loaded, for a model that is not there."""

@@ -140,6 +140,7 @@ def summary_of(plan: Any) -> JsonObject:
     return {
         "model": plan.request.model,
         "trained_length": plan.trained_length,
+        "trained_length_by": plan.request.trained_length_by(plan.config),
         "seed": plan.request.seed,
         "executor": plan.request.executor,
         "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},

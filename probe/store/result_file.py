@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -122,6 +122,8 @@ class RunSummary:
     versions: dict[str, str]
     methods: dict[str, JsonObject]
     """Configs by name; Origin's first where others are compared with it."""
+    trained_length_by: str = field(default="", kw_only=True)
+    """What states M; empty in earlier files."""
 
 
 def as_json(result: Any) -> JsonObject:

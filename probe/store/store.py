@@ -40,7 +40,14 @@ from probe.store.regions import FILED, layout, list_missing, missing_regions, st
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
 _COMPARED_LAST = ("first_token", "period")  # they follow from the word and the model
-_NOT_COMPARED = ("created", "versions", SEAL, "left_out", REQUEST)  # may differ between runs with the same numbers
+_NOT_COMPARED = (
+    "created",
+    "versions",
+    SEAL,
+    "left_out",
+    REQUEST,
+    "trained_length_by",
+)  # may differ between runs with the same numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Failure(InWords):
     whether that is over prompts; else there are too few, and `after` and `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
     judged_by, chance: those of `RULES` that failure is judged by, and those that are at chance inside the window.
-    longest: the longest length it was measured at.
+    longest: the longest length it was measured at. unjudged: those that were measured, and judge nothing.
     """
 
     method: str
@@ -47,11 +47,12 @@ class Failure(InWords):
     judged_by: tuple[str, ...]
     chance: tuple[str, ...]
     longest: int
+    unjudged: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
-        return self.length is None and bool(self.judged_by) and not self.chance
+        return self.length is None and bool(self.judged_by) and not self.unjudged
 
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
@@ -65,10 +66,11 @@ class Failure(InWords):
             text += f"; dips at {', '.join(map(str, self.dips))}"
         if not self.judged_by and not self.chance:
             return NOT_JUDGED
-        if self.length is not None or not self.chance:
+        unjudged = self.unjudged or self.chance  # earlier files hold the latter only
+        if self.length is not None or not unjudged:
             return text
         if self.judged_by:
-            return f"not judged by {' and '.join(self.chance)}; {text} by {self.judged_by[0]}"
+            return f"not judged by {' and '.join(unjudged)}; {text} by {self.judged_by[0]}"
         return "not judged: at chance inside M"
 
 
@@ -162,8 +164,9 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     judged_by, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, vocabulary)
     guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
+    unjudged = tuple(rule for rule, _ in zip(RULES, scores, strict=False) if rule not in judged_by)
     if stated.is_wrong:
-        judged_by = chance = ()
+        judged_by = chance = unjudged = ()
     fails = _fails([values.mean(-1) for values in scores], at, judged_by)
     sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged_by)
     may, clearly = _bounds(scores, at, judged_by) if sampled else [np.any(fails, 0)] * 2
@@ -190,6 +193,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
                 judged_by=judged_by,
                 chance=chance,
                 longest=int(of_lengths[-1]),
+                unjudged=unjudged,
             )
         )
     return MeasuredFailures(
@@ -203,7 +207,7 @@ def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tu
     (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
     if hits is not None and hits.mean() >= MIN_ACCURACY:
         judged_by.append(PASSKEY)
-    elif hits is not None and (not hits.any() or wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY):
+    elif hits is not None and wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
         chance.append(PASSKEY)
     return tuple(judged_by), tuple(chance)
 

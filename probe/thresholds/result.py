@@ -213,6 +213,8 @@ class Evidence:
     method_configs: dict[str, JsonObject]
     versions: dict[str, str]
     created: str | None
+    trained_length_by: str = ""
+    """What states M; empty in runs of earlier releases."""
 
     def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotJudged:
         """The onset of a method by the rule that is shown."""

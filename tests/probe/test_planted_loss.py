@@ -60,7 +60,7 @@ def test_probe_finds_where_the_loss_breaks_and_what_fixes_it_is_compared_with_tr
     assert rows["rerope"]["measured"]["length"] is None
     assert sentences["What fails"].startswith("Failure begins between 250 and 260 tokens (1.6x M, ")
     assert sentences["What fixes it"].startswith("rerope does not fail by tail NLL up to 480 tokens (3x M)")
-    assert "rerope does not clearly beat truncation by tail NLL." in sentences["What fixes it"]
+    assert "rerope does not clearly beat truncation by tail NLL (6 texts)." in sentences["What fixes it"]
     assert "Use " not in sentences["What fixes it"]
 
 

@@ -11,9 +11,10 @@ from mesa_lens.dashboard.runs import Context, find_status
 from mesa_lens.dashboard.state import opened, summary_of
 from probe.commands.probe.result import Summary
 from probe.commands.probe.sections import provenance, scores
+from probe.commands.probe.verdict import about_run
 from probe.figures.curves import parted
 from probe.figures.figure_data import Chart
-from probe.glossary import about, explained
+from probe.glossary import explained
 from probe.run import Run
 from probe.store.result_file import result_text
 
@@ -36,7 +37,7 @@ def page(context: Context) -> None:
     read = f"It is read up to {summary.captured_length} tokens here."
     texts = [f"{first.removesuffix('.')}." for first, *_ in answer]
     large = "".join(f"<p style='font-size: 1.2rem; margin: 0 0 .5rem'>{explained(text)}</p>" for text in texts)
-    terms = explained(f"{about(summary.model, summary.trained_length, summary.reference)} {read}")
+    terms = explained(f"{about_run(summary)} {read}")
     st.html(f"<div style='max-width: 100ch'>{large}<p>{terms}</p></div>")
     export = None if run.evaluation is None else run.curves().export
     charts = parted(cast(Chart, export.figures["curves"])) if export else []

@@ -31,7 +31,7 @@ _MADE = {
 
 def title(summary: Anatomy) -> str:
     """The page's heading."""
-    return f"{summary.model}: attention statistics beyond its trained length of {summary.trained_length} tokens"
+    return f"{summary.model}: attention statistics beyond M = {summary.trained_length} tokens"
 
 
 def sections(summary: Anatomy) -> list[Section]:

@@ -31,7 +31,7 @@ _MADE = {
 
 def title(summary: Located) -> str:
     """The page's heading."""
-    return f"{summary.model}: where inside it fails beyond its trained length of {summary.trained_length} tokens"
+    return f"{summary.model}: where inside it fails beyond M = {summary.trained_length} tokens"
 
 
 def sections(summary: Located) -> list[Section]:

@@ -12,7 +12,7 @@ from probe.figures.section import Section
 
 def title(prediction: Prediction) -> str:
     """The page's heading."""
-    return f"{prediction.model}: predicted to fail beyond its trained length of {prediction.trained_length} tokens"
+    return f"{prediction.model}: predicted to fail beyond M = {prediction.trained_length} tokens"
 
 
 def sections(prediction: Prediction) -> list[Section]:

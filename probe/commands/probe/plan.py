@@ -195,6 +195,7 @@ def provenance(plan: ProbePlan) -> JsonObject:
     return {
         **request.identity,
         "trained_length": plan.trained_length,
+        "trained_length_by": request.trained_length_by(plan.config),
         "length": plan.length,
         "model_type": plan.config.model_type,
         **origin(request.model, plan.config, request.load.get("revision")),

@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
 
 def title(summary: Summary) -> str:
     """The report's heading."""
-    return f"{summary.model}: where it fails beyond its trained length of {summary.trained_length} tokens"
+    return f"{summary.model}: where it fails beyond M = {summary.trained_length} tokens"
 
 
 def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figures, raw: Figures) -> list[Section]:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from probe.commands.probe.result import HeadSet, Row
 from probe.commands.probe.rows import MethodRows, beats, is_worse, reference_of, to_truncation
 from probe.commands.probe.tables import difference_to_truncation, position
+from probe.glossary import window
 from probe.heads import head_name
 from probe.statistics import shown
 from probe.store.results import percent
 from probe.thresholds.drift_onset import ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure
 from probe.thresholds.result import MEAN, Difference, DriftResult, Evidence, Level, PromptDrift
-from probe.thresholds.stated_window import NATS_ABOVE, times_of_m
+from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, times_of_m
 
 MAX_NAMED = 4
 """More methods than these are counted."""
@@ -26,15 +27,15 @@ def what_fails(evidence: Evidence, rows: MethodRows) -> str:
     reference, trained = reference_of(rows), evidence.trained_length
     name, measured = model_name(reference.method), reference.measured
     if measured is None:
-        return f"Nothing was measured by length (--samples 0). {_capital(name)} was trained on M = {trained} tokens."
+        return f"Nothing was measured by length (--samples 0). {window(trained, evidence.trained_length_by)}."
     if reference.longest_passing is None and evidence.level:
         return f"Cannot tell: {name} is at chance inside M. {level(evidence.level, name)}"
     prompts = counted(evidence)
     if measured.length is None:
         dips = f"It does fail at {listed(measured.dips)} tokens, but not beyond." if measured.dips else ""
-        none = f"No failure{_by(measured)} {_up_to(evidence, measured)}, for {name} ({prompts})."
-        return _joined(none, dips, _alone(measured), *_open([reference]))
-    rules = [*_reasons(evidence, measured), _alone(measured)]
+        none = f"No failure{_by(evidence, measured)} {_up_to(evidence, measured)}, for {name} ({prompts})."
+        return _joined(none, dips, _alone(evidence, measured), *_open([reference]))
+    rules = [*_reasons(evidence, measured), _alone(evidence, measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
         return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
@@ -53,9 +54,9 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     if reference.measured is None:
         return "Nothing was measured by length."
     if reference.longest_passing is None:
-        return f"Cannot tell: {name} is at chance inside M."
+        return f"Cannot tell: {name} is at chance inside M ({measured_on(evidence)})."
     if reference.failure.length is None:
-        return f"Nothing to fix: {_unfailing(reference)}"
+        return f"Nothing to fix: {_unfailing(evidence, reference)}"
     better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
     if not better:
         return f"No method fixes it: none fails later than {name} ({counted(evidence)})."
@@ -66,7 +67,7 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
         *(_whole(evidence, whole, reference, unsure) if whole else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
-        *against_truncation(others, whole),
+        *against_truncation(evidence, others, whole),
         _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
     )
 
@@ -75,7 +76,7 @@ def where(evidence: Evidence, rows: MethodRows) -> str:
     """Where the reference's states first leave their in-window range, and which heads are enough to fix it."""
     reference = reference_of(rows)
     if reference.longest_passing is not None and reference.failure.length is None:
-        return f"Nothing to locate: {_unfailing(reference)}"
+        return _joined(f"No failure to locate: {_unfailing(evidence, reference)}", *_drift(evidence, reference))
     sets = [(row.method, row.heads) for row in rows if row.heads and row.heads.is_enough and row.heads.is_clear]
     smallest = min(sets, key=lambda pair: len(pair[1].heads), default=None)
     return _joined(*_drift(evidence, reference), _heads(*smallest) if smallest else "")
@@ -106,11 +107,11 @@ def _joined(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _unfailing(reference: Row) -> str:
+def _unfailing(evidence: Evidence, reference: Row) -> str:
     """That the reference does not fail, by what can be judged, and what its prompts leave open."""
     measured = reference.failure
-    judged = ", by what can be judged" if measured.chance else ""
-    none = f"{model_name(reference.method)} does not fail up to {measured.longest} tokens{judged}."
+    by = f"{_by(evidence, measured)} up to {measured.longest} tokens ({counted(evidence)})"
+    none = f"{model_name(reference.method)} does not fail{by}."
     return _joined(none, *_open([reference]))
 
 
@@ -173,11 +174,11 @@ def _whole(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -
     longest, prompts = _up_to(evidence, measured), counted(evidence)
     if not _advised(rows, unsure):
         do = "does" if len(rows) == 1 else "do"
-        texts = [f"{names} {do} not fail{_by(measured)} {longest} ({prompts}).", _alone(measured)]
+        texts = [f"{names} {do} not fail{_by(evidence, measured)} {longest} ({prompts}).", _alone(evidence, measured)]
     else:
         use = f"any of {names}" if len(rows) > MAX_NAMED else listed([row.method for row in rows], "or")
         none = {1: "it does not fail", 2: "neither fails"}.get(len(rows), "none of them fails")
-        texts = [f"Use {use}: {none} {longest} ({prompts}).", _alone(measured)]
+        texts = [f"Use {use}: {none} {longest} ({prompts}).", _alone(evidence, measured)]
     texts += _open(rows)
     nll = rows[0].nll
     if nll is None or nll.difference is None:
@@ -203,7 +204,7 @@ def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
     rows = [row for row in rows if to_truncation(row) and not beats(row)]
     if evidence.level is None or not rows:
         return ""
-    use = f"The case for {several(rows)} rests on passkeys"
+    use = f"The case for {several(rows)} rests on passkeys ({_number(evidence.level.prompts.get('sample'), 'passkey')})"
     return f"{use}: truncation cannot see those before its last {evidence.level.length} tokens."
 
 
@@ -228,9 +229,15 @@ def _up_to(evidence: Evidence, measured: Failure) -> str:
     return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, the longest length measured"
 
 
-def _by(measured: Failure) -> str:
-    """By what a method does not fail, where something else is at chance."""
-    return f" by {measured.judged_by[0]}" if measured.chance and measured.judged_by else ""
+def _by(evidence: Evidence, measured: Failure) -> str:
+    """By what a method does not fail, where something else was measured and judges nothing."""
+    return f" by {measured.judged_by[0]}" if measured.judged_by and _left(evidence) else ""
+
+
+def _left(evidence: Evidence) -> list[str]:
+    """What was measured and judges nothing."""
+    known = [NLL, *([PASSKEY] if evidence.level and evidence.level.passkeys is not None else [])]
+    return [rule for rule in known if rule not in evidence.judged_by]
 
 
 def _open(rows: MethodRows) -> list[str]:
@@ -263,13 +270,22 @@ def _reasons(evidence: Evidence, measured: Failure) -> list[str]:
     ] or [some]
 
 
-def _alone(measured: Failure) -> str:
-    """That one measure judges alone, the other being at chance or not clear."""
-    if measured.chance and measured.judged_by:
-        return (
-            f"{'Passkey accuracy' if measured.chance[0] == PASSKEY else 'Tail NLL'} is at chance and cannot be judged."
-        )
-    return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
+def _alone(evidence: Evidence, measured: Failure) -> str:
+    """What judges nothing, with the counts that this rests on; or that the one thing measured judges alone."""
+    level, left = evidence.level, _left(evidence)
+    if not measured.judged_by or level is None:
+        return ""
+    if NLL in left:
+        texts = f"{level.tail_nll:z.2f} at {level.length} tokens ({_number(level.prompts.get('window'), 'text')})"
+        return f"Tail NLL is at chance, {texts}, and judges nothing."
+    if PASSKEY not in left:
+        return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
+    found = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
+    scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
+    more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
+    than = f", though half or more at {listed(more)}" if more else ""
+    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "judges nothing"
+    return f"Passkey accuracy {is_chance}: {found}{than}."
 
 
 def _control(rows: MethodRows) -> str:
@@ -331,7 +347,7 @@ def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
     return left
 
 
-def against_truncation(rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
+def against_truncation(evidence: Evidence, rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
     """Which methods beat truncation by tail NLL, and which of the `lasting` (None: of all) are worse, as sentences.
 
     Empty where none was compared.
@@ -344,9 +360,10 @@ def against_truncation(rows: MethodRows, lasting: MethodRows | None = None) -> l
     better = [row for row in compared if beats(row)]
     worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
     one = f"{compared[0].method} does not clearly beat"
-    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation by tail NLL."
+    texts = _number(evidence.level.prompts.get("window") if evidence.level else None, "text")
+    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation by tail NLL ({texts})."
     return [
-        f"By tail NLL, {_named(better)} beat{verb(better)} truncation." if better else none,
+        f"By tail NLL ({texts}), {_named(better)} beat{verb(better)} truncation." if better else none,
         f"{_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than truncation." if worse else "",
     ]
 

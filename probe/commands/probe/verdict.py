@@ -41,7 +41,7 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
     sentences = checked(sentences, evidence.stated_window, measured_on(evidence))
     table = method_table(evidence, rows)
     return Verdict(
-        about=f"{about(evidence.model, evidence.trained_length, evidence.reference)} {TAIL_NLL}",
+        about=f"{about_run(evidence)} {TAIL_NLL}",
         sentences=[Sentence(heading, text) for heading, text in sentences.items()],
         head=list(table.head),
         cells=list(map(list, table.rows)),
@@ -54,6 +54,11 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
             *_following(evidence),
         ],
     )
+
+
+def about_run(evidence: Evidence) -> str:
+    """What M, what states it, and the reference are."""
+    return about(evidence.model, evidence.trained_length, evidence.reference, evidence.trained_length_by)
 
 
 def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str) -> dict[str, str]:

@@ -126,6 +126,17 @@ def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(answ
     assert measured.judged_by == (NLL,)
 
 
+@pytest.mark.parametrize(("asked", "chance"), [(1, ()), (2, ()), (3, ()), (4, (PASSKEY,))])
+def test_no_passkey_of_a_few_is_no_chance(asked, chance):
+    few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(0, asked))
+    measured = measured_failure(few, M)
+    assert measured.chance == chance  # 0 of 3: up to 0.56; of 4: 0.49
+    assert measured.judged_by == (NLL,)
+    one = measured.failures[0]
+    assert str(one) == "not judged by passkey; none up to 1024 by tail NLL"
+    assert not one.holds
+
+
 def test_half_of_the_passkeys_inside_judge():
     half = scores(hits=((20, 10, 10, 9, 9, 9), (20,) * 6))
     assert measured_failure(half, M).judged_by == (NLL, PASSKEY)

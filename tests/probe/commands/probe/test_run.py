@@ -35,7 +35,7 @@ def test_the_store_is_labelled_and_opens_with_xarray(finished):
     assert hidden["dim"].values.tolist() == [*range(10), 20]
     assert hidden["position"].values.tolist() == list(range(400))
     assert np.isfinite(hidden.values).all()
-    assert store.attrs["trained_length"] == 160
+    assert (store.attrs["trained_length"], store.attrs["trained_length_by"]) == (160, "its config")
     assert json.loads(store.attrs["method_configs"])["mesa"]["window"] == 20
     origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
     np.testing.assert_allclose(origin[:, :, :50], mesa[:, :, :50], atol=1e-5)  # the first chunks are plain

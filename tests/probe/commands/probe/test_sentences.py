@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.commands.probe.sentences import MAX_NAMED
+from probe.commands.probe.sentences import MAX_NAMED, listed
 from probe.commands.probe.verdict import verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
@@ -100,6 +100,38 @@ def said_counts(text):
     return {name: int(count) for count, name in re.findall(r"(\d+) (text|passkey)s?\b", text)}
 
 
+UNJUDGED = re.compile(
+    r" ?(?:Passkey accuracy (?:is at chance|judges nothing): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
+    r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and judges nothing\.)"
+)
+
+
+def judging(text):
+    """The text without the sentence on what judges nothing."""
+    return UNJUDGED.sub("", text)
+
+
+def test_what_judges_nothing_is_said_with_its_counts(results):
+    for result in results:
+        reference = next(row for row in result.verdict.rows if row.is_reference)
+        said = UNJUDGED.search(result.texts["What fails"])
+        left = {NLL, PASSKEY} - {*result.summary.judged_by}
+        assert bool(said) == bool(result.summary.judged_by and left)
+        if said is None:
+            continue
+        level, scores = result.summary.level, result.scores
+        if PASSKEY in left:
+            at = scores["passkey"].sel({"method": "origin", "length": level.length})
+            assert [*map(int, said.groups()[:3])] == [int(at.sum()), at.size, level.length]
+            hits = scores["passkey"].sel({"method": "origin"}).mean("sample")
+            shown = result.summary.methods[0].scores
+            more = [length for length in shown if length != level.length and hits.sel(length=length) >= 0.5]
+            assert f"though half or more at {listed(more)}." in said[0] if more else "though" not in said[0]
+            assert ("is at chance" in said[0]) == (PASSKEY in reference.measured.chance)
+        else:
+            assert [*map(int, said.groups()[3:])] == [level.length, scores.sizes["window"]]
+
+
 def ends(row):
     return row.measured.after, row.measured.high
 
@@ -113,7 +145,7 @@ def test_no_sentence_is_long(results):
 def test_what_fails_has_the_references_interval_and_its_prompts(results):
     for result in results:
         reference = next(row for row in result.verdict.rows if row.is_reference)
-        text, measured = result.texts["What fails"], reference.measured
+        text, measured = judging(result.texts["What fails"]), reference.measured
         if not measured.judged_by:
             assert text.startswith("Cannot tell")
             assert "Use " not in " ".join(result.texts.values())
@@ -197,7 +229,7 @@ def test_truncation_is_compared_as_the_table_has_it(results):
         worse = [row for row in lasting if row.nll.truncation.low > 0]
         if " truncation" not in text or "One text" in text:
             continue
-        beats = re.search(r"By tail NLL, (.+?) beats? truncation", text)
+        beats = re.search(rf"By tail NLL \({result.scores.sizes['window']} texts?\), (.+?) beats? truncation", text)
         assert ("clearly beat" in text) == (not better) == (beats is None)
         if better:
             assert named(beats[1], better)

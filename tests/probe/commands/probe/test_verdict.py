@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import located
 import pytest
@@ -10,6 +11,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.predict.result import FailureEstimate, MethodPrediction, Misfit, Prediction
 from probe.commands.probe.report import whole_summary
+from probe.request import ModelOptions
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
 from probe.thresholds.analysis import analyse
@@ -53,8 +55,8 @@ def test_a_planted_break_is_in_the_verdict(planted):
         "Use mesa or rerope: neither fails up to 320 tokens (5x M), the longest length measured (6 texts and 20 "
         "passkeys). mesa has the lowest mean tail NLL there (not clearly below rerope), 0.82 [0.80, 0.83] nats/token "
         "below the unmodified model. dynamic-ntk fails later than the unmodified model, between 256 and 320 tokens. No "
-        "method clearly beats truncation by tail NLL. The case for mesa and rerope rests on passkeys: "
-        "truncation cannot see those before its last 64 tokens."
+        "method clearly beats truncation by tail NLL (6 texts). The case for mesa and rerope rests on passkeys (20 "
+        "passkeys): truncation cannot see those before its last 64 tokens."
     )
     assert texts["How sure"].startswith(
         "Control: 0 false detections in 96 tests inside M (mesa, rerope, dynamic-ntk and origin; a test is a layer "
@@ -78,9 +80,7 @@ def test_a_planted_break_is_in_the_verdict(planted):
 def test_what_was_not_measured_names_the_command(tmp_path):
     result = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
     texts = {item["heading"]: item["text"] for item in result["sentences"]}
-    assert texts["What fails"] == (
-        "Nothing was measured by length (--samples 0). The unmodified model was trained on M = 64 tokens."
-    )
+    assert texts["What fails"] == ("Nothing was measured by length (--samples 0). M = 64 tokens.")
     assert texts["Where inside"].startswith("Drift onset: position ")
     assert " Not judged: failure by length (not measured)." in texts["How sure"]
     assert [row["rank"] for row in result["rows"]] == [None] * 4
@@ -113,8 +113,11 @@ def test_where_nothing_fails_there_is_nothing_to_fix(planted):
         "No failure up to 320 tokens (5x M), the longest length measured, for the unmodified model (3 texts and 3 "
         "passkeys)."
     )
-    assert texts["Where inside"] == "Nothing to locate: the unmodified model does not fail up to 320 tokens."
-    assert texts["What fixes it"] == "Nothing to fix: the unmodified model does not fail up to 320 tokens."
+    none = "the unmodified model does not fail up to 320 tokens (3 texts and 3 passkeys)."
+    assert texts["What fixes it"] == f"Nothing to fix: {none}"
+    assert texts["Where inside"].startswith(
+        f"No failure to locate: {none} Drift onset: position 77 [76, 80], first in "
+    )
 
 
 def test_a_failure_that_is_not_ruled_out_is_stated_wherever_none_is_seen(planted):
@@ -148,7 +151,9 @@ def test_a_model_at_chance_is_named_so(planted):
         "of 8.30 "
         "(3 texts); guessing gives 8.32. It finds 0 of 3 passkeys there."
     )
-    assert texts["What fixes it"] == "Cannot tell: the unmodified model is at chance inside M."
+    assert texts["What fixes it"] == (
+        "Cannot tell: the unmodified model is at chance inside M (3 texts and 3 passkeys)."
+    )
     assert "Use " not in words
     assert not any("not located" in note for note in verdict(summary, None)["notes"])
     assert texts["How sure"].endswith(
@@ -165,17 +170,17 @@ def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     assert texts["What fails"] == (
         "No failure by tail NLL up to 320 tokens (5x M), the longest length measured, for the unmodified model (3 "
         "texts). "
-        "Passkey accuracy is at chance and cannot be judged."
+        "Passkey accuracy is at chance: 0 of 3 found at 64 tokens, though half or more at 128."
     )
-    none = "the unmodified model does not fail up to 320 tokens, by what can be judged."
+    none = "the unmodified model does not fail by tail NLL up to 320 tokens (3 texts)."
     assert texts["What fixes it"] == f"Nothing to fix: {none}"
-    assert texts["Where inside"] == f"Nothing to locate: {none}"
+    assert texts["Where inside"].startswith(f"No failure to locate: {none} Drift onset: ")
     summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
     rows = ranked(summary)
     assert [row["longest_passing"] for row in rows] == [320, 320, 320, 64]
     assert texts_of(summary)["What fixes it"].startswith(
         "mesa, rerope and dynamic-ntk do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (3 "
-        "texts). Passkey accuracy is at chance and cannot be judged. "
+        "texts). Passkey accuracy is at chance: 0 of 3 found at 64 tokens, though half or more at 128. "
     )
 
 
@@ -201,13 +206,13 @@ def test_a_method_worse_than_truncation_is_named_so(planted):
     by["rerope"]["tail_nll_to_truncation"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
     seen = "truncation cannot see those before its last 64 tokens."
     assert texts_of(summary)["What fixes it"].endswith(
-        " No method clearly beats truncation by tail NLL. rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
-        f"than truncation. The case for mesa and rerope rests on passkeys: {seen}"
+        " No method clearly beats truncation by tail NLL (6 texts). rerope (+0.24 [+0.12, +0.36] nats/token) is worse "
+        f"than truncation. The case for mesa and rerope rests on passkeys (20 passkeys): {seen}"
     )
     by["mesa"]["tail_nll_to_truncation"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
     assert texts_of(summary)["What fixes it"].endswith(
-        " By tail NLL, mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation. rerope (+0.24 [+0.12, +0.36] "
-        f"nats/token) is worse than truncation. The case for rerope rests on passkeys: {seen}"
+        " By tail NLL (6 texts), mesa (-0.20 [-0.30, -0.10] nats/token) beats truncation. rerope (+0.24 [+0.12, +0.36] "
+        f"nats/token) is worse than truncation. The case for rerope rests on passkeys (20 passkeys): {seen}"
     )
 
 
@@ -231,6 +236,31 @@ def test_a_summary_that_calls_it_crop_is_read(planted):
     for row in older["verdict"]["rows"]:
         row["nll"]["crop"] = row["nll"].pop("truncation")
     assert as_json(typed(older)) == as_json(typed(planted))
+
+
+@pytest.mark.parametrize(
+    ("stated", "config", "text"),
+    [
+        (None, {"max_position_embeddings": 64}, "tiny was trained on M = 64 tokens, by its config."),
+        (64, {"max_position_embeddings": 64}, "tiny was trained on M = 64 tokens, by its config."),
+        (
+            64,
+            {"max_position_embeddings": 32768},
+            "tiny takes M = 64 tokens, as stated by --trained-length; its config says 32768.",
+        ),
+        (64, {}, "tiny takes M = 64 tokens, as stated by --trained-length; its config states none."),
+    ],
+)
+def test_what_states_m_is_named(stated, config, text, planted):
+    config = SimpleNamespace(model_type="llama", **config)
+    by = ModelOptions(trained_length=stated).trained_length_by(config)
+    assert verdict(planted | {"trained_length_by": by}, None)["about"].startswith(f"Model {text} ")
+    unmeasured = copy.deepcopy(planted) | {"trained_length_by": by}
+    for row in unmeasured["methods"]:
+        row["measured"] = None
+    assert texts_of(unmeasured)["What fails"].endswith(text.partition("M = ")[2])
+    older = {name: value for name, value in planted.items() if name != "trained_length_by"}
+    assert verdict(older, None)["about"].startswith("Model tiny was trained on M = 64 tokens. ")
 
 
 def test_the_smallest_set_is_the_clearest_loss(planted):
@@ -288,9 +318,9 @@ def test_one_text_does_not_call_a_method_no_better_than_truncation(planted):
         row["longest"]["tail_nll_to_truncation"] = {"mean": -3.0, "low": None, "high": None}
     texts = texts_of(summary)["What fixes it"]
     assert texts.startswith(
-        "mesa and rerope do not fail up to 320 tokens (5x M), the longest length measured (6 texts). "
+        "mesa and rerope do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (6 texts). "
     )
-    assert " Judged by tail NLL alone. " in texts
+    assert " Passkey accuracy judges nothing: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
     assert texts.endswith(" One text cannot tell a method from truncation.")
     assert "beat" not in texts
 
