@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.checking import model_checks
 from mesa.checking.method_checks import CHECKS, method_rows
 from mesa.checking.rows import FAILED, NOT_RUN, CheckRow, Report
-from mesa.checking.subject import Subject
+from mesa.checking.subject import MOST_PRETENDED, Subject
 from mesa.engine.plug import check_free
 from mesa.errors import Refused
 from mesa.methods import Method, ReRoPE
@@ -24,7 +24,7 @@ from mesa.support import check_config
 PRETENDED = 64
 """The M that methods are made for while they are checked, in tokens."""
 
-_LEAST, _MOST = 24, 4096
+_LEAST = 24
 
 
 def check(
@@ -67,8 +67,8 @@ def check(
     check_free(model)
     if model.training:
         raise Refused("the model is in training mode; call model.eval() first")
-    if not _LEAST <= pretended <= _MOST:
-        raise Refused(f"pretended={pretended} is not within {_LEAST} to {_MOST} tokens")
+    if not _LEAST <= pretended <= MOST_PRETENDED:
+        raise Refused(f"pretended={pretended} is not within {_LEAST} to {MOST_PRETENDED} tokens")
     subject = Subject(model, tokenizer, pretended)
     steps = _steps(subject, make_methods(methods, pretended), trained_length)
     with torch.no_grad():
@@ -100,6 +100,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
         step("stock against origin", model_checks.stock_against_origin),
         (["carried state"], "", lambda: model_checks.carried_state(subject)),
         step("rotary", model_checks.rotary),
+        (["sliding windows"], "", partial(model_checks.windows, subject)),
         *((list(CHECKS), name, partial(method_rows, subject, method)) for name, method in methods.items()),
         step(model_checks.HOOKS, model_checks.hooks, tried),
         step("restored", model_checks.restored),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,17 @@ import torch
 
 from mesa.checking.oracle import rotated
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, CheckRow, Comparison, worst_row
-from mesa.checking.subject import ALLOWED, PromptSizes, Subject, array, max_difference, perturbed, run
+from mesa.checking.subject import (
+    ALLOWED,
+    MOST_PRETENDED,
+    STEPS,
+    PromptSizes,
+    Subject,
+    array,
+    max_difference,
+    perturbed,
+    run,
+)
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
 from mesa.engine.structure import state_of
@@ -152,6 +163,22 @@ def rotary(subject: Subject) -> CheckRow:
     detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
     remedy = "this layer gives tokens other positions, so that methods would remap distances it does not use"
     return worst_row(name, "", comparisons, detail, remedy)
+
+
+def windows(subject: Subject) -> Iterator[CheckRow]:
+    """Whether the layers' sliding windows are filled at the lengths of the check; no row where there are none."""
+    tried = subject.settings[-1].length
+    sizes = sorted({size for stock in subject.stock.values() for size in stock.calls.windows})
+    unfilled = [size for size in sizes if size + STEPS > tried]  # so that a window also moves in decoding
+    if not sizes:
+        return
+    name, shown = "sliding windows", ", ".join(map(str, sizes))
+    if not unfilled:
+        yield CheckRow(name, NOTE, f"of {shown} tokens; filled at {tried}")
+        return
+    needed = -(-(unfilled[-1] + STEPS) // 3)
+    remedy = f"use --pretended {needed}" if needed <= MOST_PRETENDED else "no --pretended fills it"
+    yield CheckRow(name, NOT_RUN, f"of {shown} tokens; {unfilled[-1]} are not filled at {tried}; {remedy}")
 
 
 def _rotary_layer(subject: Subject, setting: PromptSizes, number: int) -> Comparison:

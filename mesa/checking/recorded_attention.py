@@ -43,10 +43,14 @@ class AttentionCall:
 
 @dataclass
 class Calls:
-    """The calls of a pass, in their order, and the frequencies of its rotary modules at that time."""
+    """The calls of a pass, in their order, and the frequencies of its rotary modules at that time.
+
+    windows: how many keys a query of a layer sees at most (tokens), of a sliding window or a chunk; empty: all.
+    """
 
     functions: list[AttentionCall] = field(default_factory=list)
     frequencies: dict[tuple[str, str | None], Tensor] = field(default_factory=dict)
+    windows: set[int] = field(default_factory=set)
 
     def positions(self, decoder: nn.Module) -> list[Positions]:
         """How positions enter each call by these frequencies; none where it does not rotate."""
@@ -74,6 +78,7 @@ def _recording(calls: Calls, known: Callable[[Any], structure.Attends], inner: C
         scaling = args[0] if args else kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         special = kwargs.get("softcap"), kwargs.get("s_aux")
+        calls.windows.update(filter(None, [kwargs.get("sliding_window")]))
         calls.functions.append(AttentionCall(known(module), query, key, value, scaling, *special, output))
         return output, weights
 
@@ -81,10 +86,11 @@ def _recording(calls: Calls, known: Callable[[Any], structure.Attends], inner: C
 
 
 @contextmanager
-def _attention_replaced(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+def _attention_replaced(model: Any, function: Callable[..., Any], calls: Calls) -> Iterator[None]:
     """The model calls an attention function of ours, with whole masks as for sdpa, and computes every token."""
 
     def mask(**kwargs: Any) -> Any:
+        calls.windows.update(filter(None, [kwargs.get("local_size")]))
         return mask_function("sdpa")(**{**kwargs, "allow_is_causal_skip": False})
 
     whole = structure.whole_prompts(decoder_of(model))
@@ -113,7 +119,7 @@ def record_stock(model: Any) -> Iterator[Calls]:
         for path in dict.fromkeys(path for path, _ in places)
     ]
     function = _recording(calls, lambda module: known[id(module)], _plain)
-    with removed(handles), _attention_replaced(model, function):
+    with removed(handles), _attention_replaced(model, function, calls):
         yield calls
 
 
@@ -156,6 +162,6 @@ def before_rotation(model: Any, ids: Tensor, calls: Calls) -> Sequence[Attention
         modules[path].register_forward_pre_hook(at_zero, with_kwargs=True)
         for path in dict.fromkeys(path for path, _ in places)
     ]
-    with removed(handles), _attention_replaced(model, attention):
+    with removed(handles), _attention_replaced(model, attention, calls):
         model(ids, use_cache=False)
     return unrotated

@@ -24,6 +24,9 @@ ALLOWED = 8.0
 STEPS = 6
 """Tokens that are decoded one by one."""
 
+MOST_PRETENDED = 4096
+"""The largest M that methods are made for while they are checked."""
+
 
 class PromptSizes(NamedTuple):
     """A prompt of `prompt` tokens, and `length` with those decoded after it."""

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import cases
+import families
 import matrix
 import pytest
 import structures
@@ -82,6 +83,23 @@ def test_what_changes_a_softmax_is_checked_by_pairs(structure, lost, tokenizer, 
         lambda self, *given: scoring(self, *(None if place == left else part for place, part in enumerate(given))),
     )
     assert ("fused against pairs", "rerope") in rows(checked(model, tokenizer), "failed")
+
+
+@pytest.mark.parametrize(
+    ("window", "result", "detail"),
+    [
+        (None, None, None),
+        (90, "note", "of 90 tokens; filled at 96"),
+        (91, "not run", "of 91 tokens; 91 are not filled at 96; use --pretended 33"),
+        (512, "not run", "of 512 tokens; 512 are not filled at 96; use --pretended 173"),
+        (40000, "not run", "of 40000 tokens; 40000 are not filled at 96; no --pretended fills it"),
+    ],
+)
+def test_a_sliding_window_that_no_prompt_fills_is_said_with_the_remedy(window, result, detail, tokenizer):
+    report = checked(families.build("mistral sliding", sliding_window=window), tokenizer, "origin")
+    said = [(row.result, row.detail) for row in report.rows if row.check == "sliding windows"]
+    assert said == ([(result, detail)] if result else [])
+    assert not report.failed
 
 
 def test_where_no_layer_rotates_masks_are_checked(tokenizer):
