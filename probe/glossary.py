@@ -20,9 +20,9 @@ THRESHOLD_DIM = (
 TERMS = {
     "M": "The length that the model was trained on, in tokens: its trained length.",
     "origin": "The unmodified model. Every other method changes what its attention sees, and trains nothing.",
-    "truncation": "The baseline of every method: the unmodified model on the last M tokens of the prompt, of which the "
-    "tokenizer's first token is one.",
-    "crop": "The method that reads the last M tokens only. Unlike truncation, it drops the tokenizer's first token.",
+    "truncation": "The baseline of every method: the unmodified model on the last M tokens of the prompt, what the "
+    "tokenizer puts first among them.",
+    "crop": "The method that reads the last M tokens only. Unlike truncation, it drops what the tokenizer puts first.",
     "method": "A way to read more than M tokens without training. origin is the unmodified model.",
     "NLL": "Negative log-likelihood, the loss: how badly the model predicts a text, in nats a token. Lower is better.",
     "nats/token": "The unit of the loss: the natural logarithm of how many equally likely tokens it is like.",

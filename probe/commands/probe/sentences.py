@@ -277,15 +277,15 @@ def _alone(evidence: Evidence, measured: Failure) -> str:
         return ""
     if NLL in left:
         texts = f"{level.tail_nll:z.2f} at {level.length} tokens ({_number(level.prompts.get('window'), 'text')})"
-        return f"Tail NLL is at chance, {texts}, and judges nothing."
+        return f"Tail NLL is at chance, {texts}, and is not judged."
     if PASSKEY not in left:
         return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
-    found = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
+    counts = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
     scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
     more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
     than = f", though half or more at {listed(more)}" if more else ""
-    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "judges nothing"
-    return f"Passkey accuracy {is_chance}: {found}{than}."
+    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "is not judged"
+    return f"Passkey accuracy {is_chance}: {counts}{than}."
 
 
 def _control(rows: MethodRows) -> str:
@@ -374,7 +374,7 @@ def about_truncation(evidence: Evidence, rows: MethodRows) -> list[str]:
         return []
     name, length = model_name(reference_of(rows).method), evidence.level.length
     return [
-        f"Truncation: {name} on the last {length} tokens, of which the tokenizer's first token is one. Its tail NLL is "
+        f"Truncation: {name} on the last {length} tokens; what the tokenizer puts first is among them. Its tail NLL is "
         f"that at {length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
     ]
 

@@ -70,7 +70,7 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].entry == f"rerope, layer {layer}: no crossing up to 300"
 
 
-def test_a_panel_carries_what_was_found_in_its_own_layer_alone(hidden, crossings):
+def test_a_panel_carries_the_crossings_of_its_layer_only(hidden, crossings):
     layer, dim = best(crossings, 1)[0]
     chart = threshold_chart(hidden, crossings, layer, dim)
     first, observing = chart.panels
@@ -99,11 +99,11 @@ def test_an_excluded_method_is_beyond_the_limit_not_merely_beyond_the_threshold(
     inside = {"layer": layer, "dim": dim, "position": slice(crossings.attrs["warm_up"], M - 1)}
     moved.loc[inside | {"method": "rerope"}] = (threshold + limit) / 2  # beyond the threshold on all of them
     moved.loc[inside | {"method": "mesa"}] = limit + side
-    found = search(moved, M, CrossingRule.scaled(M))
-    chart = threshold_chart(moved, found, layer, dim)
+    searched = search(moved, M, CrossingRule.scaled(M))
+    chart = threshold_chart(moved, searched, layer, dim)
     texts = {line.label: line.note for line in chart.panels[1].lines}
     assert "excluded" not in texts["rerope"]
-    share = f"{float(found['inside'].sel({'method': 'mesa', 'layer': layer, 'dim': dim})):.0%}"
+    share = f"{float(searched['inside'].sel({'method': 'mesa', 'layer': layer, 'dim': dim})):.0%}"
     span = f"{crossings.attrs['warm_up']} to {M - 1}"
     assert texts["mesa"] == f", layer {layer}: excluded, beyond the limit on {share} of positions {span}"
     assert f"mesa: excluded, beyond the limit on {share} of positions {span}" in chart.seen

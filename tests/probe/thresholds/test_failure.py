@@ -92,7 +92,7 @@ def test_one_prompt_has_no_interval():
     assert (failure.length, failure.after, failure.high, failure.sampled) == (512, 384, 512, False)
     assert str(failure) == "(384, 512] on one prompt"
     evaluation = scores(windows=1, level=math.log(4096), hits=((20, 20, 20, 3, 0, 0), (20,) * 6))
-    assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not asked
+    assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not count
 
 
 def test_lengths_that_one_method_lacks_do_not_count_for_it():
@@ -126,9 +126,9 @@ def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(answ
     assert measured.judged_by == (NLL,)
 
 
-@pytest.mark.parametrize(("asked", "chance"), [(1, ()), (2, ()), (3, ()), (4, (PASSKEY,))])
-def test_no_passkey_of_a_few_is_no_chance(asked, chance):
-    few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(0, asked))
+@pytest.mark.parametrize(("count", "chance"), [(1, ()), (2, ()), (3, ()), (4, (PASSKEY,))])
+def test_no_passkey_of_a_few_is_no_chance(count, chance):
+    few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(0, count))
     measured = measured_failure(few, M)
     assert measured.chance == chance  # 0 of 3: up to 0.56; of 4: 0.49
     assert measured.judged_by == (NLL,)

@@ -266,11 +266,11 @@ def test_crossings_where_a_method_restarts_positions_are_counted_and_said():
     origin = changed((45, LENGTH, 1))
     others = [changed((start, LENGTH, 1)) for start in (64, 98, 99, 120)] + [wobble()]
     hidden = series(*([origin, other] for other in others), methods=("origin", "mesa"))
-    found = search(hidden, M, replace(RULE, warm_up=5))
-    assert found["threshold_dim"].values.all()
+    searched = search(hidden, M, replace(RULE, warm_up=5))
+    assert searched["threshold_dim"].values.all()
     plans = {"mesa": plan, "origin": make("origin", M).plan(LENGTH)}
-    assert crossings_at_restarts(found, plans) == [
+    assert crossings_at_restarts(searched, plans) == [
         "mesa restarts positions at 34, 64, 94, 124, …, 154: 2 of its 4 crossings of threshold dims lie within 5 "
         "tokens of such a restart, where states settle as at the start of a prompt."
     ]
-    assert crossings_at_restarts(found, {}) == []
+    assert crossings_at_restarts(searched, {}) == []

@@ -101,8 +101,8 @@ def said_counts(text):
 
 
 UNJUDGED = re.compile(
-    r" ?(?:Passkey accuracy (?:is at chance|judges nothing): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
-    r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and judges nothing\.)"
+    r" ?(?:Passkey accuracy (?:is at chance|is not judged): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
+    r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and is not judged\.)"
 )
 
 

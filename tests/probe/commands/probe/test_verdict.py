@@ -226,7 +226,7 @@ def test_truncation_is_the_reference_at_m_and_never_called_crop(planted):
     assert "NLL minus truncation" in result["head"]
     assert "crop" not in json.dumps([result["about"], result["sentences"], result["notes"], result["head"]])
     (note,) = [note for note in result["notes"] if note.startswith("Truncation: ")]
-    assert "the unmodified model on the last 64 tokens, of which the tokenizer's first token is one." in note
+    assert "the unmodified model on the last 64 tokens; what the tokenizer puts first is among them." in note
 
 
 def test_a_summary_that_calls_it_crop_is_read(planted):
@@ -320,7 +320,7 @@ def test_one_text_does_not_call_a_method_no_better_than_truncation(planted):
     assert texts.startswith(
         "mesa and rerope do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (6 texts). "
     )
-    assert " Passkey accuracy judges nothing: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
+    assert " Passkey accuracy is not judged: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
     assert texts.endswith(" One text cannot tell a method from truncation.")
     assert "beat" not in texts
 
