@@ -1,4 +1,4 @@
-"""Elements of pages: text that stays text, figures, tables, widgets bound to the address, downloads."""
+"""Elements of pages: text that stays text, figures, tables, downloads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from markupsafe import Markup
 
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Context, find_status
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Drawable
@@ -75,6 +76,7 @@ def written(context: Context, find: Callable[[Path], T | None], command: str) ->
     """What a command wrote into the run's folder; where it was not run None, and the command is shown."""
     summary = find(context.run.path)
     if summary is None:
+        address.keep()
         text = "This run has nothing to show here yet. Run the command, then reload this page:"
         status = find_status(context.run.path)
         begun = status.resume.get(command) if status else None
@@ -217,44 +219,22 @@ def choose_part(parts: Sequence[Section], key: str) -> None:
     draw([part for part in parts if part.is_text], key)
     others = {part.title: part for part in parts if not part.is_text}
     if others:
-        draw([replace(others[choose_one("Show", list(others), key)], title="")], key)
+        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key)
 
 
 # Widgets
 
 
-def choose_one(label: str, options: Sequence[str], key: str) -> str:
-    """A row of buttons, bound to the address; the first option is the default."""
-    return st.segmented_control(label, options, default=options[0], required=True, key=key, bind="query-params")
-
-
 def choose_labels(
     labels: Mapping[str, Sequence[Any]], first: Mapping[str, object], prefix: str, text: Callable[[Any], str] = str
 ) -> dict[str, Any]:
-    """Up to three select boxes in a row, bound to the address as PREFIX_NAME; `first`: the default values."""
+    """Up to three select boxes in a row, in the address as PREFIX_NAME; `first`: the default values."""
     return {
-        name: column.selectbox(
-            name.replace("_", " ").capitalize(),
-            values,
-            values.index(first[name]),
-            key=f"{prefix}_{name}",
-            bind="query-params",
-            format_func=text,
+        name: address.select(
+            column, name.replace("_", " ").capitalize(), values, f"{prefix}_{name}", first[name], format_func=text
         )
         for column, (name, values) in zip(st.columns(3), labels.items(), strict=False)
     }
-
-
-def follow(name: str, value: object, defaults: Mapping[str, object]) -> None:
-    """Resets widgets to `defaults` (by key) when `value` changes, on which the defaults depend.
-
-    Streamlit keeps a widget's value when its default changes. Nothing is reset the first time, so that values from the
-    address stay.
-    """
-    key = f"followed {name}"
-    if st.session_state.get(key, value) != value:
-        st.session_state.update(defaults)
-    st.session_state[key] = value
 
 
 # Downloads

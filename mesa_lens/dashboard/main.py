@@ -12,6 +12,7 @@ import streamlit as st
 from PIL import Image
 
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, Entry, check_inside, entries, root_folder
 from mesa_lens.dashboard.state import can_open
@@ -29,7 +30,7 @@ from mesa_lens.dashboard.views import (
     tokens,
 )
 
-_IN_ADDRESS = "run in the address"
+_FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
 
 # Title, icon and function of each page, and whether it needs a run.
@@ -65,60 +66,56 @@ def main(start: str = "overview") -> None:
     pages: dict[str, Any] = {}
     hidden: list[Any] = []
     header = st.container(horizontal=True, vertical_alignment="bottom")
-    heading = header.empty()
-    context = Context(str(root), runs, _choose(runs), pages)
-    for url, (title, icon, draw, needs_run) in PAGES.items():
-        body = partial(_guarded, draw, context, title, needs_run)
-        pages[url] = st.Page(body, title=title, icon=icon, url_path=url)
+    heading, notice = header.empty(), st.empty()
+
+    def body(url: str) -> None:
+        _guarded(url, context)
+
+    for url, (title, icon, _, _) in PAGES.items():
+        pages[url] = st.Page(partial(body, url), title=title, icon=icon, url_path=url)
         if url == start:  # at "/", and at its own name
-            hidden = [st.Page(body, title=title, icon=icon, url_path=url, visibility="hidden")]
-            pages[url] = st.Page(body, title=title, icon=icon, url_path="", default=True)
+            hidden = [st.Page(partial(body, url), title=title, icon=icon, url_path=url, visibility="hidden")]
+            pages[url] = st.Page(partial(body, url), title=title, icon=icon, url_path="", default=True)
     page = st.navigation([*pages.values(), *hidden], position="top")
     heading.title(page.title, anchor=False)
+    address.open_page(page.url_path)
+    context = Context(str(root), runs, _choose(runs), pages)
     if runs and PAGES[page.url_path or start][3]:
         labels = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in runs}
         header.selectbox("Run", list(labels), key="run", width=260, help="Newest first", format_func=labels.__getitem__)
     page.run()
-    _write_address(context.entry)
+    if wrong := address.write():
+        notice.warning(plain(f"Not understood in the address: {'; '.join(wrong)}."))
 
 
 def _choose(runs: tuple[Entry, ...]) -> Entry | None:
-    """The run in the address, else the newest that opens."""
+    """The run in the address, else the former one, else the newest that opens."""
     if not runs:
         return None
     names = [entry.name for entry in runs]
-    default = st.session_state.get("run")
+    default = st.session_state.get(_FORMER)
     if default not in names:
         default = next((entry.name for entry in runs if can_open(entry)), names[0])
-    name = st.query_params.get("run")
-    if name is None or name == st.session_state.get(_IN_ADDRESS):  # else a link, or Back
-        name = default
-    elif name not in names:
-        st.warning(plain(f"There is no run {name} under the folder of runs; {default} is displayed."))
-        name = default
-    st.session_state["run"] = name  # written each time, so that it outlives pages without the select box
+    name = st.session_state[_FORMER] = address.value_of("run", default, address.one_of(names))
     return runs[names.index(name)]
 
 
-def _write_address(entry: Entry | None) -> None:
-    """Puts the run into the address; `bind` would leave out the default, which is another run tomorrow."""
-    if entry is not None and st.query_params.get("run") != entry.name:
-        st.query_params["run"] = entry.name
-    st.session_state[_IN_ADDRESS] = None if entry is None else entry.name
-
-
-def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:
+def _guarded(url: str, context: Context) -> None:
     """Draws a page; an error is a message, never a traceback."""
+    title, _, draw, needs_run = PAGES[url]
     try:
         if needs_run and context.entry is None:
+            address.keep()
             suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
             if needs_run:
                 check_inside(context.run.path)
             draw(context)
     except (Refused, OSError) as error:
+        address.keep()
         st.error(plain(error))
     except Exception as error:
+        address.keep()
         _LOG.exception("%s could not be drawn", title)
         remedy = "if the run is damaged, capture it again"
         st.error(plain(f"{title} could not be drawn ({type(error).__name__}: {error}); {remedy}"))

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 from streamlit import config
 from streamlit.web.server.server_util import get_url
 
@@ -17,6 +20,14 @@ from mesa_lens.dashboard.guard import GUARDED
 
 SCRIPT = Path(__file__).with_name("main.py")
 _DELAY = 1  # seconds until the server listens
+_ONE_ENTRY = """<script>
+  // Streamlit adds an entry for a page that is opened, and another for the values that it puts into its address.
+  const push = history.pushState;
+  history.pushState = function (state, title, url) {
+    const isHere = new URL(url, location.href).pathname === location.pathname;
+    (isHere ? history.replaceState : push).call(this, state, title, url);
+  };
+</script>"""
 
 
 @asynccontextmanager
@@ -29,4 +40,15 @@ async def in_browser(_: Any) -> AsyncIterator[None]:
     yield
 
 
-app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser)
+async def shell(_: Request) -> HTMLResponse:
+    """The HTML page in which Streamlit draws, with one entry a page in the browser's history."""
+    page = Path(st.__file__).with_name("static") / "index.html"
+    text = page.read_text(encoding="utf-8").replace("<head>", f"<head>{_ONE_ENTRY}", 1)
+    return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
+
+
+ROUTES = [
+    Route(f"/{name}", shell) for name in ("", *sorted(path.stem for path in SCRIPT.parent.glob("views/[a-z]*.py")))
+]
+"""The addresses of the pages, each named as its module."""
+app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

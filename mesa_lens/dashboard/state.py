@@ -9,6 +9,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Entry, check_inside, find_status
 from probe.commands.probe.result import Summary
 from probe.run import Run, open_run
@@ -70,9 +71,8 @@ def choose_states(run: Run) -> tuple[str, str]:
     hooks = [hook for hook in hooks_of(run) if "dim" in hook_values(run, hook).dims]
     prompts = run.hidden["prompt"].values.tolist()
     left, right = st.columns(2)
-    prompt = left.selectbox("Prompt", prompts, key="prompt", bind="query-params")
-    hook = right.selectbox("Hook", hooks, key="hook", bind="query-params", disabled=len(hooks) == 1)
-    return str(hook), str(prompt)
+    prompt = address.select(left, "Prompt", prompts, "prompt")
+    return address.select(right, "Hook", hooks, "hook", disabled=len(hooks) == 1), prompt
 
 
 @_cache(max_entries=24, show_spinner="Searching …")

@@ -243,7 +243,7 @@ def test_the_run_stands_in_the_address_and_an_unknown_one_is_reported(opened):
     app.selectbox(key="run").set_value("first").run()
     assert (app.query_params["run"], len(app.warning)) == ("first", 0)
     app = opened("overview", run="../../etc")
-    assert "There is no run ../../etc" in app.warning[0].value.replace("\\", "")
+    assert "run=../../etc (run=nested/second is displayed)" in app.warning[0].value.replace("\\", "")
     assert app.query_params["run"] == app.selectbox(key="run").value == "nested/second"
 
 

@@ -24,7 +24,7 @@ def opened(monkeypatch, tmp_path):
 def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     write_evaluation(tmp_path / "mine", tasks_left=3, model="<script>alert(1)</script> **bold**")
     write_evaluation(tmp_path / "newer")
-    assert "There is no result gone" in shown_texts(opened(result="gone"))
+    assert "result=gone (result=newer (eval) is displayed)" in shown_texts(opened(result="gone"))
     app = opened(result="mine (eval)")
     assert "\\<script\\>" in "".join(element.value for element in app.markdown)  # names stay text
     difference, means = (element.value.set_index("method") for element in app.dataframe)

@@ -9,6 +9,7 @@ from typing import cast
 import streamlit as st
 
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
@@ -32,13 +33,12 @@ def page(context: Context) -> None:
     """Failure lengths by method, the settings that differ, and scores over length of the chosen runs."""
     others = {entry.name: entry for entry in context.entries if entry.name != context.run.name and entry.finished}
     if not others:
+        address.keep()
         command = "mesa-lens probe --length 1024 --prompt world --out runs/second"
         ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
     default = [name for name, entry in others.items() if can_open(entry)][:1]
-    names = st.multiselect(
-        "Compare with", list(others), default, key="with", bind="query-params", filter_mode="contains"
-    )
+    names = address.select_several(st, "Compare with", list(others), "with", default, filter_mode="contains")
     runs = {context.run.name: _read(context.run)}
     for name in names:
         try:

@@ -10,6 +10,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
@@ -45,18 +46,19 @@ def page(context: Context) -> None:
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    hidden, (less, at) = states(run, hook, prompt), _defaults(entry, run, hook, prompt)
-    methods, minus = _methods(run, less)
+    hidden = states(run, hook, prompt)
+    methods, minus = _methods(entry, run)
     st.caption(ui.plain(DIM))
     left, right = st.columns(2)
-    layers = _span(left, "Layers", "layers", hidden["layer"].values, at)
-    dims = _span(right, "Dims", "dims", hidden["dim"].values)
-    bounds = _bounds(run)
-    quantile = st.slider(
-        "Colour scale: share of values within it", 0.9, 1.0, heatmap.LIMIT, 0.005, key="scale", bind="query-params",
+    layers = _span(left, "Layers", "layers", hidden["layer"].values, entry, _first_layers(entry, run, hook, prompt))
+    dims = _span(right, "Dims", "dims", hidden["dim"].values, entry)
+    bounds = _bounds(entry, run)
+    quantile = address.slider(
+        st, "Colour scale: share of values within it", 0.9, 1.0, heatmap.LIMIT, "scale", step=0.005,
         help="The scale of each layer ends at this quantile of its absolute values, and is shared by all methods",
     )  # fmt: skip
     if not methods:
+        address.keep()
         st.info("Choose a method.")
         return
     choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
@@ -102,56 +104,52 @@ def _dim(run: Run, choice: _Choice) -> None:
         [label for label in hidden[name].values.tolist() if first <= label <= last]
         for name, (first, last) in (("layer", choice.layers), ("dim", choice.dims))
     )
-    layer = left.selectbox("Layer", layers, key="line_layer")
-    dim = right.selectbox("Dim", dims, key="line_dim")
-    if layer is None or dim is None:  # none was captured there
-        return
+    layer = address.select(left, "Layer", layers, "line_layer")
+    dim = address.select(right, "Dim", dims, "line_dim")
     methods = [*choice.methods, *([choice.minus] if choice.minus else [])]
-    ui.show(dim_chart(hidden.sel({"method": methods}), int(layer), int(dim), run.trained_length), "line")
+    ui.show(dim_chart(hidden.sel({"method": methods}), layer, dim, run.trained_length), "line")
 
 
-def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[str, tuple[int, int]]:
-    """What is first displayed: the method that is subtracted, the reference, and the layer where its drift begins."""
+def _first_layers(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[int, int]:
+    """The layers that are displayed first: that where the prompt's drift begins, or all."""
     layers, drifts = run.hidden["layer"].values.tolist(), drifted(entry, hook)
-    minus, span = reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING, (layers[0], layers[-1])
-    if not isinstance(drifts, str):
-        layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
-        span = (layer, layer)
-    ui.follow("heatmaps", entry.name, {"minus": minus} | ({"layers": span} if len(layers) > 1 else {}))
-    return minus, span
+    if isinstance(drifts, str):
+        return layers[0], layers[-1]
+    layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
+    return layer, layer
 
 
-def _methods(run: Run, first: str) -> tuple[list[str], str | None]:
-    """The methods, and the one that is subtracted."""
+def _methods(entry: Entry, run: Run) -> tuple[list[str], str | None]:
+    """The methods, and the one that is subtracted: first the reference, where there are others."""
     left, right = st.columns(2)
     names = run.hidden["method"].values.tolist()
-    options, meaning = [_NOTHING, *names], "Shows values minus this method's"
-    minus = right.selectbox("Minus", options, options.index(first), key="minus", bind="query-params", help=meaning)
-    chosen = left.multiselect("Methods", names, names[: heatmap.FIRST_METHODS], key="methods", bind="query-params")
-    return [name for name in chosen if name != minus], None if minus == _NOTHING else str(minus)
+    first, meaning = reference_of(run) if len(names) > 1 else _NOTHING, "Shows values minus this method's"
+    minus = address.select(right, "Minus", [_NOTHING, *names], "minus", first, entry.name, help=meaning)
+    some = names[: heatmap.FIRST_METHODS]
+    chosen = address.select_several(left, "Methods", names, "methods", some, entry.name)
+    return [name for name in chosen if name != minus], None if minus == _NOTHING else minus
 
 
 def _span(
-    place: Any, label: str, key: str, values: np.ndarray, default: tuple[int, int] | None = None
+    place: Any, label: str, key: str, values: np.ndarray, entry: Entry, first: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """First and last value, both included, from a slider; text where there is one value."""
-    first, last = int(values[0]), int(values[-1])
-    if first == last:
-        place.markdown(f"{label}: {first}")
-        return first, last
-    low, high = place.slider(label, first, last, default or (first, last), key=key, bind="query-params")
-    return int(low), int(high)
+    """First and last value, both included, from a slider; text where there is one value. first: default, all."""
+    low, high = int(values[0]), int(values[-1])
+    if low == high:
+        place.markdown(f"{label}: {low}")
+        return low, high
+    return address.slider(place, label, low, high, first or (low, high), key, entry.name)
 
 
-def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
+def _bounds(entry: Entry, run: Run) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of positions, none across a gap in what was captured."""
     position = run.hidden["position"].values
-    which = ui.choose_one("Positions", [_AROUND, _ALL, _CHOSEN], "positions")
+    which = address.select_button("Positions", [_AROUND, _ALL, _CHOSEN], "positions")
     if which == _AROUND:
         return tuple(heatmap.default_regions(position, run.trained_length))
     first, last = int(position[0]), int(position[-1])
     if which == _CHOSEN:
-        first, last = _span(st, "First and last position", "zoom", position)
+        first, last = _span(st, "First and last position", "zoom", position, entry)
     ranges = [(max(begin, first), min(end, last) + 1) for begin, end in captured_ranges(position)]
     return tuple((begin, end) for begin, end in ranges if begin < end) or ((first, last + 1),)
 

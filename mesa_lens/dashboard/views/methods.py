@@ -13,6 +13,7 @@ from mesa.errors import Refused
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.tables import csv_bytes
@@ -27,8 +28,8 @@ def page(context: Context) -> None:
     """Two methods side by side."""
     st.caption(ui.plain(REMAP))
     left, right = st.columns(2)
-    length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
-    trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
+    length = address.slider(left, "Length (tokens)", 4, 256, 24, "length")
+    trained = address.slider(right, "Trained window M (tokens)", 2, 256, 16, "window")
     places = st.columns(2)
     methods = [_choose(place, *side, trained) for place, side in zip(places, _SIDES.items(), strict=True)]
     for place, side, method in zip(st.columns(2), _SIDES, methods, strict=True):
@@ -40,12 +41,10 @@ def page(context: Context) -> None:
 def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
     """A method with its sizes, from widgets; None, with a warning, where it refuses the sizes."""
     names = list(registry())
-    name = str(place.selectbox(f"Method {side}", names, names.index(default), key=side, bind="query-params"))
+    name = address.select(place, f"Method {side}", names, side, default)
     sizes = drawing_sizes(name, trained)
-    keys = {size: f"{side}.{name}.{size}" for size in sizes}
-    ui.follow(f"{side}.{name}", trained, {keys[size]: value for size, value in sizes.items()})
     for (size, value), column in zip(sizes.items(), place.columns(len(sizes)) if sizes else (), strict=True):
-        sizes[size] = int(column.number_input(size, 1, 4096, value, key=keys[size], bind="query-params"))
+        sizes[size] = address.number(column, size, 1, 4096, value, f"{side}.{name}.{size}", trained)
     try:
         return make(name, trained, **sizes)
     except Refused as error:

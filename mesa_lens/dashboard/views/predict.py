@@ -10,6 +10,7 @@ import streamlit as st
 
 from mesa.errors import Refused
 from mesa.methods import Method, make, standard_methods
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.commands.predict.calibration import ORIGIN
@@ -33,7 +34,7 @@ def page(context: Context) -> None:
         return
     known = {name: method for name, method in standard_methods().items() if name != ORIGIN}
     names = [name for name, method in known.items() if not method.needs_rotary]
-    name = str(st.selectbox("Method", names, names.index("leaky-rerope"), key="predicted", bind="query-params"))
+    name = address.select(st, "Method", names, "predicted", "leaky-rerope")
     others = ", ".join(name for name in known if name not in names)
     st.caption(
         ui.plain(
@@ -89,12 +90,12 @@ def _parameters(name: str, trained: int) -> Method | None:
     for field, column in zip(fields, st.columns(len(fields)) if fields else (), strict=True):
         value, key = getattr(default, field.name), f"predict.{name}.{field.name}"
         if isinstance(value, bool):
-            values[field.name] = column.checkbox(field.name, value, key=key, bind="query-params")
+            values[field.name] = address.checkbox(column, field.name, value, key)
         elif isinstance(value, int):
             most = 4 * trained
-            values[field.name] = int(column.slider(field.name, 1, most, min(value, most), key=key, bind="query-params"))
+            values[field.name] = address.slider(column, field.name, 1, most, min(value, most), key)
         elif isinstance(value, float):
-            values[field.name] = float(column.slider(field.name, 1.0, 32.0, value, 0.1, key=key, bind="query-params"))
+            values[field.name] = address.slider(column, field.name, 1.0, 32.0, value, key, step=0.1)
     try:
         return make(name, trained, **values)
     except Refused as error:

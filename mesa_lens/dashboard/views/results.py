@@ -8,6 +8,7 @@ from shlex import quote
 
 import streamlit as st
 
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, results, unfinished
 from probe.commands.eval.figures import evaluation_numbers
@@ -27,12 +28,10 @@ def page(context: Context) -> None:
         with st.expander(f"Not finished: {len(running)}"):
             ui.show_status(*running)
     if not known:
+        address.keep()
         ui.suggest(f"There is no evaluation under {root}. Make one, e.g.:", _HOW.format(quote(str(root))))
         return
-    name = st.query_params.get("result")
-    if name is not None and name not in known:
-        st.warning(ui.plain(f"There is no result {name} under the folder of runs."))
-    result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
+    result = known[address.select(st, "Result", list(known), "result", help="Newest first")]
     read = result.read()
     if isinstance(read, HarnessScores):
         st.markdown(f"Model **{ui.plain(read.model)}**, prompts of at most {read.max_length} tokens.")

@@ -13,6 +13,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
@@ -41,6 +42,7 @@ def page(context: Context) -> None:
     try:
         check_window(M, N, E)
     except Refused as error:
+        address.keep()
         st.warning(ui.plain(error))
         return
     data = closed_forms(M, H, N, E)
@@ -56,7 +58,7 @@ def page(context: Context) -> None:
         "Attention on <bos>": (attention_figure, data["attention"], "Attention on bos over t: above 1/M succeeds."),
     }
     reach = f"M = {M}, T* of the remap {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
-    places = st.tabs(list(tabs), key="theory_tab", on_change="rerun", bind="query-params")
+    places = address.tabs(list(tabs), "theory_tab")
     for place, (figure, values, shown) in zip(places, tabs.values(), strict=True):
         with place:
             ui.show(figure(data), str(values.name), f"{shown} {reach}")
@@ -91,11 +93,11 @@ def _download(values: xr.DataArray) -> None:
 
 def _parameters() -> tuple[int, float, int, int]:
     one, two, three, four = st.columns(4)
-    M = one.slider("M, the window (tokens)", 4, 1000, 16, key="theory_M", bind="query-params")
-    N = two.slider("N, the remap's window (tokens)", 1, 40, 3, key="N", bind="query-params")
-    E = three.slider("E, the stair's width (tokens)", 2, 50, 3, key="E", bind="query-params")
-    H = four.slider("H, the threshold", 0.0, 2.0, 0.5, 0.1, key="H", bind="query-params")
-    return int(M), float(H), int(N), int(E)
+    M = address.slider(one, "M, the window (tokens)", 4, 1000, 16, "theory_M")
+    N = address.slider(two, "N, the remap's window (tokens)", 1, 40, 3, "N")
+    E = address.slider(three, "E, the stair's width (tokens)", 2, 50, 3, "E")
+    H = address.slider(four, "H, the threshold", 0.0, 2.0, 0.5, "H", step=0.1)
+    return M, H, N, E
 
 
 @st.cache_data(max_entries=64)

@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from mesa_lens.dashboard.state import choose_states, opened, qualified, searched, states
@@ -148,14 +149,13 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("floor", 0.0, 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
     defaults = {key: default for key, _, _, default, _, _ in widgets}
-    ui.follow("rule", name, defaults)
     values: dict[str, Any] = {}
     changes = st.container()
     with st.expander("The rule: M, smoothing, how long a crossing must last"):
         columns = [*st.columns(4), *st.columns(4)]
     for (key, least, most, default, step, help), column in zip(widgets, columns, strict=True):
-        values[key] = column.number_input(
-            _LABELS[key], least, max(most, default), default, step, key=key, bind="query-params", help=help
+        values[key] = address.number(
+            column, _LABELS[key], least, max(most, default), default, key, name, step=step, help=help
         )
     changed = [
         f"{_LABELS[key]} is {values[key]:g} ({default:g})"
@@ -177,10 +177,9 @@ def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
         meaning = f"No dim shows a threshold under this rule. {text} has the highest score, {score:z.1f}"
         st.info(ui.plain(f"{meaning} (at least {crossings.attrs['minimum_score']:g} is asked for), and is drawn."))
     default = f"the {'clearest' if qualified else 'highest score'} ({text})" if clearest else "no dim has a score"
-    typed = st.text_input(
+    typed = address.text(
         "Layer and dim to draw, as layer:dim, several with commas",
-        key="pairs",
-        bind="query-params",
+        "pairs",
         placeholder=default,
         help="A dim is one coordinate of the hidden state. Ticked rows of the ranking below are written here",
     )
@@ -203,7 +202,7 @@ def _highest(crossings: xr.Dataset) -> list[tuple[int, int]]:
 def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
     layers, dims = crossings["layer"].values, crossings["dim"].values
     layer, _, dim = text.partition(":")
-    if layer.strip().isdigit() and dim.strip().isdigit() and int(layer) in layers and int(dim) in dims:
+    if layer.strip().isdecimal() and dim.strip().isdecimal() and int(layer) in layers and int(dim) in dims:
         return int(layer), int(dim)
     spans = f"layers {layers[0]} to {layers[-1]}, dims {dims[0]} to {dims[-1]}"
     st.warning(ui.plain(f"{text!r} is not a captured layer:dim; the store holds {spans}"))
