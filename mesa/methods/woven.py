@@ -169,7 +169,7 @@ class StairPE(Method):
     """
 
     name = "stair"
-    look = ("#A8326E", "solid", "diamond")
+    look = ("#B33D79", "solid", "diamond")
     formula = "R = r if r <= N else N + ceil((r - N) / E)"
     source = "paper eq. 6; github.com/soacker/Mesa-Extrapolation scales queries"
     window: int = SCALED

@@ -24,7 +24,7 @@ from probe.figures.figure_data import Chart, Drawable
 from probe.figures.render import PANEL_WIDTH, least_width, plots
 from probe.figures.section import Section
 from probe.figures.styles import BLACK, GREY, RED
-from probe.glossary import help_of
+from probe.glossary import help_of, template
 from probe.status import Status
 from probe.tables import Table
 
@@ -38,7 +38,6 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
 }
 _EMPTY = "–"
 _POINTS = 30  # along each side of a heatmap, by which a box is chosen
-_CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 T = TypeVar("T")
@@ -54,6 +53,11 @@ def plain(text: object) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
 
 
+def heading(text: str, level: int = 2) -> None:
+    """A heading of a part of the page; level 2 is that below the page's title."""
+    (st.header if level == 2 else st.subheader)(plain(text), anchor=False)
+
+
 def bullets(sentences: Iterable[str]) -> str:
     """The sentences as a Markdown list."""
     return "\n".join(f"- {plain(sentence)}" for sentence in sentences)
@@ -62,14 +66,14 @@ def bullets(sentences: Iterable[str]) -> str:
 def suggest(text: str, command: str) -> None:
     """What is missing, and the command that makes it."""
     st.info(plain(text))
-    st.code(command, language="bash")
+    st.code(command, language=None, wrap_lines=True)
 
 
 def show_status(*known: Status) -> None:
     """How far runs are, and the commands that go on."""
-    st.code("\n".join(status.text() for status in known), language=None)
+    st.code("\n".join(status.text() for status in known), language=None, wrap_lines=True)
     if commands := [line for status in known for line in status.resume.values()]:
-        st.code("\n".join(commands), language="bash")
+        st.code("\n".join(commands), language=None, wrap_lines=True)
 
 
 def written(context: Context, find: Callable[[Path], T | None], command: str) -> T | None:
@@ -179,29 +183,23 @@ def sheet(cells: Any, alt: str, **options: Any) -> None:
 
 
 def table(values: Table) -> None:
-    """A table under its title; columns of long names are as wide as these."""
-    title = f"{values.title[:1].upper()}{values.title[1:]}"
-    st.markdown(plain(title))
-    columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
-    longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
-    wide = {
-        name: st.column_config.TextColumn(width=_CHARACTER * length)
-        for name, length in longest.items()
-        if length > _LONG
-    }
-    sheet(columns, title, height="content", column_config=wide)
+    """A table under its title, whose cells wrap; where it is wider than the page it scrolls sideways."""
+    st.html(template("figures/table.html").render(table=values))
 
 
 # Sections
 
 
-def draw(sections: Iterable[Section], key: str) -> None:
-    """Sections of a result page, with widgets for what is folded. key: of the figures, before their names."""
+def draw(sections: Iterable[Section], key: str, level: int = 2) -> None:
+    """Sections of a result page, with widgets for what is folded. key: of the figures, before their names.
+
+    level: of their headings; 2 is that below the page's title.
+    """
     for section in sections:
         place = st.expander(section.title) if section.folded else st.container()
-        if section.title and not section.folded:
-            place.subheader(plain(section.title), anchor=False)
         with place:
+            if section.title and not section.folded:
+                heading(section.title, level)
             one = len(section.sentences) == 1
             st.markdown(plain(section.sentences[0]) if one else bullets(section.sentences))
             for name, figure in section.figures.items():
@@ -211,7 +209,7 @@ def draw(sections: Iterable[Section], key: str) -> None:
                     show(figure, f"{key}-{name}")
             for values in section.tables:
                 table(values)
-            draw(section.parts, key)
+            draw(section.parts, key, level + bool(section.title))
 
 
 def choose_part(parts: Sequence[Section], key: str) -> None:

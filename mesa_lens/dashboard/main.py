@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from mesa_lens.dashboard.views import (
     thresholds,
     tokens,
 )
+from probe import figures
 
 _FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
@@ -49,12 +51,16 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
 }
 
 _HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
-_STYLE = """<style>
-.stMainBlockContainer {padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}
-h1 {padding-top: 0}
-[data-testid="stCaptionContainer"] {color: inherit !important; opacity: 0.8}
-.js-plotly-plot :is([class$="tick"], .infolayer) text {fill: currentColor !important}
-</style>"""
+_TABLES = (Path(figures.__file__).with_name("table.css")).read_text(encoding="utf-8")
+_STYLE = f"""<style>
+.stMainBlockContainer {{padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}}
+h1 {{padding-top: 0}}
+.stMainBlockContainer h2 {{font-size: 1.5rem !important}}
+.stMainBlockContainer h3 {{font-size: 1.25rem !important}}
+:is([data-tag], [data-testid="stBaseButton-primary"]) * {{color: light-dark(#fff, #171614)}}
+[data-testid="stCaptionContainer"] {{color: inherit !important; opacity: 0.8}}
+.js-plotly-plot :is([class$="tick"], .infolayer) text {{fill: currentColor !important}}
+{_TABLES}</style>"""
 
 
 def main(start: str = "overview") -> None:

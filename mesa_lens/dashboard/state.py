@@ -72,7 +72,7 @@ def choose_states(run: Run) -> tuple[str, str]:
     prompts = run.hidden["prompt"].values.tolist()
     left, right = st.columns(2)
     prompt = address.select(left, "Prompt", prompts, "prompt")
-    return address.select(right, "Hook", hooks, "hook", disabled=len(hooks) == 1), prompt
+    return address.select(right, "Hook", hooks, "hook"), prompt
 
 
 @_cache(max_entries=24, show_spinner="Searching …")

@@ -43,6 +43,7 @@ _TITLE_LINE, _LEGEND_LINE, _PLOT = 19, 21, 340  # pixels of height
 _KEY, _LETTER, _LEGEND_WIDTH = 50, 6.5, 280  # pixels of width: a legend's symbols, a letter, room below a panel
 ROOM_BELOW = 111
 """Pixels below a chart's plot: labels, their title, and a line of the legend."""
+_MARKER, _LEAST_MARKER = 8, 6  # pixels: of a line's markers, and below which plotly treats them alike
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
@@ -200,7 +201,8 @@ def _draw_chart(chart: Chart) -> go.Figure:
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, 1, column)
-        for trace in [*(_line(line, panel) for line in panel.in_order), *(_point(point) for point in panel.points)]:
+        traces = [*(_line(line, panel) for line in panel.in_order), *(_point(point, panel) for point in panel.points)]
+        for trace in traces:
             name = str(trace.name)
             is_new = name not in {*listed, *unlisted}
             figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), 1, column)
@@ -238,7 +240,8 @@ def _entry(text: str) -> str:
 
 def _line(line: Line, panel: Panel) -> go.Scatter:
     symbol: str | None = line.symbol
-    mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
+    width = (1.5 if line.crowded else 2) * (FAINT if line.faint else 1)
+    mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": width}
     if line.dash == "none":
         mode, stroke = "markers", {"color": line.colour}
     elif line.symbol == "none":
@@ -253,8 +256,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         name=_entry(line.entry),
         mode=mode,
         line=stroke,
-        marker={"symbol": symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
-        opacity=FAINT if line.faint else 1,
+        marker={"symbol": symbol, "size": _MARKER, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
         customdata=list(map(escaped, line.tokens)) or None,
         text=list(map(escaped, line.texts)) or None,
         hovertemplate=f"{template}<extra></extra>",
@@ -284,18 +286,22 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
     return go.Scatter(**ends, **area, **legend, mode="lines")
 
 
-def _point(point: Point) -> go.Scatter:
+def _point(point: Point, panel: Panel) -> go.Scatter:
+    """A mark on a line. Two smaller ones, not seen, are in its middle: plotly shows the text of the nearest place, and
+    of a smaller marker before that of a larger one, here the line's."""
     symbol, size = _SYMBOLS[point.symbol]
-    marker = {"symbol": symbol, "size": size, "color": point.colour, "line": {"width": 3, "color": point.colour}}
+    look = {"size": [size, _MARKER, _LEAST_MARKER], "opacity": [1, 0, 0]}
+    marker = {"symbol": symbol, "color": point.colour, "line": {"width": 3, "color": point.colour}} | look
     low, high = point.ends or (point.x, point.x)
+    hover = [point.hover or point.text, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     return go.Scatter(
-        x=[point.x],
-        y=[point.y],
+        x=[point.x] * 3,
+        y=[point.y] * 3,
         name=_entry(point.text),
         mode="markers",
         marker=marker,
-        hovertemplate=f"{escaped(point.hover or point.text)}<extra></extra>",
-        error_x=None if point.ends is None else _ends([high - point.x], [point.x - low], 3, 0),
+        hovertemplate=f"{'<br>'.join(map(escaped, hover))}<extra></extra>",
+        error_x=None if point.ends is None else _ends([high - point.x, 0, 0], [point.x - low, 0, 0], 3, 0),
     )
 
 

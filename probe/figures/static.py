@@ -251,7 +251,8 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     marks: dict[str, Any] = {"marker": MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
-    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": FAINT if line.faint else 1}
+    width = FAINT if line.faint else 1
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": width}
     axis.plot(line.x, line.y, label=line.entry, **style, **marks)
     if line.interval is not None:
         if line.band:

@@ -12,10 +12,13 @@ from mesa.methods import ENTRY_POINTS, METHODS
 Look = tuple[str, str, str]
 BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
 FAINT = 0.5
-"""Opacity of what does not count."""
+"""Width of the line of what does not count, as a share of others': in full colour, it can be seen on any page."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STYLES: dict[str, Look] = {name: method.look for name, method in METHODS.items() if method.look}
-"""Of the methods that come with the package: after Okabe and Ito, at least 3:1 on white; colour, dash, symbol."""
+"""Of the methods that come with the package: after Okabe and Ito; colour, dash, symbol.
+
+Colours have a contrast of at least 3:1 on white and, but for black, on a dark page.
+"""
 
 _COLOURS = ("#6F63C5", "#B5651D", "#2E8B9A", "#AA4499", "#5F8A1E", "#C4516C", "#4F7CAC")
 _SYMBOLS = ("cross", "star", "pentagon", "triangle-left", "triangle-right", "hexagon")

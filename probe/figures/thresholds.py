@@ -19,7 +19,7 @@ from probe.figures.figure_data import (
     value_name,
     value_title,
 )
-from probe.figures.styles import RED, style
+from probe.figures.styles import FAINT, RED, style
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import excluded
 
@@ -111,9 +111,9 @@ def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
         for method in shown["method"].values.tolist():
             y = _height(shown.sel({"method": method}).values, low, high)
             points = " ".join(f"{a:z.1f},{b:z.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
-            faint = ' opacity="0.3"' if bool(excluded(at.sel({"method": method}))) else ""
+            width = 1.3 * (FAINT if bool(excluded(at.sel({"method": method}))) else 1)
             colour = _MIDDLE if method == "origin" else style(method)[0]
-            lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"{faint}/>')
+            lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>')
         levels = f"dashed: M, the threshold {threshold:.3g}; dotted: the limit {limit:.3g}"
         label = f"layer {layer}, dim {dim} over position; {levels}"
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(lines)}</svg>'

@@ -12,7 +12,7 @@ import anatomized
 import located
 import pytest
 from markupsafe import escape
-from pages import drawn, shown_texts
+from pages import drawn, shown_texts, tables
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
@@ -86,7 +86,7 @@ def test_the_overview_opens_with_the_answer_one_chart_and_the_way_on(opened):
     assert answer.index("Failure begins between 64 and 128 tokens") < answer.index("Use ") < answer.index("Model ")
     assert answer.count("font-size: 1.2rem") == 2
     assert any('class="verdict"' in part for part in html)
-    table = app.dataframe[0].value.set_index("method")
+    table = tables(app)[0].set_index("method")
     assert 64 <= int(table.loc["origin", "drift onset"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
     scores, passkeys = titles(app)  # in this order
@@ -120,7 +120,7 @@ def test_where_inside_follows_its_selectors(root, opened):
     app = opened("mechanism", run="first")
     assert ["One layer at a time" in titles(app)[0], len(titles(app))] == [True, 4]
     assert titles(app)[-1].startswith("Where hidden states (resid_post) leave their in-window range, prompt repeated")
-    assert "Drift on prompt repeated, in tokens" in shown_texts(app)
+    assert "Drift on prompt repeated, in tokens" in "".join(part.proto.body for part in app.get("html"))
     assert "first-repeated-drift-map.csv" in downloads(app)
     other = opened("mechanism", run="nested/second")
     assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(other)
@@ -151,7 +151,7 @@ def test_anatomy_follows_its_selectors(opened):
         app.segmented_control(key="anatomy_figures").set_value(statistic).run()
         assert text in shown_texts(app)
     app.segmented_control(key="anatomy_figures").set_value("All heads").run()
-    table = app.dataframe[0].value.set_index(["method", "queries"])
+    table = tables(app)[0].set_index(["method", "queries"])
     assert table.loc[("origin", "beyond M"), "beyond M"] == "0.40 [0.36, 0.44]"
     assert not app.exception
 
@@ -172,7 +172,7 @@ def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
         app = run(tmp_path, monkeypatch, "anatomy")
         assert "not measured" not in shown_texts(app)
         assert not app.error
-        assert (text in titles(app)[0]) if text else len(app.dataframe) == 1
+        assert (text in titles(app)[0]) if text else len(tables(app)) == 1
     write_result(path, summary | {"heads": [], "all_heads": []})
     assert "Nothing was measured of its heads." in shown_texts(run(tmp_path, monkeypatch, "anatomy"))
     inside = [row for row in summary["heads"] if row["length"] <= 256]  # no key is beyond M
@@ -337,7 +337,7 @@ def test_runs_are_compared(root, monkeypatch, tmp_path):
     drawn = [trace for panel in figures(app) for trace in panel["data"] if trace["mode"] == "lines+markers"]
     assert {trace["name"] for trace in drawn} >= {f"origin, {name}" for name in ("a", "b", "c")}
     assert len(drawn) == 3 * 2 * 4  # runs, measures, methods
-    failures, settings = (table.value for table in app.dataframe)
+    failures, settings = tables(app)
     kinds = [f"{kind}, {name}" for kind in ("measured failure", "drift onset") for name in ("a", "b", "c")]
     assert list(failures.columns) == ["method", *kinds]
     assert settings.set_index("setting").T.to_dict("list") == {"mesa: window": ["8", "9", "8"]}  # no dates

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from pages import drawn, shown_texts
+from pages import drawn, shown_texts, tables
 from results import evaluation, write_evaluation
 
 from probe.commands.eval.plan import TASKS
@@ -27,7 +27,7 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     assert "result=gone (result=newer (eval) is displayed)" in shown_texts(opened(result="gone"))
     app = opened(result="mine (eval)")
     assert "\\<script\\>" in "".join(element.value for element in app.markdown)  # names stay text
-    difference, means = (element.value.set_index("method") for element in app.dataframe)
+    difference, means = (table.set_index("method") for table in tables(app))
     assert difference.index.tolist() == ["rerope"]
     assert difference.loc["rerope", "512"].startswith("+0.800 [+0.")
     assert difference.loc["rerope", "256"].startswith("+0.000 [-")
@@ -49,7 +49,7 @@ def test_scores_of_prompts_are_in_no_table(opened, tmp_path):
     result = replace(former, sizes=sizes, cells=former.cells + summarize(rows, TASKS))
     EVALUATED.write(write_evaluation(tmp_path / "mine"), result)
     app = opened()
-    others = [element.value.set_index("method") for element in app.dataframe]
+    others = tables(app)
     assert "vt: 4 hops, no example; 30 tokens generated." in shown_texts(app)
     assert len(others) == 3  # passkey's difference and means, vt's means
     assert len(app.get("plotly_chart")) == 2
@@ -85,4 +85,4 @@ def test_scores_of_lm_evals_tasks_are_shown(opened, tmp_path):
     write_result(tmp_path / "mine" / "harness.json", {"model": "tiny", "max_length": 512, "results": scores})
     app = opened()
     assert "prompts of at most 512 tokens" in shown_texts(app)
-    assert app.dataframe[0].value.values.tolist() == [["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]]
+    assert tables(app)[0].values.tolist() == [["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]]

@@ -97,7 +97,7 @@ def _widen(first: int, last: int) -> None:
 
 def _dim(run: Run, choice: _Choice) -> None:
     """One dim of the spans as lines over position."""
-    st.subheader("One dim over position", anchor=False)
+    ui.heading("One dim over position")
     hidden = states(run, choice.hook, choice.prompt)
     left, right = st.columns(2)
     layers, dims = (

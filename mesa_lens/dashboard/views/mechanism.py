@@ -50,7 +50,7 @@ def _located(context: Context) -> None:
 
 def _drift(context: Context) -> None:
     """The map of the first prompt's drift by layer and position, or why there is none; every prompt's onsets."""
-    st.subheader("Where hidden states drift", anchor=False)
+    ui.heading("Where hidden states drift")
     drifts = drifted(context.run)
     if isinstance(drifts, str):
         st.info(ui.plain(f"Drift could not be judged: {drifts}."))

@@ -44,7 +44,7 @@ def page(context: Context) -> None:
     )
     if method := _parameters(name, prediction.trained_length):
         _predicted(prediction, law, method)
-    st.subheader("What it is predicted from", anchor=False)
+    ui.heading("What it is predicted from")
     st.markdown(ui.bullets(law_sentences(prediction)))
     _of_run(context, prediction)
 
@@ -74,7 +74,7 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> Non
 
 def _of_run(context: Context, prediction: Prediction) -> None:
     """The methods that the command was given: their curves, and those that nothing is predicted of."""
-    st.subheader("Methods of this run", anchor=False)
+    ui.heading("Methods of this run")
     export = prediction_export(prediction)
     ui.show(cast(Chart, export.figures["prediction"]), "predictions")
     if left := left_out(prediction):

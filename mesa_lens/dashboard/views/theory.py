@@ -6,6 +6,7 @@ import math
 from collections.abc import Container
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,13 +20,14 @@ from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.tables import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
+from probe.tables import Table
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
-from theory.claim import OURS, THEOREMS, ClaimVerdict, summary
+from theory.claim import OURS, PAPER, THEOREMS, ClaimVerdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
-_COLUMNS = "name whose verdict statement citation tested margin error correction counterexample".split()
+_HEAD = ("claim", "whose", "verdict", "statement", "tried with", "margin (error)")
 _LONGEST_STEPS = 10**6
 _EXACT = 10**12  # tokens; below, float64 tells the first failure
 
@@ -113,7 +115,7 @@ def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
 
 def _claims(root: Path) -> None:
     """The verification's table, where it was run."""
-    st.subheader("What the verification found")
+    ui.heading("What the verification found")
     path = root / REPORT
     check_inside(path)
     try:
@@ -126,11 +128,15 @@ def _claims(root: Path) -> None:
     st.markdown(ui.plain(summary(zip(claims["name"], claims["verdict"], claims["whose"], strict=True))))
     for title, group in _groups(claims).items():
         with st.expander(ui.plain(title)):
-            ui.sheet(
-                dict(group.assign(error=group["error_text"])[_COLUMNS].items()),
-                "Every claim with its verdict, margin and error",
-                column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
-            )
+            ui.table(Table("", _HEAD, tuple(_cells(claim) for claim in group.to_dict("records"))))
+
+
+def _cells(claim: dict[str, Any]) -> tuple[str, ...]:
+    """A claim's row: its statement with source and correction, what was tried, by how much it holds."""
+    notes = [f"{name.capitalize()}: {text}." for name in ("correction", "counterexample") if (text := claim.get(name))]
+    statement = " ".join([f"{claim['statement']} ({claim.get('citation', '')}).", *notes])
+    reading = f"{claim['margin']:.2g} ({claim.get('error_text', '')})"
+    return claim["name"], claim["whose"], claim["verdict"], statement, claim.get("tested", ""), reading
 
 
 def _groups(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -144,7 +150,7 @@ def _title(name: str, whose: str, broken: Container[str]) -> str:
     """What became of a claim's theorem, or whose the claim is."""
     theorem = next((known for known in THEOREMS if f"{name}-".startswith(f"{known}-")), None)
     if theorem is None:
-        return "Our own statements about them" if whose == OURS else "Other statements of the paper"
+        return f"Statements of {'our own' if whose == OURS else 'the paper'} on no single theorem"
     known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]
     return known[:1].upper() + known[1:] if known[0].isalpha() else f"Theorem {known}"
 
@@ -154,6 +160,9 @@ def _broken(claims: pd.DataFrame) -> list[str]:
 
 
 def _counted(group: pd.DataFrame) -> str:
-    text = f"{len(group)} statement{'s' * (len(group) > 1)}"
-    broken = _broken(group)
-    return f"{text}, BROKEN: {', '.join(broken)}" if broken else f"{text}, each with its expected verdict"
+    """How many statements, by whose they are, so that they add up to the counts above; and their verdicts."""
+    owners, broken = group["whose"].tolist(), _broken(group)
+    counts = {"the paper's": owners.count(PAPER), "our own": owners.count(OURS)}
+    whose = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
+    verdicts = f"BROKEN: {', '.join(broken)}" if broken else "each with its expected verdict"
+    return f"{len(group)} statement{'s' * (len(group) > 1)}, {whose}; {verdicts}"

@@ -25,6 +25,6 @@ def page(context: Context) -> None:
     losses = loss_view(tokens, method)
     attention = attention_view(tokens, method, *([] if head == _DEFAULT else parse_head(head)))
     st.html(losses)
-    st.subheader("What a head attends to", anchor=False)
+    ui.heading("What a head attends to")
     st.html(attention, unsafe_allow_javascript=True)
     ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")

@@ -128,7 +128,8 @@ def loss_view(tokens: Tokens, method: str | None = None) -> str:
     scale = "".join(f"<i class=s{shade}> {shade * _FULL / _SHADES:g} </i>" for shade in range(1, _SHADES + 1))
     legend = f"<div class=scale>loss in nats: {scale} or more; hover for position and loss; "
     legend += f"underlined: {CLEAR:g} or more over the loss under {escape(names[1])}</div>"
-    return f"{_STYLE}<p>{escape(loss_sentence(tokens, losses))}</p>{legend}<div class=tokens>{''.join(panels)}</div>"
+    text = f"{_STYLE}<p>{escape(loss_sentence(tokens, losses))}</p>{legend}"  # which scrolls, by keys as well
+    return f"{text}<div class=tokens tabindex=0 role=group aria-label='Loss of each token'>{''.join(panels)}</div>"
 
 
 def loss_sentence(tokens: Tokens, losses: Mapping[str, np.ndarray]) -> str:
