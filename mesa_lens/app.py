@@ -59,7 +59,6 @@ def run(options: AppOptions) -> int:
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",
         "runner.magicEnabled": "false",
-        "global.disableWidgetStateDuplicationWarning": "true",  # see `state.follow`
         "theme.light.primaryColor": "#0072B2",
         "theme.dark.primaryColor": "#56B4E9",
     }

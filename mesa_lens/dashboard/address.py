@@ -134,9 +134,10 @@ _TEXT = Values(lambda texts: texts[0] if len(texts) == 1 else None, lambda value
 
 
 def value_of(key: str, default: Any, values: Values, since: object = None) -> Any:
-    """The value of the widget of that key, which is put into Streamlit's state before the widget is drawn.
+    """The value of the widget of that key, which is put into Streamlit's state before the widget is drawn, without a
+    default of its own.
 
-    That in the address where the page opens, else the former one if it is still possible, else the default.
+    It is that in the address where the page opens, else the former one if it is still possible, else the default.
     since: what the default depends on; where it changes, the value is the default again.
     """
     page, state = _page(), st.session_state
@@ -157,9 +158,8 @@ def select(
     place: Any, label: str, options: Sequence[Any], key: str, default: Any = None, since: object = None, **look: Any
 ) -> Any:
     """A select box in `place`, by default with the first option."""
-    index = 0 if default is None else options.index(default)
-    value_of(key, options[index], one_of(options), since)
-    return place.selectbox(label, options, index, key=key, **look)
+    value_of(key, options[0] if default is None else default, one_of(options), since)
+    return place.selectbox(label, options, key=key, **look)
 
 
 def select_several(
@@ -167,22 +167,25 @@ def select_several(
 ) -> list[str]:
     """A box for several of the options, or none."""
     value_of(key, list(default), some_of(options), since)
-    return place.multiselect(label, options, default, key=key, **look)
+    return place.multiselect(label, options, key=key, **look)
 
 
 def select_button(label: str, options: Sequence[str], key: str) -> str:
     """A row of buttons, one of which is pressed; by default the first."""
     value_of(key, options[0], one_of(options))
-    return str(st.segmented_control(label, options, default=options[0], required=True, key=key))
+    return str(st.segmented_control(label, options, required=True, key=key))
 
 
 def slider(
     place: Any, label: str, low: float, high: float, default: Any, key: str, since: object = None, **look: Any
 ) -> Any:
-    """A slider from low to high, for a number or, where `default` is a tuple, for two."""
+    """A slider from low to high, for a number or, where `default` is a tuple, for two.
+
+    With other ends it is another slider to Streamlit, which would start at its lower end.
+    """
     count, kind = (len(default), type(default[0])) if isinstance(default, tuple) else (1, type(default))
-    value_of(key, default, numbers(kind, low, high, count), since)
-    return place.slider(label, low, high, default, key=key, **look)
+    value_of(key, default, numbers(kind, low, high, count), (since, low, high))
+    return place.slider(label, low, high, key=key, **look)
 
 
 def number(
@@ -190,13 +193,13 @@ def number(
 ) -> Any:
     """A box for a number from low to high."""
     value_of(key, default, numbers(type(default), low, high), since)
-    return place.number_input(label, low, high, default, key=key, **look)
+    return place.number_input(label, low, high, key=key, **look)
 
 
 def checkbox(place: Any, label: str, default: bool, key: str) -> bool:
     """A box to tick."""
     value_of(key, default, _FLAG)
-    return place.checkbox(label, default, key=key)
+    return place.checkbox(label, key=key)
 
 
 def text(label: str, key: str, **look: Any) -> str:

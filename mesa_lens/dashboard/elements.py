@@ -108,40 +108,43 @@ def _recoloured(part: Any) -> Any:
     return _BOTH_THEMES.get(part, part) if isinstance(part, str) else part
 
 
-def show(figure: Drawable | go.Figure, key: str, alt: str = "", on_box: Callable[[], None] | None = None) -> None:
+def show(
+    figure: Drawable | go.Figure, key: str, alt: str = "", on_box: Callable[[], None] | None = None, file: str = ""
+) -> None:
     """Draws a figure over the page's width, its title above it as text, and below it what is seen.
 
     alt: describes it to screen readers; default: its title, and what is seen. on_box: called when a region of heatmaps
-    is chosen by dragging, which `chosen_box` returns.
+    is chosen by dragging, which `chosen_box` returns. file: the name of the picture that plotly saves; default `key`.
     """
+    file = file or key
     if isinstance(figure, go.Figure):
-        _plot(figure, alt, key)
+        _plot(figure, alt, key, file)
         return
     st.markdown(f"**{plain(figure.title)}**")
     name, alt = f"wide-{safe_name(key)}", alt or f"{figure.title}. {figure.seen}"
     if isinstance(figure, Chart) and len(figure.panels) > 1:
-        _panels(figure, name, key, alt)
+        _panels(figure, name, key, alt, file)
     else:
         width = least_width(figure)
         with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
             st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-            _plot(plots(figure)[0], alt, key, on_box)
+            _plot(plots(figure)[0], alt, key, file, on_box)
     if figure.seen:
         st.caption(plain(figure.seen))
 
 
-def _panels(chart: Chart, name: str, key: str, alt: str) -> None:
+def _panels(chart: Chart, name: str, key: str, alt: str, file: str) -> None:
     """A figure a panel: side by side, below each other where the page is narrow."""
     style = f".st-key-{name} > div {{flex: 1 1 {PANEL_WIDTH}px; min-width: min({PANEL_WIDTH}px, 100%)}}"
     with st.container(key=name, horizontal=True):
         st.html(f"<style>{style}</style>")
         for number, (panel, drawn) in enumerate(zip(chart.panels, plots(chart), strict=True)):
             with st.container(key=f"panel-{number}-{name}"):
-                _plot(drawn, f"{panel.title}. {alt}", f"{key}-{number}")
+                _plot(drawn, f"{panel.title}. {alt}", f"{key}-{number}", f"{file}-{number}")
 
 
-def _plot(figure: go.Figure, alt: str, key: str, on_box: Callable[[], None] | None = None) -> None:
-    config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
+def _plot(figure: go.Figure, alt: str, key: str, file: str, on_box: Callable[[], None] | None = None) -> None:
+    config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": file}}
     options: Any = {"on_select": on_box, "selection_mode": "box"} if on_box else {}
     drawn = on_both_themes(_selectable(figure) if on_box else figure)
     st.plotly_chart(drawn, key=key, alt=alt, config=config, **options)

@@ -103,10 +103,8 @@ def heatmap_export(
     if count := int(np.count_nonzero(~np.isfinite(checked.values))):
         raise Refused(f"{count} of {checked.size} values of {panel.name} are not finite; capture them again")
     minus = ["minus", str(panel["minus"].item())] if "minus" in panel.coords else []
-    first, chosen = file_name("heatmap", panel, *minus), dict(chosen or {})
-    methods = [safe_name(method) for method in chosen.pop("methods", ())]
-    where = "".join(f"-{name}{_ranges(labels)}" for name, labels in chosen.items())
-    stem = "-".join([first, *(["_".join(methods)] if methods else [])]) + where
+    first, chosen = file_name("heatmap", panel, *minus), chosen or {}
+    stem, where = first + chosen_name(chosen), chosen_name({**chosen, "methods": ()})
     limits = layer_limits(panel) if limits is None else limits
     figures: dict[str, Figure] = {}
     if cells is None:
@@ -139,10 +137,27 @@ def grids(values: xr.DataArray, trained_length: int, limits: xr.DataArray) -> li
     return [heatmap_grid(group, trained_length, limits) for group in groups]
 
 
+def chosen_name(chosen: Mapping[str, Sequence[Any]]) -> str:
+    """What is added to a file's name for what was chosen: `methods`, and labels or half-open ranges by their name.
+
+    A check sum for many of them.
+
+    Examples:
+        >>> chosen_name({"methods": ["rerope", "mesa"], "layers": [3], "dims": [(0, 16), (32, 33)]})
+        '-rerope_mesa-layers3-dims0-15_32'
+    """
+    methods = _shortened("_".join(map(safe_name, chosen.get("methods", ()))))
+    ranges = {name: _ranges(labels) for name, labels in chosen.items() if name != "methods"}
+    return "".join([f"-{methods}" * bool(methods), *(f"-{name}{text}" for name, text in ranges.items())])
+
+
 def _ranges(labels: Sequence[Any]) -> str:
-    """Labels, or half-open ranges of them, as text for a file's name, such as '1-3_7'; a check sum for many of them."""
+    """Labels, or half-open ranges of them, as text for a file's name, such as '1-3_7'."""
     pairs = labels if isinstance(labels[0], tuple) else [(a, b + 1) for a, b in captured_ranges(np.unique(labels))]
-    text = "_".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in pairs)
+    return _shortened("_".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in pairs))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG]}-{zlib.crc32(text.encode()):08x}"
 
 

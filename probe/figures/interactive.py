@@ -201,8 +201,8 @@ def _draw_chart(chart: Chart) -> go.Figure:
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, 1, column)
-        traces = [*(_line(line, panel) for line in panel.in_order), *(_point(point, panel) for point in panel.points)]
-        for trace in traces:
+        marks = [trace for point in panel.points for trace in _point(point, panel)]
+        for trace in [*(_line(line, panel) for line in panel.in_order), *marks]:
             name = str(trace.name)
             is_new = name not in {*listed, *unlisted}
             figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), 1, column)
@@ -286,23 +286,32 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
     return go.Scatter(**ends, **area, **legend, mode="lines")
 
 
-def _point(point: Point, panel: Panel) -> go.Scatter:
-    """A mark on a line. Two smaller ones, not seen, are in its middle: plotly shows the text of the nearest place, and
-    of a smaller marker before that of a larger one, here the line's."""
+def _point(point: Point, panel: Panel) -> tuple[go.Scatter, go.Scatter]:
+    """A mark on a line, and what is not seen of it: markers that show its text.
+
+    plotly shows the text of the nearest marker, of the smallest where several are there: else it would be the line's.
+    """
     symbol, size = _SYMBOLS[point.symbol]
-    look = {"size": [size, _MARKER, _LEAST_MARKER], "opacity": [1, 0, 0]}
-    marker = {"symbol": symbol, "color": point.colour, "line": {"width": 3, "color": point.colour}} | look
+    place: dict[str, Any] = {"name": _entry(point.text), "mode": "markers"}
     low, high = point.ends or (point.x, point.x)
     hover = [point.hover or point.text, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
-    return go.Scatter(
-        x=[point.x] * 3,
-        y=[point.y] * 3,
-        name=_entry(point.text),
-        mode="markers",
-        marker=marker,
-        hovertemplate=f"{'<br>'.join(map(escaped, hover))}<extra></extra>",
-        error_x=None if point.ends is None else _ends([high - point.x, 0, 0], [point.x - low, 0, 0], 3, 0),
+    sizes = [size, _MARKER, _LEAST_MARKER]
+    seen = go.Scatter(
+        x=[point.x],
+        y=[point.y],
+        marker={"symbol": symbol, "size": size, "color": point.colour, "line": {"width": 3, "color": point.colour}},
+        hoverinfo="skip",
+        error_x=None if point.ends is None else _ends([high - point.x], [point.x - low], 3, 0),
+        **place,
     )
+    unseen = go.Scatter(
+        x=[point.x] * len(sizes),
+        y=[point.y] * len(sizes),
+        marker={"size": sizes, "opacity": 0, "color": point.colour},
+        hovertemplate=f"{'<br>'.join(map(escaped, hover))}<extra></extra>",
+        **place,
+    )
+    return seen, unseen
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:

@@ -269,7 +269,9 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     kinds = [trace["type"] for trace in figures(app)[0]["data"]]
     assert kinds == ["heatmap"] * 6 + ["scatter"] * 6  # three methods, two regions; points by which a box is chosen
     assert "resid_post minus origin" in titles(app)[0]
-    assert "first-repeated-heatmap-resid_post-minus-origin.csv" in downloads(app)
+    layer, _ = app.slider(key="layers").value
+    name = "first-repeated-heatmap-resid_post-minus-origin-rerope_dynamic-ntk_mesa-layers"
+    assert f"{name}{layer}-dims0-31-positions32-95_256-319.csv" in downloads(app)
     app.selectbox(key="minus").set_value("nothing")
     app.segmented_control(key="positions").set_value("choose").run()
     assert "minus" not in titles(app)[0]

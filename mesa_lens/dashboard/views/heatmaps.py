@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
 from probe.figures import heatmap
 from probe.figures.drift import drift_layers
-from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
+from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export
 from probe.figures.thresholds import dim_chart
 from probe.glossary import DIM
 from probe.run import Run
@@ -39,6 +40,12 @@ class _Choice:
     dims: tuple[int, int]
     bounds: tuple[tuple[int, int], ...]
     quantile: float
+
+    @property
+    def chosen(self) -> dict[str, Sequence[Any]]:
+        """Methods, and half-open ranges of layers, dims and positions, as they are in files' names."""
+        layers, dims = ([(first, last + 1)] for first, last in (self.layers, self.dims))
+        return {"methods": self.methods, "layers": layers, "dims": dims, "positions": self.bounds}
 
 
 def page(context: Context) -> None:
@@ -67,7 +74,7 @@ def page(context: Context) -> None:
     with place:
         key = f"heatmap-{abs(hash((choice.layers, choice.dims, choice.bounds)))}"
         figure = heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits)
-        ui.show(figure, key, on_box=lambda: _narrow(hidden, key))
+        ui.show(figure, key, on_box=lambda: _narrow(hidden, key), file=_stem(entry, choice))
         _scale(panel, limits)
         dims = hidden["dim"].values
         st.caption("Drag over a region to see it alone; a dim of it is drawn below.")
@@ -75,7 +82,7 @@ def page(context: Context) -> None:
             st.button("Back to all dims", on_click=_widen, args=(int(dims[0]), int(dims[-1])))
     with files.container():
         _downloads(entry, run, choice)
-    _dim(run, choice)
+    _dim(entry, run, choice)
 
 
 def _narrow(hidden: xr.DataArray, key: str) -> None:
@@ -95,7 +102,7 @@ def _widen(first: int, last: int) -> None:
     st.session_state.update(dims=(first, last), positions=_AROUND)
 
 
-def _dim(run: Run, choice: _Choice) -> None:
+def _dim(entry: Entry, run: Run, choice: _Choice) -> None:
     """One dim of the spans as lines over position."""
     ui.heading("One dim over position")
     hidden = states(run, choice.hook, choice.prompt)
@@ -107,7 +114,9 @@ def _dim(run: Run, choice: _Choice) -> None:
     layer = address.select(left, "Layer", layers, "line_layer")
     dim = address.select(right, "Dim", dims, "line_dim")
     methods = [*choice.methods, *([choice.minus] if choice.minus else [])]
-    ui.show(dim_chart(hidden.sel({"method": methods}), layer, dim, run.trained_length), "line")
+    chart = dim_chart(hidden.sel({"method": methods}), layer, dim, run.trained_length)
+    where = {"methods": methods, "layers": [layer], "dims": [dim]}
+    ui.show(chart, "line", file=ui.file_stem(entry.name, choice.prompt, choice.hook) + chosen_name(where))
 
 
 def _first_layers(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[int, int]:
@@ -174,17 +183,23 @@ def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     return pooled, limits
 
 
+def _stem(entry: Entry, choice: _Choice) -> str:
+    """The name of the figure's files: all that is chosen."""
+    minus = [] if choice.minus is None else ["minus", choice.minus]
+    scale = "" if choice.quantile == heatmap.LIMIT else f"-scale{choice.quantile:g}"
+    return ui.file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus) + chosen_name(choice.chosen) + scale
+
+
 def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
     """The figure and its numbers."""
 
     def export() -> Export:
         values = heatmap.difference(_select(run, choice).load(), choice.minus)
-        return heatmap_export(values, run.trained_length, heatmap.layer_limits(values, choice.quantile))
+        limits = heatmap.layer_limits(values, choice.quantile)
+        return heatmap_export(values, run.trained_length, limits, chosen=choice.chosen)
 
     several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()
-    minus = [] if choice.minus is None else ["minus", choice.minus]
-    stem = ui.file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus)
-    ui.buttons(export, stem, (*ui.FORMS, "html", "npz"), several)
+    ui.buttons(export, _stem(entry, choice), (*ui.FORMS, "html", "npz"), several)
 
 
 def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:

@@ -63,15 +63,16 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"pairs at M or beyond, where the model was never trained: {beyond:,}; causal pairs masked: {masked:,}."
     )
     st.markdown(f"**{ui.plain(method.name)}** `{method.formula}`  \n{ui.plain(method.source)}")
-    ui.show(matrix_figure(matrix, trained), key, f"Relative positions of {method.name} for {length} tokens. {facts}")
+    sizes = (f"{size}{getattr(method, size)}" for size in drawing_sizes(method.name, trained))
+    stem = ui.file_stem("methods", key, *sizes, length, "M", trained)
+    seen = f"Relative positions of {method.name} for {length} tokens. {facts}"
+    ui.show(matrix_figure(matrix, trained), key, seen, file=stem)
     st.markdown(ui.plain(facts))
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")
     labels = {"query": range(length), "key": range(length)}
     numbers = xr.Dataset({"relative_position": (("query", "key"), np.where(matrix < 0, np.nan, matrix))}, labels)
-    ui.download(
-        "CSV", lambda: csv_bytes(numbers), f"{ui.file_stem('methods', key, length, 'M', trained)}.csv", key=f"{key} csv"
-    )
+    ui.download("CSV", lambda: csv_bytes(numbers), f"{stem}.csv", key=f"{key} csv")
 
 
 def matrix_figure(matrix: np.ndarray, trained: int) -> go.Figure:

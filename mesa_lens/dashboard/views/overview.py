@@ -42,7 +42,7 @@ def page(context: Context) -> None:
     export = None if run.evaluation is None else run.curves().export
     charts = parted(cast(Chart, export.figures["curves"])) if export else []
     if charts:
-        ui.show(charts[0], "curves")
+        ui.show(charts[0], "curves", file=ui.file_stem(context.run.name, "curves"))
     else:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)
@@ -50,7 +50,7 @@ def page(context: Context) -> None:
     if export:
         with st.expander("Passkeys, and files"):
             for chart in charts[1:]:
-                ui.show(chart, "passkeys")
+                ui.show(chart, "passkeys", file=ui.file_stem(context.run.name, "passkeys"))
             ui.buttons(lambda: export, ui.file_stem(context.run.name, "curves"), ui.FORMS, ("csv",))
     ui.draw([scores(summary)], "overview")
     _provenance(run, summary)

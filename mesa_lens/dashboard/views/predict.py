@@ -43,13 +43,13 @@ def page(context: Context) -> None:
         )
     )
     if method := _parameters(name, prediction.trained_length):
-        _predicted(prediction, law, method)
+        _predicted(prediction, law, method, context.run.name)
     ui.heading("What it is predicted from")
     st.markdown(ui.bullets(law_sentences(prediction)))
     _of_run(context, prediction)
 
 
-def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> None:
+def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method, run: str) -> None:
     """The failure length in a sentence, the distances and the loss; or why nothing is predicted."""
     lengths, trained, longest = prediction.lengths, prediction.trained_length, prediction.longest
     law, grid = stored_law(fitted, trained), length_grid(lengths, trained)
@@ -69,7 +69,9 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method) -> Non
     if cost is not None:
         inside = f"its measured cost inside M, {cost:+z.2f} nats/token, is included"
     st.markdown(ui.plain(f"Predicted: {method.name} {answer} (M = {trained}; {inside})."))
-    ui.show(method_chart(law, method, lengths, cost or 0.0), "method")
+    sizes = (f"{name}{value}" for name, value in config.items() if name not in ("name", *_HIDDEN))
+    stem = ui.file_stem(run, "predict", method.name, *sizes)
+    ui.show(method_chart(law, method, lengths, cost or 0.0), "method", file=stem)
 
 
 def _of_run(context: Context, prediction: Prediction) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -63,10 +64,12 @@ def page(context: Context) -> None:
     places = address.tabs(list(tabs), "theory_tab")
     for place, (figure, values, shown) in zip(places, tabs.values(), strict=True):
         with place:
-            ui.show(figure(data), str(values.name), f"{shown} {reach}")
+            stem = _stem(values.assign_attrs(data.attrs))
+            ui.show(figure(data), str(values.name), f"{shown} {reach}", file=stem)
             if values is raised:
                 st.caption(ui.plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
-            _download(values.assign_attrs(data.attrs, **values.attrs))
+            numbers = values.assign_attrs(data.attrs, **values.attrs).to_dataset(name=str(values.name))
+            ui.download("CSV", partial(csv_bytes, numbers), f"{stem}.csv", key=stem)
     _claims(Path(context.root))
 
 
@@ -86,11 +89,9 @@ def first_failures(M: int, N: int, E: int) -> str:
     return f"With positions recovered ideally, {'; '.join(sentences)}; {own}."
 
 
-def _download(values: xr.DataArray) -> None:
-    """The numbers of a figure, named by what is drawn and the sliders."""
-    sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
-    name = f"{ui.file_stem('theory', values.name, *sliders)}.csv"
-    ui.download("CSV", lambda: csv_bytes(values.to_dataset(name=str(values.name))), name, key=name)
+def _stem(values: xr.DataArray) -> str:
+    """The name of a figure's files: what is drawn, and the sliders."""
+    return ui.file_stem("theory", values.name, *(f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H")))
 
 
 def _parameters() -> tuple[int, float, int, int]:

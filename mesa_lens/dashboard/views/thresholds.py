@@ -54,13 +54,16 @@ def page(context: Context) -> None:
     above, files, below = st.container(), st.empty(), st.container()  # no file is offered while others are computed
     crossings = searched(entry, hook, prompt, trained, rule)
     hidden = states(run, hook, prompt)
+    others = vars(CrossingRule.scaled(run.trained_length)) | {"M": run.trained_length}
+    changed = (f"{name}{value:g}" for name, value in (vars(rule) | {"M": trained}).items() if value != others[name])
+    view = [entry.name, prompt, *([hook] if hook != "resid_post" else []), "thresholds", *changed]
     with above:
-        others = qualified(entry, hook, trained, rule)
-        _opening(run, hidden, crossings, {name: count for name, count in others.items() if name != prompt})
-        pairs = _drawn(hidden, crossings)
+        counts = qualified(entry, hook, trained, rule)
+        _opening(run, hidden, crossings, {name: count for name, count in counts.items() if name != prompt})
+        pairs = _drawn(hidden, crossings, view)
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
-        stem = ui.file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
+        stem = ui.file_stem(*view, *(f"{layer}-{dim}" for layer, dim in pairs))
         with files.container():
             ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
     with below:
@@ -86,14 +89,15 @@ def _opening(run: Run, hidden: xr.DataArray, crossings: xr.Dataset, others: dict
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
 
 
-def _drawn(hidden: xr.DataArray, crossings: xr.Dataset) -> list[tuple[int, int]]:
-    """A figure of each chosen (layer, dim), which are returned."""
+def _drawn(hidden: xr.DataArray, crossings: xr.Dataset, view: list[str]) -> list[tuple[int, int]]:
+    """A figure of each chosen (layer, dim), which are returned. view: what pictures' names start with."""
     gallery = st.container()
     pairs = _pairs(crossings)
     with gallery:
         _gallery(hidden, crossings, pairs)
     for layer, dim in pairs:
-        ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}")
+        file = ui.file_stem(*view, f"{layer}-{dim}")
+        ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}", file=file)
     st.caption(ui.plain(_MEANING))
     return pairs
 
