@@ -58,9 +58,18 @@ def check_method(config: Any, method: Method) -> None:
     if deepest >= config.num_hidden_layers:
         raise Refused(f"layer {deepest} is out of range; the model has layers 0-{config.num_hidden_layers - 1}")
     for layer, heads in chosen.items():
-        if heads[-1] >= config.num_attention_heads:
-            last = config.num_attention_heads - 1
+        if heads[-1] >= heads_of(config, layer):
+            last = heads_of(config, layer) - 1
             raise Refused(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
+
+
+def heads_of(config: Any, layer: int) -> int:
+    """The query heads of a layer, which a config may state layer by layer."""
+    stated = getattr(config, "num_attention_heads_per_layer", None)
+    if stated:
+        return stated[layer]
+    each = getattr(config, "per_layer_config", None)  # transformers' configs refuse the one number where layers differ
+    return config.num_attention_heads if each is None else each[layer].num_attention_heads
 
 
 def missing(kind: str, method: type[Method]) -> str:

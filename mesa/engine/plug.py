@@ -34,7 +34,7 @@ from mesa.methods import METHODS, Method, Origin
 from mesa.methods.base import check_length
 from mesa.outside import attention_called, attention_function, cache_in, check_cache_name
 from mesa.plan import check_plan
-from mesa.support import check_method, is_rotary
+from mesa.support import check_method, heads_of, is_rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,8 +54,8 @@ class Attachment:
     """A method on a model.
 
     `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it last
-    obeyed the method's plan: the others attended as trained. `state`: of the layers that carry one, if any.
-    `observer`, if set, sees what executors are given.
+    obeyed the method's plan, under tensor parallelism those of this rank: the others attended as trained. `state`: of
+    the layers that carry one, if any. `observer`, if set, sees what executors are given.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
@@ -392,12 +392,13 @@ class Attachment:
             query, key = (torch.nn.functional.pad(states, (0, value_dim - dim)) for states in (query, key))
             weight = weight if weight is None else torch.nn.functional.pad(weight, (0, value_dim - dim), value=1.0)
         executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
-        every, chosen = self._heads_in(layer, query.shape[1])
+        every, chosen = self._heads_in(layer, module, query.shape[1])
         self.heads[layer] = chosen
 
-        def execute(heads: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
-            """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
+        def execute(places: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
+            """What the executor returns for the heads at these places; the observer, if any, is shown its input."""
             if self.observer is not None:
+                heads = tuple(every[place] for place in places)
                 self.observer(layer, heads, schedule, given[0], given[1], given[3])
             return executor(schedule, *given)
 
@@ -409,8 +410,9 @@ class Attachment:
                 return whole.scoring(arguments["softcap"], arguments["s_aux"], weight)
 
             if chosen in (every, ()):
-                return execute(every, schedule(chosen == every), *states, scaling)
-            return by_head(execute, schedule(True), schedule(False), chosen, *states, scaling)
+                return execute(range(len(every)), schedule(chosen == every), *states, scaling)
+            places = [every.index(head) for head in chosen]
+            return by_head(execute, schedule(True), schedule(False), places, *states, scaling)
 
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         kept = running.span.size - 1 + query.shape[2] if running.span else running.total
@@ -433,11 +435,20 @@ class Attachment:
         running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights
 
-    def _heads_in(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """All query heads of a layer, and those that the method is applied to."""
+    def _heads_in(self, layer: int, module: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The query heads of a layer that are in this process, `count` of them, and of those the method's."""
         if (layer, count) not in self._chosen:
-            every, heads = tuple(range(count)), self.method.heads_in(layer)
-            self._chosen[layer, count] = every, every if heads is None else heads
+            heads, total = self.method.heads_in(layer), heads_of(self.model.config, layer)
+            every = _heads_here(module, count, total)
+            if heads and (every is None or heads[-1] >= total):
+                raise Refused(
+                    f"{self.method.name}: heads={{{layer}: {heads}}} cannot be found: attention of layer {layer} has "
+                    f"{count} heads here, the config states {total}, and its weights do not tell which these are; "
+                    "leave heads= out, or load the model without tensor parallelism"
+                )
+            every = tuple(range(count)) if every is None else every
+            chosen = every if heads is None else tuple(head for head in heads if head in every)
+            self._chosen[layer, count] = every, chosen
         return self._chosen[layer, count]
 
     def _differentiated(self, *states: Tensor) -> bool:
@@ -472,6 +483,27 @@ class Attachment:
         finally:
             self.attached = False
             self._block.open = False
+
+
+def _heads_here(module: nn.Module, count: int, total: int) -> tuple[int, ...] | None:
+    """Which of a layer's `total` query heads an attention module computes in this process, if it computes `count`.
+
+    Tensor parallelism gives each rank as many, in rising order, and its weights (DTensors) know the rank. None where
+    they do not tell.
+    """
+    if count == total:
+        return tuple(range(total))
+    ranks = {
+        mesh.get_local_rank(dim)
+        for part in module.parameters()
+        if (mesh := getattr(part, "device_mesh", None)) is not None
+        for dim, placement in enumerate(part.placements)  # pyright: ignore[reportAttributeAccessIssue], a DTensor's
+        if placement.is_shard() and mesh.size(dim) * count == total
+    }
+    if len(ranks) != 1:
+        return None
+    first = count * ranks.pop()
+    return tuple(range(first, first + count))
 
 
 def _padded(

@@ -9,11 +9,15 @@ import tiny
 import torch
 from attended import PROMPT, STEPS, attended, by_formula, states
 from tiny import logits, tokens
+from torch.distributed import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import mesa
 from mesa.engine.attention import EXECUTORS, by_head
 from mesa.engine.schedule import Schedule
+from mesa.errors import Refused
 from mesa.plan import token_index
+from mesa.support import check_method
 
 PAD = 9
 
@@ -105,3 +109,61 @@ def test_all_heads_of_layers_are_the_layers(model, name, executor):
     assert torch.equal(results[2], results[3])
     if name != "origin":
         assert (results[0] - results[2]).abs().max() > 1e-3
+
+
+@pytest.fixture
+def ranks():
+    """Has the process be a rank of two, whose sums with the other leave out the other's part."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def become(rank):
+        init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        return init_device_mesh("cpu", (2,))
+
+    yield become, destroy_process_group
+    if torch.distributed.is_initialized():
+        destroy_process_group()
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+@pytest.mark.parametrize("heads", ["0:0", "0:3", "0:0,3", "0:1,2;1:3"])
+def test_ranks_of_a_tensor_parallel_model_have_heads_of_their_own(ranks, heads, executor):
+    become, leave = ranks
+    method, results, chosen, shown = cases.method("rerope", heads=heads), [], [], []
+    for rank in (None, 0, 1):
+        model = tiny.model()
+        if rank is not None:
+            mesh, plan = become(rank), dict.fromkeys(("q_proj", "k_proj", "v_proj"), ColwiseParallel())
+            for layer in model.model.layers:
+                parallelize_module(layer.self_attn, mesh, {**plan, "o_proj": RowwiseParallel()}, src_data_rank=None)
+        with mesa.applied(model, method, executor=executor) as attachment:
+            attachment.observer = lambda layer, heads, *_: shown.extend([] if layer else heads)
+            model.model.layers[0].self_attn.register_forward_hook(
+                lambda module, args, output: results.append(output[0])
+            )
+            logits(model, tokens(1, 60))
+        chosen.append(attachment.heads[0])
+        if rank is not None:
+            leave()
+    torch.testing.assert_close(results[1] + results[2], results[0], atol=2e-6, rtol=0)  # heads of each rank: .02
+    assert chosen[1] + chosen[2] == chosen[0] == method.heads_in(0)
+    assert sorted(shown[:4]) == sorted(shown[4:]) == [0, 1, 2, 3]  # in one process, and in both ranks
+
+
+def test_heads_that_cannot_be_told_are_refused(model):
+    """As where weights are parted, and do not say how."""
+    model.config.num_attention_heads = 8
+    try:
+        with mesa.applied(model, cases.method("rerope", heads="1:5")), pytest.raises(Refused, match="has 4 heads here"):
+            logits(model, tokens(1, 60))
+    finally:
+        model.config.num_attention_heads = 4
+
+
+def test_heads_of_layers_that_have_fewer_are_refused():
+    model = tiny.model()
+    model.config.num_attention_heads_per_layer = [4, 2, 4]
+    with pytest.raises(Refused, match="head 3 of layer 1 is out of range; the model has heads 0-1"):
+        check_method(model.config, cases.method("rerope", heads="1:3"))
+    check_method(model.config, cases.method("rerope", heads="0:3"))
