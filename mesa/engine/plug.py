@@ -179,8 +179,8 @@ class Attachment:
             index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
             passes.check_prompt(real, past, prompt_length)
         passes.check_positions(at, real, index)
-        self._running.prompt_length, self._running.cache, self._running.real = prompt_length, cache, real
-        self._running.now = self._laid_out(real, index, prompt_length, padded)
+        now = self._laid_out(real, index, prompt_length, padded)
+        vars(self._running).update(now=now, prompt_length=prompt_length, cache=cache, real=real)
 
     def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int, padded: bool) -> passes.ForwardPass:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
@@ -308,10 +308,12 @@ class Attachment:
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
-        running, self._running.now = self.running, None
+        noted = dict(vars(self._running))
+        vars(self._running).clear()  # else a pass's cache would live until the next pass of this thread
+        running: passes.ForwardPass | None = noted.get("now")
         if running is None:
             return
-        cache = self._running.cache
+        cache = noted["cache"]
         if cache is not None and output is not None:
             held = int(cache.get_seq_length())
             if held != running.total:
@@ -321,7 +323,7 @@ class Attachment:
                 )
         cache = cache_in(output) if isinstance(output, dict) else None
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:
-            passes.fill(cache, self._block, self._running.prompt_length, self._running.real)
+            passes.fill(cache, self._block, noted["prompt_length"], noted["real"])
 
     def attention(
         self,

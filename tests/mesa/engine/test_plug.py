@@ -1,4 +1,8 @@
 import copy
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import cases
 import pytest
@@ -6,7 +10,7 @@ import tiny
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from tiny import logits, tokens
-from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
+from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 import mesa
 
@@ -108,3 +112,27 @@ def test_crop_is_the_stock_model_on_the_last_tokens(model, executor):
     torch.testing.assert_close(cropped, logits(model, ids[:, -last:]), atol=2e-6, rtol=0)
     for other in (last - 1, last + 1):
         assert (logits(model, ids[:, -other:])[:, -1] - cropped[:, -1]).abs().max() > 0.02
+
+
+def filled(model, cache):
+    """Weak references to a cache and to its first layer's keys, after a pass that filled it, or began to."""
+    with suppress(ZeroDivisionError):
+        logits(model, tokens(1, 40), past_key_values=cache)
+    return [weakref.ref(cache), weakref.ref(cache.layers[0].keys)]
+
+
+def test_no_cache_is_kept_alive_by_the_pass_that_filled_it(model):
+    def own():
+        return [weakref.ref(tiny.generated(model, tokens(1, 40), return_dict_in_generate=True).past_key_values)]
+
+    with mesa.applied(model, cases.method("rerope")) as attachment, ThreadPoolExecutor(1) as thread:
+        seen = own() + filled(model, StaticCache(model.config, 48)) + filled(model, DynamicCache())
+        seen += thread.submit(filled, model, DynamicCache()).result()
+        failing = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        seen += filled(model, DynamicCache())
+        failing.remove()
+        gc.collect()
+        assert [reference() for reference in seen] == [None] * len(seen)
+        last = filled(model, DynamicCache())
+    assert [reference() for reference in last] == [None, None]
+    assert attachment.calls[0]
