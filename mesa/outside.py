@@ -37,7 +37,6 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_dynamo": "OptimizedModule, a compiled module's class",
         "_dynamo.eval_frame:_torchdynamo_orig_callable": "a compiled forward",
         "_dynamo.eval_frame:compile_wrapper": "a compiled function calls",
-        "_dynamo.config.recompile_limit": "how often our own operations are compiled anew",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention with its log-sum-exp",
     },
     "transformer_lens 4.3": {

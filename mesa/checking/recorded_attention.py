@@ -19,8 +19,6 @@ from mesa.engine import structure
 from mesa.engine.plug import Attachment
 from mesa.outside import attention_called, attention_function, mask_function
 
-_NAME = "mesa_lens_check"
-
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -94,7 +92,8 @@ def _attention_replaced(model: Any, function: Callable[..., Any], calls: Calls) 
         return mask_function("sdpa")(**{**kwargs, "allow_is_causal_skip": False})
 
     whole = structure.whole_prompts(decoder_of(model))
-    with attention_called(model, _NAME, function, mask), replaced(*whole):
+    name = f"mesa_lens_check_{id(model):x}"  # its own: another thread may check another model
+    with attention_called(model, name, function, mask), replaced(*whole):
         yield
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -325,6 +326,10 @@ def without_peft(model: Any) -> PreTrainedModel:
     return model.get_base_model()
 
 
+_BUILDING = Lock()
+"""One bridge is built at a time: TransformerLens' adapters are those of all threads."""
+
+
 @contextmanager
 def _registered(model: PreTrainedModel) -> Iterator[None]:
     """Registers the model's choosing adapter while a bridge is built, and puts the former one back.
@@ -380,7 +385,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
     check_free(model)
     if model.config._attn_implementation not in ("eager", "sdpa"):  # whose masks stock's attention cannot read
         model.set_attn_implementation("sdpa")
-    with _registered(model):
+    with _BUILDING, _registered(model):
         built: Any = TransformerBridge.boot_transformers(
             model.config._name_or_path or type(model).__name__,
             hf_model=model,

@@ -96,8 +96,7 @@ torch's own limit is 8, and uncompiled `flex_attention` holds all scores.
 
 @functools.cache
 def _compiled(function: Callable[..., Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
-    return compiler(function, dynamic=True)
+    return compiler(function, dynamic=True, recompile_limit=_VARIANTS)
 
 
 _EAGER: set[Callable[..., Any]] = set()

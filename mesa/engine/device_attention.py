@@ -151,11 +151,11 @@ class _Planner:
         """The blocks, the last queries first, and what they share on the device. place: of shapes and scoring."""
         bound = self.schedule
         known = place, bound.plan, bound.start, bound.first_key, bound.cached, bound.turn is None
-        if known not in _RANGES:
+        ranges = _RANGES.get(known)  # once: another thread may clear them
+        if ranges is None:
             if len(_RANGES) >= _KEPT:
                 _RANGES.clear()
-            _RANGES[known] = self._ranges()
-        ranges = _RANGES[known]
+            ranges = _RANGES[known] = self._ranges()
         parts = [part for block in ranges for part in self._parts(*block)]
         sides = [(part.query_position, *part.queries) for part in parts]
         sides += [(part.carried[0], *part.queries) for part in parts if part.carried]

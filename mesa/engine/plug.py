@@ -13,9 +13,9 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from threading import Lock, local
+from threading import Lock, RLock, local
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
 
+_ATTACHING = RLock()
+"""One thread attaches or detaches at a time: of two that attach to one model the later one is refused."""
 
 _LONG = 1024
 """Tokens of a pass from which on a warning says that attention is slow."""
@@ -596,11 +598,18 @@ def applied(
     check_method(model.config, method)
     if prompt_length is not None:
         check_length("applied", "prompt_length", prompt_length, 1)
-    check_free(model)
-    check_eager(model)
-    attachment = Attachment(model, method, executor, prompt_length)
-    with attachment.on(), _no_length_warning(method):
-        yield attachment
+    block = ExitStack()
+    with _ATTACHING:
+        check_free(model)
+        check_eager(model)
+        attachment = Attachment(model, method, executor, prompt_length)
+        block.enter_context(attachment.on())
+    try:
+        with _no_length_warning(method):
+            yield attachment
+    finally:
+        with _ATTACHING:
+            block.close()
 
 
 @contextmanager

@@ -159,13 +159,34 @@ def by_varlen(
         "window_size": spans[0].window,
         "enable_gqa": True,
     }
+    output, log_sum = _varlen(into, *given, **options)
+    if log_sum.shape[0] != log_sum.shape[1]:
+        by_head = log_sum.shape[0] == output.shape[1]
+    else:  # as many queries as heads: the shape does not tell
+        if "log-sum-exp by head" not in known:
+            known["log-sum-exp by head"] = _log_sum_is_by_head(output)
+        by_head = known["log-sum-exp by head"]
+    return output, log_sum if by_head else log_sum.t()
+
+
+def _varlen(into: Tensor | None, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """`varlen_attn` with its output in `into`, a new tensor where that is None."""
     direct = getattr(varlen, "varlen_attn_out", None)
     if into is not None and direct is not None:
-        output, log_sum = direct(into, *given, **options)
-    else:
-        output, log_sum = varlen.varlen_attn(*given, **options)
-        output = output if into is None else into.copy_(output)
-    return output, log_sum if log_sum.shape[0] == output.shape[1] else log_sum.t()
+        return direct(into, *given, **options)
+    output, log_sum = varlen.varlen_attn(*given, **options)
+    return output if into is None else into.copy_(output), log_sum
+
+
+def _log_sum_is_by_head(like: Tensor) -> bool:
+    """Whether `varlen_attn` gives its log-sum-exp as (head, query), found on one query of two heads.
+
+    PyTorch's documentation has (query, head), its flash attention the other.
+    """
+    one, ends = like.new_zeros(1, 2, like.shape[2]), torch.tensor([0, 1], dtype=torch.int32).to(like.device)
+    aux = varlen.AuxRequest(lse=True)
+    options: Any = {"return_aux": aux, "scale": 1.0, "window_size": (-1, -1), "enable_gqa": True}
+    return _varlen(torch.empty_like(one), one, one, one, ends, ends, 1, 1, **options)[1].shape[0] == 2
 
 
 def by_flex(

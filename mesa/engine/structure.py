@@ -42,7 +42,6 @@ TOKENS = 32
 """Tokens of the probe's rows."""
 _ROWS = 3
 
-_NAME = "mesa_lens_probe"
 _WRAPPED = "_original_component"  # what a bridge's module holds
 
 
@@ -236,7 +235,8 @@ class _Probe:
         try:
             for module in training:
                 module.training = False
-            called = attention_called(self.model, _NAME, self.attention, self.mask)
+            name = f"mesa_lens_probe_{id(self):x}"  # its own: another thread may try another model
+            called = attention_called(self.model, name, self.attention, self.mask)
             with _unhooked(self.model), self._at_two_places(), self._outputs_noted(), called:
                 self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
             with _unhooked(self.model):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 import mesa
+from mesa.engine import compiled as compiled_module
 from mesa.engine import launches, rope, span_kernels
 from mesa.methods import make
 
@@ -48,6 +50,17 @@ def test_masks_and_soft_caps_compile_once_for_all_sizes():
             wanted, _ = span_kernels.by_operations(*states, [span], span_kernels.Scoring(32**-0.5, softcap), {})
             torch.testing.assert_close(output.permute(2, 0, 1, 3).flatten(1, 2), wanted, atol=1e-5, rtol=1e-5)
     assert counted["unique_graphs"] - before <= 8
+
+
+def test_our_own_operations_are_compiled_more_often_than_dynamo_allows_others():
+    """Its limit is the process's: it is 8 before and after, and in other threads."""
+    counted, limit = torch._dynamo.utils.counters["stats"], torch._dynamo.config.recompile_limit
+    before = counted["unique_graphs"]
+    doubled = compiled_module._compiled(lambda states: states + states, partial(torch.compile, backend="eager"))
+    for dims in range(1, limit + 4):
+        doubled(torch.ones([2] * dims))
+    assert counted["unique_graphs"] - before == limit + 3
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 @pytest.mark.slow

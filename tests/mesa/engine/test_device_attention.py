@@ -423,6 +423,38 @@ def test_blocks_are_searched_once_for_texts_of_a_length(monkeypatch):
     assert len(device_attention._RANGES) == 2
 
 
+def test_blocks_that_another_thread_forgets_meanwhile_are_those_that_were_found(monkeypatch):
+    class Forgetting(dict):
+        def __setitem__(self, key, value):
+            """Kept for nobody."""
+
+    monkeypatch.setattr(device_attention, "_RANGES", Forgetting())
+    dense, got = by_both(*given(cases.method("rerope"), states(40), 0, 40))
+    torch.testing.assert_close(got, dense, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("by_head", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_log_sum_exp_of_varlen_attention_is_read_right_for_as_many_queries_as_heads(monkeypatch, by_head, direct):
+    """Whichever way PyTorch has it, in its documentation (query, head); read the other way it is off by 2."""
+
+    def either(*args, **kwargs):
+        output, log_sum = varlen_attn(*args, **kwargs)
+        return output, log_sum if by_head else log_sum.t()
+
+    monkeypatch.setattr(span_kernels.varlen, "varlen_attn", either)
+    out = (lambda out, *given, **options: (out, either(*given, **options)[1])) if direct else None
+    monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", out, raising=False)
+    spans, scoring, known = [PairSpan((0, 8), (0, 8), 0, None)], span_kernels.Scoring(0.3), {}
+    for heads, tokens in ((4, 8), (8, 8), (2, 8)):  # in a batch of two: the second has 16 heads, the first 8
+        query, key, value = states(tokens, heads=heads, key_heads=heads // 2, batch=2)
+        expected = span_kernels.by_operations(query, key, value, spans, scoring, {})[1]
+        into = torch.empty(tokens, 2 * heads, query.shape[3], dtype=query.dtype)
+        _, log_sum = span_kernels.by_varlen(query, key, value, spans, scoring, known, into)
+        torch.testing.assert_close(log_sum, expected, check_dtype=False)
+        assert tokens != 2 * heads or (log_sum.t() - expected).abs().max() > 1
+
+
 def test_a_pattern_without_its_other_side_goes_to_flex_attention(monkeypatch):
     monkeypatch.setattr(span_kernels, "_triton", lambda: SimpleNamespace(attend=attend))
     query, scoring = torch.empty(1, 1, 9, 16, dtype=torch.bfloat16, device="meta"), span_kernels.Scoring(1.0)

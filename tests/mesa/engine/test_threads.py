@@ -1,6 +1,7 @@
 """A pass has its own state: in several threads, and where gradient checkpointing computes layers anew."""
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import cases
@@ -8,6 +9,8 @@ import pytest
 import tiny
 import torch
 from families import build
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
 
@@ -51,6 +54,51 @@ def test_threads_do_not_see_each_other(family, name):
         for one, other in zip(expected, got, strict=True):
             torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
     assert set(attachment.calls.values()) == {2 * 3 * 3 * len(LENGTHS)}
+
+
+def attached(model):
+    """Logits under a method that is attached for them, or why it was not."""
+    try:
+        with mesa.applied(model, cases.method("rerope")):
+            return tiny.logits(model, tokens(30))
+    except mesa.Refused as refused:
+        return str(refused)
+
+
+def test_threads_attach_each_to_its_own_model():
+    """Models of different configs, so that each is tried."""
+    models = [build("mistral", rope_parameters={"rope_type": "default", "rope_theta": 50.0 + n}) for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(attached, models))
+    for model, got in zip(models, together, strict=True):
+        assert torch.equal(got, attached(model))
+
+
+def test_threads_build_one_bridge_at_a_time(monkeypatch):
+    """TransformerLens' adapters are the process's: of two at a time one found the other's."""
+    registry, seen = ArchitectureAdapterFactory._adapters, []
+    stock = registry["LlamaForCausalLM"]
+
+    def boot(*_, **__):
+        seen.append(registry["LlamaForCausalLM"])
+        time.sleep(0.05)
+        return torch.nn.Module()
+
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", boot)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda model: mesa.bridge(model, None), [tiny.model() for _ in range(3)]))
+    assert [adapter.__base__ for adapter in seen] == [stock] * 3
+    assert registry["LlamaForCausalLM"] is stock
+
+
+def test_threads_that_attach_to_one_model_have_it_or_are_refused():
+    model = build("llama")
+    expected = attached(model)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(attached, [model] * 24))
+    assert all("already attached" in got if isinstance(got, str) else torch.equal(got, expected) for got in results)
+    assert torch.equal(attached(model), expected)
+    assert "generate" not in vars(model)
 
 
 def gradients(model):
