@@ -13,8 +13,8 @@ from mesa import methods
 from mesa.errors import Refused
 from mesa.methods import *  # noqa: F403  a new method is named there alone
 from mesa.methods import meant
-from mesa.namesakes import warn_of_namesakes
 from mesa.plan import Plan, distances
+from mesa_lens.namesakes import warn_of_namesakes
 
 if TYPE_CHECKING:
     from mesa.checking.check import check

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from probe.experiment.interrupts import interruptible
+from mesa_lens.namesakes import PACKAGES, check
 
 
 def main() -> int:
     """Runs the command; its exit code."""
     try:
+        check(*PACKAGES)
+    except ImportError as error:
+        print(f"mesa-lens: {error}", file=sys.stderr)
+        return 2
+    try:
+        from probe.experiment.interrupts import interruptible
+
         with interruptible():
             from mesa_lens.cli import main as command
     except KeyboardInterrupt:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from mesa_lens.namesakes import check
+
 if TYPE_CHECKING:
     from mesa.engine.bridge import bridge as bridge_to
     from probe.capture.capture import capture_states
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from probe.thresholds.failure import measured_failure
     from probe.thresholds.search import CrossingRule, search
     from probe.thresholds.threshold_onset import negative_control, threshold_onsets
+
+check("mesa")
 
 _MODULES = {
     "probe.capture.capture": "capture_states",

@@ -41,3 +41,35 @@ def test_a_distribution_that_shares_a_folder_with_ours_is_named(tmp_path, name, 
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     said = f"the package {name} 3.1 shares the folder {name.lower()}/ with mesa-lens" in done.stderr
     assert said == is_named
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["replaced", "uninstalled"])
+@pytest.mark.parametrize("name", ["mesa", "probe", "theory"])
+def test_a_package_that_another_replaced_is_named_with_the_repair(tmp_path, name, is_lost):
+    for package in ("mesa", "probe", "theory", "mesa_lens"):
+        (tmp_path / package).mkdir()
+        for file in (ROOT / package).iterdir():
+            (tmp_path / package / file.name).symlink_to(file)
+    (tmp_path / name / "__init__.py").unlink()
+    if not is_lost:
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the code of another package ran')\n")
+    info = tmp_path / f"{name}-3.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.1\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def ends(*words):
+        words = [sys.executable, "-W", "ignore", *words]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        return done.returncode, done.stderr
+
+    code, said = ends("-m", "mesa_lens", "methods")
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"{tmp_path / name}" in said
+    assert f"the package {name} 3.1 is installed over it; `pip uninstall -y {name}`" in said
+    imported = {"mesa": ("probe", "theory", "theory.bounds"), "probe": ("mesa_lens.dashboard.guard",)}.get(name, ())
+    for module in imported:
+        code, raised = ends("-c", f"import {module}")
+        assert (code, raised.splitlines()[-1]) == (1, said.strip().replace("mesa-lens: ", "ImportError: ", 1))
+    if name == "theory":  # which the others do not need
+        assert ends("-c", "import probe") == (0, "")

@@ -9,15 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from theory.bounds import denominator, extended_length, first_failure
+from mesa_lens.namesakes import check
 
 if TYPE_CHECKING:
+    from theory.bounds import denominator, extended_length, first_failure
     from theory.constructions import build, construction
     from theory.model import Construction
     from theory.pretrained import save
 
+check("mesa")
+
 _LAZY = {"Construction": "theory.model", "save": "theory.pretrained"}
 _LAZY |= dict.fromkeys(("build", "construction"), "theory.constructions")
+_LAZY |= dict.fromkeys(("denominator", "extended_length", "first_failure"), "theory.bounds")
 
 __all__ = ["Construction", "build", "construction", "denominator", "extended_length", "first_failure", "save"]
 

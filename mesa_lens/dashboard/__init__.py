@@ -3,3 +3,7 @@
 In: a folder of runs, and the address, which holds the view. Out: pages and downloads.
 Open first: main.py, then a page in views/; state.py opens runs and caches their analyses. It starts no process.
 """
+
+from mesa_lens.namesakes import PACKAGES, check
+
+check(*PACKAGES)
