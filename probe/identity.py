@@ -20,6 +20,9 @@ CHECKSUM = "crc32"
 """The key of a checksum in a line of a journal; in the first line of older ones it says only that others have one."""
 SHIPPED_TEXT = "shipped held-out text"
 """What a store's attributes name where no text was given."""
+RUN = "run"
+"""The key of a result's file under which it says of which run it is, see `run_of`."""
+_IDENTITY = ("model", "trained_length", "revision", "seed")
 _TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
 _REMEDY = "use --overwrite or another --out, or leave the option out"
 
@@ -163,17 +166,37 @@ def same_model(there: JsonObject, now: JsonObject) -> bool:
     return all(str(there.get(key)).startswith("sha256 ") and there.get(key) == now.get(key) for key in MODEL)
 
 
-def left_out(folder: Path, command: str) -> str:
-    """Why the results of a command in the folder of a probe's run are not the run's; empty where they are."""
-    run, there = recorded(folder / STORES[0] / "zarr.json"), recorded(LAYOUTS[command].journal_paths(folder)[0])
-    problem = differing(there, run) if run and there else ""
-    remedy = f"`mesa-lens {command} --out {folder} --overwrite` measures it anew"
-    return f"{folder / command} is left out: it is of {problem}; {remedy}" if problem else ""
+def journal_of(file: Path, folder: Path, command: str) -> Path:
+    """The journal that a result's file of a command was computed from: of the same name, else the command's first."""
+    journals = LAYOUTS[command].journal_paths(folder)
+    return next((path for path in journals if path.stem == file.stem), journals[0])
 
 
-def warn_other_model(folder: Path, command: str) -> bool:
-    """Whether results are left out, which is said on stderr."""
-    reason = left_out(folder, command)
-    if reason:
-        sys.stderr.write(f"{reason}\n")
-    return bool(reason)
+def run_of(journal: Path) -> JsonObject:
+    """What a result's file says of the run that it is of: as its journal's settings have it."""
+    there = recorded(journal)
+    return {key: there[key] for key in (*_IDENTITY, *MODEL) if there.get(key) is not None}
+
+
+def not_of_run(file: Path, content: JsonObject, folder: Path, command: str) -> str:
+    """Why a result's file is not of the run in the folder; empty where it is.
+
+    The run is what the store says, and the file's own journal. Where there is a store, the file or its journal must
+    have the fingerprints that the store has; a file of an earlier version has none.
+    """
+    journal = journal_of(file, folder, command)
+    store, there = recorded(folder / STORES[0] / "zarr.json"), recorded(journal)
+    own = content.get(RUN) or {key: content[key] for key in _IDENTITY if key in content}
+    problem = differing(there, store) if store and there else ""
+    remedy = " --overwrite" if problem else ""
+    problem = problem or next(filter(None, (_differs(own, run) for run in (there, store) if run)), "")
+    if not problem and store.keys() & MODEL and not {*own, *there} & {*MODEL}:
+        problem = f"a model that nothing tells from another ({journal.name} is not next to it)"
+    again = f"`mesa-lens {command} --out {folder}{remedy}` measures it again"
+    return f"{file} is left out: it is of {problem}; {again}" if problem else ""
+
+
+def _differs(own: JsonObject, run: JsonObject) -> str:
+    """As `differing`, in what a result's file says of its run."""
+    keys = {key for key in run if key in own or key in MODEL}
+    return differing(own, {key: run[key] for key in keys}) if "model" in own else ""

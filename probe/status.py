@@ -19,6 +19,7 @@ from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.experiment.resume import REQUEST
 from probe.files import JsonObject, read_result
+from probe.identity import not_of_run
 from probe.layout import LAYOUTS, REPORTED
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
@@ -153,11 +154,13 @@ def _lacking(folder: Path) -> tuple[str, str]:
         if missing and layout.journal_paths(folder)[0].exists():
             return f"{' and '.join(missing)} of {command} not written; the same command writes them", command
         try:
-            read_result(place / layout.results[0])
+            content = read_result(path := place / layout.results[0])
+            if layout.journal_paths(folder)[0].exists() and (other := not_of_run(path, content, folder, command)):
+                return other, command
         except FileNotFoundError:
             continue
         except (OSError, Refused) as error:
-            return f"{error}; the same command writes it anew", command
+            return f"{error}; the same command writes it again", command
     return "", ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from mesa.errors import NotFound, Refused
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
-from probe.identity import left_out, warn_other_model
+from probe.identity import RUN, journal_of, not_of_run, run_of
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -46,30 +47,44 @@ class ResultFile(Generic[T]):
         return self.by or self.path.parent.name
 
     def find(self, folder: Path) -> T | None:
-        """What the command wrote into the folder; None where it was not run, or of another model than the run there.
+        """What the command wrote into the folder; None where it was not run.
 
-        Raises Refused, naming the file and the command that writes it anew, for one that is damaged.
+        None too, after a line on stderr, for a file of another model than the run there. Raises Refused, naming the
+        file and the command that writes it again, for one that is damaged.
         """
-        path = folder / self.path
-        if not path.is_file() or warn_other_model(folder, self.command):
-            return None
-        try:
-            return self.parse(read_result(path), path)
-        except Refused as error:
-            raise Refused(f"{error}; write it anew: `mesa-lens {self.command} --out {folder}`") from error
+        result, problem = self._opened(folder)
+        if problem:
+            sys.stderr.write(f"{problem}\n")
+        return result
 
     def read(self, folder: Path) -> T:
         """As `find`; raises NotFound where the command was not run, and Refused where it is of another model."""
-        if reason := left_out(folder, self.command):
-            raise Refused(reason)
-        if (result := self.find(folder)) is None:
+        result, problem = self._opened(folder)
+        if problem:
+            raise Refused(problem)
+        if result is None:
             remedy = f"write it: `mesa-lens {self.command} --out {folder}`"
             raise NotFound(f"{folder / self.path} is not there; {remedy}")
         return result
 
     def write(self, folder: Path, result: T) -> None:
-        """Writes it with its checksum."""
-        write_result(folder / self.path, as_json(result), self.indent)
+        """Writes it with its checksum, and with the model that its journal is of."""
+        path = folder / self.path
+        run = run_of(journal_of(path, folder, self.command))
+        write_result(path, as_json(result) | ({RUN: run} if run else {}), self.indent)
+
+    def _opened(self, folder: Path) -> tuple[T | None, str]:
+        """The result, and why it is not of the run in the folder; None where it is not, or not there."""
+        path = folder / self.path
+        if not path.is_file():
+            return None, ""
+        try:
+            content = read_result(path)
+            result = self.parse(content, path)
+        except Refused as error:
+            raise Refused(f"{error}; write it again: `mesa-lens {self.command} --out {folder}`") from error
+        problem = not_of_run(path, content, folder, self.command)
+        return (None, problem) if problem else (result, "")
 
     def parse(self, content: JsonObject, path: Path) -> T:
         """The typed result of a file's content; raises Refused, naming what is missing or wrong."""

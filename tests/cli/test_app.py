@@ -14,7 +14,7 @@ import pytest
 from markupsafe import escape
 from pages import drawn, shown_texts, tables
 from results import write_evaluation
-from synthetic import edit, evaluation, hidden_states, write_run
+from synthetic import edit, evaluation, hidden_states, of_run, write_run
 
 from mesa_lens.dashboard.views import heatmaps
 from mesa_lens.dashboard.views.theory import closed_forms
@@ -58,7 +58,7 @@ def run(root, monkeypatch, page, **query):
 
 def test_the_tokens_page_shows_a_captured_text_and_says_how_to_capture_one(opened, root):
     assert "mesa-lens anatomy --parts tokens --out" in shown_texts(opened("tokens", run="nested/second"))
-    write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens())
+    write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens() | of_run(root / "first"))
     for query, sentence in (({}, "differs by 70%"), ({"tokens_method": "origin"}, "differs by 0%")):
         html = "".join(part.proto.body for part in opened("tokens", run="first", **query).get("html"))
         assert sentence in html

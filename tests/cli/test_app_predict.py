@@ -3,7 +3,7 @@
 import pytest
 from pages import drawn, shown_texts
 from predicted import prediction
-from synthetic import hidden_states, write_run
+from synthetic import hidden_states, of_run, write_run
 
 from probe.files import write_result
 
@@ -17,7 +17,7 @@ def opened(tmp_path, monkeypatch):
     def page(summary=None):
         if summary is not None:
             (tmp_path / "run" / "predict").mkdir()
-            write_result(tmp_path / "run" / "predict" / "prediction.json", summary)
+            write_result(tmp_path / "run" / "predict" / "prediction.json", summary | of_run(tmp_path / "run"))
         return drawn("predict")
 
     return page

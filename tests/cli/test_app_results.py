@@ -60,7 +60,7 @@ def test_a_damaged_result_is_named_with_the_command(opened, tmp_path):
     for content in ("{", "[]", '{"settings": 3}'):
         (folder / "summary.json").write_text(content)
         (error,) = opened().error
-        assert f"write it anew: `mesa-lens eval --out {folder}`" in error.value.replace("\\", "")
+        assert f"write it again: `mesa-lens eval --out {folder}`" in error.value.replace("\\", "")
 
 
 def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_path):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from synthetic import of_run
 
 from probe.commands.anatomy.export import anatomy_tables
 from probe.commands.anatomy.result import ANATOMY, TOKENS
@@ -66,7 +67,7 @@ def typed_tokens(*sizes):
 def write(folder, **options):
     """The summary as the command leaves it; returns the folder."""
     (folder / "anatomy").mkdir(parents=True)
-    write_result(folder / "anatomy" / "summary.json", summary(**options))
+    write_result(folder / "anatomy" / "summary.json", summary(**options) | of_run(folder))
     return folder
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from synthetic import of_run
 
 from probe.commands.locate.export import located_tables
 from probe.commands.locate.result import LOCATED
@@ -67,7 +68,7 @@ def matching(rows, **labels):
 def write(folder, **sizes):
     """The summary as the command leaves it; returns the folder."""
     (folder / "locate").mkdir(parents=True)
-    write_result(folder / "locate" / "summary.json", summary(**sizes))
+    write_result(folder / "locate" / "summary.json", summary(**sizes) | of_run(folder))
     return folder
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from probe.files import SEAL, seal_of
+from probe.identity import RUN, run_of
 from probe.store import store
 from probe.store.reader import EVALUATION, TOKENS
 
@@ -77,6 +78,12 @@ def tokens_of(hidden):
     texts = np.array([[f" w{each}" if each else " hello" for each in row] for row in ids.tolist()], object)
     labels = {name: hidden[name].values for name in ("prompt", "position")}
     return xr.Dataset({"id": (tuple(labels), ids), "text": (tuple(labels), texts)}, labels)
+
+
+def of_run(folder):
+    """What a command's result in the folder of a run says of that."""
+    run = run_of(folder / "store.zarr" / "zarr.json")
+    return {RUN: run} if run else {}
 
 
 def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32", tokens=None, **attributes):

@@ -3,11 +3,21 @@
 import json
 import random
 import re
+import shutil
+from dataclasses import replace
+from typing import Literal
 
 import pytest
+from pydantic.dataclasses import dataclass
+from synthetic import edit, hidden_states, write_run
 
+from probe.commands.anatomy.result import ANATOMY, TOKENS
+from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
+from probe.experiment.journal import Journal
 from probe.files import read_result, write_result
+from probe.identity import RUN, journal_of
 from probe.status import status_of
 
 SUMMARY = {
@@ -45,3 +55,87 @@ def test_a_damaged_result_is_refused_by_its_name(text, tmp_path):
     (path.parent / "journal.jsonl").write_text('{"settings": {"model": "tiny"}, "crc32": true, "cells": 0}\n')
     assert status_of(tmp_path).state == "unfinished"
     assert "prediction.json is damaged" in status_of(tmp_path).text()
+
+
+@dataclass(frozen=True)
+class Small:
+    """What every result says of its run."""
+
+    model: str
+    trained_length: int = 256
+    version: Literal[1] = 1
+
+
+OURS, OTHERS = (
+    {
+        "model": name,
+        "trained_length": 256,
+        "seed": 0,
+        "weights": f"sha256 {name}",
+        "config": "sha256 1",
+        "tokenizer": "sha256 2",
+    }
+    for name in ("ours", "others")
+)
+
+
+def leave(folder, kind, settings):
+    """A journal and a result of a run with these settings."""
+    path = folder / kind.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Journal(journal_of(path, folder, kind.command), settings, lambda key: None).add(("nll", 256), {"nll": 1.0})
+    kind.write(folder, Small(settings["model"], settings["trained_length"]))
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind", [LOCATED, ANATOMY, TOKENS, PREDICTION, EVALUATED, HARNESS_SCORES], ids=lambda kind: str(kind.path)
+)
+def test_a_result_of_another_model_is_never_the_runs(kind, tmp_path, capsys):
+    kind = replace(kind, type=Small)
+    run = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
+    edit(run, lambda attrs: attrs.update(OURS))
+    path = leave(run, kind, OURS)
+    journal = journal_of(path, run, kind.command)
+    assert kind.find(run) == Small("ours")
+    moved = {**OURS, "model": "./moved/ours"}
+    renamed = leave(tmp_path / "moved", kind, moved)
+
+    def left_out(told):
+        capsys.readouterr()
+        assert kind.find(run) is None
+        assert told in capsys.readouterr().err
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} is left out") as error:
+            kind.read(run)
+        assert told in str(error.value)
+
+    written = path.read_bytes()
+    for settings, told in (
+        (OTHERS, "of model others, not ours"),
+        ({**OTHERS, "model": "ours"}, "it changed since"),
+        ({**OURS, "trained_length": 512}, "another trained_length (512 there, 256 now)"),
+        ({**OURS, "revision": "main"}, "another revision (main there, None now)"),
+    ):
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        path.write_bytes(leave(tmp_path / "other", kind, settings).read_bytes())
+        left_out(told)  # next to the run's own journal
+        if kind in (LOCATED, ANATOMY, PREDICTION):
+            assert status_of(run).state == "unfinished"
+        rows, _ = journal.read_bytes(), journal.unlink()
+        left_out(told)  # and without one
+        journal.write_bytes(rows)
+    path.write_bytes(renamed.read_bytes())
+    assert kind.find(run) == Small("./moved/ours")
+
+    path.write_bytes(written)
+    older = read_result(path)
+    del older[RUN]
+    write_result(path, older)
+    assert kind.find(run) == Small("ours")  # by its journal
+    write_result(path, {**older, "model": "others"})
+    left_out("of model others, not ours")
+    write_result(path, older)
+    journal.unlink()
+    left_out("nothing tells from another")
+    path.write_bytes(written)
+    assert kind.find(run) == Small("ours")  # by what it says

@@ -124,7 +124,7 @@ def test_a_summary_is_read_or_its_remedy_named(tmp_path):
         LOCATED.read(tmp_path)
     folder = located.write(tmp_path / "run")
     assert LOCATED.read(folder).heads == 8
-    again = r"; write it anew: `mesa-lens locate --out"
+    again = r"; write it again: `mesa-lens locate --out"
     for text in ("{", "[]", json.dumps(located.summary() | {"effects": 1, "version": 1})):
         (folder / "locate" / "summary.json").write_text(text)
         with pytest.raises(ValueError, match=rf"is damaged .*{again}"):

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from synthetic import hidden_states, write_run
+from synthetic import edit, hidden_states, write_run
 
 import probe
 from mesa.models import tokenizer_of
@@ -17,6 +17,7 @@ from probe.commands.predict.result import PREDICTION
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.sources import heldout, texts
 from probe.files import read_result
+from probe.identity import RUN
 from probe.store.result_file import as_json
 
 K2 = "leaky-rerope:k=1.2,log_n=false"
@@ -68,7 +69,8 @@ def test_it_writes_a_table_and_figures(out):
 def test_a_finished_run_measures_nothing_again(out, capsys):
     journal = (out / "journal.jsonl").read_bytes()
     assert main(["predict", "--out", str(out.parent), *WORDS, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == read_result(out / "prediction.json")
+    written = read_result(out / "prediction.json")
+    assert json.loads(capsys.readouterr().out) | {RUN: written[RUN]} == written
     assert (out / "journal.jsonl").read_bytes() == journal
 
 
@@ -90,9 +92,11 @@ def test_python_predicts_as_the_command_does_and_an_opened_run_shows_it(out, tmp
     words = {"methods": "rerope,yarn,pi", "configs": (K2, FAR), "lengths": (512, 2048), "samples": 3}
     request = PredictRequest(**words, load=load, check=True)
     prediction = probe.predict_failure(request, out.parent)
-    assert as_json(prediction) == read_result(out / "prediction.json")
+    written = read_result(out / "prediction.json")
+    assert as_json(prediction) | {RUN: written[RUN]} == written
     run = write_run(tmp_path / "run", hidden_states(256, layers=1, dims=4), trained_length=256)
-    shutil.copytree(out, run / "predict", ignore=shutil.ignore_patterns("journal.jsonl"))  # of another model
+    shutil.copytree(out, run / "predict", ignore=shutil.ignore_patterns("journal.jsonl"))
+    edit(run, lambda attrs: attrs.update(written[RUN]))
     shown = probe.open_run(run).prediction()
     at = shown.data.sel(method=K2, length=2048)
     assert at["predicted"].item() == prediction.methods[K2].predicted[1].excess

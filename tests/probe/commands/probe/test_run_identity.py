@@ -139,7 +139,7 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
     capsys.readouterr()
     assert main(["report", run]) == 0
     said = capsys.readouterr().err
-    assert f"{run / 'predict'} is left out: it is of model another, not" in said
+    assert f"{run / 'predict' / 'prediction.json'} is left out: it is of model another, not" in said
 
 
 def test_another_text_than_the_runs_is_reported(run, capsys):
