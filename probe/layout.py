@@ -31,7 +31,7 @@ REPORTED = ("summary.json", "report.html")
 """The files of a finished report, beside its figures."""
 LAYOUTS = {
     "probe": Layout("", ("measured.jsonl",), REPORTED),
-    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), REPORTED),
+    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), (*REPORTED, "samples.csv")),
     "locate": Layout("locate", ("journal.jsonl",), REPORTED),
     "anatomy": Layout("anatomy", ("journal.jsonl",), REPORTED),
     "predict": Layout("predict", ("journal.jsonl",), ("prediction.json",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,11 @@ def save(model: PreTrainedModel, folder: str | Path) -> Path:
             f"vocabulary={model.config.vocab_size} is not the {VOCABULARY} tokens of <bos> and bytes; build with "
             f"shape=Shape(vocabulary={VOCABULARY}), or save the model with a tokenizer of your own"
         )
-    model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:  # a file is there whole or not
+        model.save_pretrained(unfinished)
+        byte_tokenizer().save_pretrained(unfinished)
+        for file in sorted(Path(unfinished).iterdir()):
+            file.replace(folder / file.name)
     return Path(folder)

@@ -55,8 +55,8 @@ def cached(run: StoredRun, name: str, compute: Callable[[], D]) -> D:
     return derived
 
 
-def save(run: StoredRun, name: str, derived: Derived) -> None:
-    """Writes the run's values of this name into one file."""
+def save(run: StoredRun, name: str, derived: Derived) -> Path:
+    """Writes the run's values of this name into one file; returns its path."""
     reason, datasets = (derived, {}) if isinstance(derived, str) else ("", derived)
     about = {label: dataset.to_dict(data=False) for label, dataset in datasets.items()}
     arrays = {
@@ -69,6 +69,7 @@ def save(run: StoredRun, name: str, derived: Derived) -> None:
     path = _path(run, name)
     path.parent.mkdir(exist_ok=True)
     write(path, file.getvalue())
+    return path
 
 
 def load(run: StoredRun, name: str) -> Derived | None:

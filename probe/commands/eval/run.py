@@ -24,6 +24,7 @@ from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
+from probe.files import write
 
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
@@ -142,7 +143,7 @@ def run(
         finally:  # what is done is readable, also after an interrupt
             if journal.rows:
                 samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
-                samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False)
+                write(out / "samples.csv", samples.to_csv(columns=COLUMNS, index=False).encode())
         return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
 
 

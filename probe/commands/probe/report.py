@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Maps:
 
 
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
-    """Writes a run's report.html, summary.json, figures/ and derived/ anew.
+    """Writes a run's report.html, summary.json, figures/ and derived/ again, in place of former ones once all is drawn.
 
     Args:
         run_dir: The run's folder.
@@ -92,14 +93,24 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
         bar.update()
     folder = run.folder
-    summary = whole_summary(analysis)
-    remove_report(folder)
-    for name, datasets in derived.items():
-        save(run, name, datasets)
+    summary, former = whole_summary(analysis), report_files(folder)
     maps, drawn = Maps.of(analysis), drawn_sections(analysis, summary)
-    write_figures(analysis, folder / "figures", maps, drawn)
-    write(folder / "report.html", render(analysis, summary, maps, drawn).encode())
+    unfinished = folder / ".report.partial"
+    shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+    try:
+        unfinished.mkdir()
+        write_figures(analysis, unfinished / "figures", maps, drawn)
+        write(unfinished / "report.html", render(analysis, summary, maps, drawn).encode())
+        files = {file: folder / file.relative_to(unfinished) for file in unfinished.rglob("*") if file.is_file()}
+        (folder / "figures").mkdir(exist_ok=True)
+        for file, target in files.items():
+            file.replace(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     SUMMARY.write(folder, summary)
+    kept = {*files.values(), folder / SUMMARY.path, *(save(run, name, data) for name, data in derived.items())}
+    for path in former - kept:
+        path.unlink()
     return summary
 
 
@@ -124,12 +135,17 @@ def check_report(folder: Path) -> None:
 
 def remove_report(folder: Path) -> None:
     """Removes what `write_report` wrote for a former run, and nothing else."""
+    for path in report_files(folder):
+        path.unlink()
+
+
+def report_files(folder: Path) -> set[Path]:
+    """What `write_report` wrote, but for what a heatmap's page loads."""
     pages = [page for page in folder.glob("figures/heatmap-*.html") if is_ours(page)]
     figures = (*_FIGURES, *(f"{page.stem}{end}" for page in pages for end in _OF_PAGE))
     derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift"))
-    for pattern in (*REPORTED, *(f"figures/{name}" for name in figures), *derived):
-        for path in folder.glob(pattern):
-            path.unlink()
+    patterns = (*REPORTED, *(f"figures/{name}" for name in figures), *derived)
+    return {path for pattern in patterns for path in folder.glob(pattern)}
 
 
 def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> str:

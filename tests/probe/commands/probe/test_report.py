@@ -137,6 +137,31 @@ def test_of_a_report_that_is_removed_all_goes_and_nothing_else(summary, folder, 
     assert left == mine | {run / "figures" / "plotly.min.js"}
 
 
+@pytest.mark.parametrize(("fails", "error"), [("write_figures", KeyboardInterrupt), ("render", OSError)])
+def test_what_ends_a_drawing_leaves_the_former_report_as_it_was(
+    summary, folder, tmp_path, undrawn, monkeypatch, fails, error
+):
+    run = Path(shutil.copytree(folder, tmp_path / "run"))
+
+    def ended(*_):
+        raise error
+
+    monkeypatch.setattr(f"probe.commands.probe.report.{fails}", ended)
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(error):
+        write_report(run, by="paper")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+def test_a_report_leaves_no_figure_of_the_former_one(summary, folder, tmp_path, undrawn):
+    run = Path(shutil.copytree(folder, tmp_path / "run"))
+    left = run / "figures" / "threshold-layer9-dim9.png"
+    left.write_bytes(b"of another analysis")
+    write_report(run)
+    assert not left.exists()
+    assert {path.name for path in run.glob(".*")} == set()
+
+
 def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     hidden = hidden_states(windows=3)
     still = hidden * 0 + hidden.isel({"method": 1})
