@@ -18,6 +18,7 @@ from mesa.errors import NotFound, Refused
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
 from probe.identity import RUN, journal_of, not_of_run, run_of
+from probe.layout import LAYOUTS
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -68,9 +69,9 @@ class ResultFile(Generic[T]):
         return result
 
     def write(self, folder: Path, result: T) -> None:
-        """Writes it with its checksum, and with the model that its journal is of."""
+        """Writes it with its checksum, and with the model that its journal is of; a probe's names its store."""
         path = folder / self.path
-        run = run_of(journal_of(path, folder, self.command))
+        run = run_of(journal_of(path, folder, self.command)) if self.command in LAYOUTS else {}
         write_result(path, as_json(result) | ({RUN: run} if run else {}), self.indent)
 
     def _opened(self, folder: Path) -> tuple[T | None, str]:

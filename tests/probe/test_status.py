@@ -18,6 +18,7 @@ from probe.experiment.journal import Journal
 from probe.experiment.lock import LOCK
 from probe.experiment.resume import recorded
 from probe.files import write_result
+from probe.layout import LAYOUTS
 from probe.status import status_of
 from probe.store import store
 
@@ -201,8 +202,9 @@ def test_a_run_whose_summary_or_report_is_missing_is_not_finished(folder, writte
     assert status_of(tmp_path).state == "unfinished"
     (tmp_path / folder / written).write_text("{}")
     command = folder or "eval"
-    (missing,) = {"summary.json", "report.html"} - {written}
+    results = LAYOUTS[command].results
+    missing = " and ".join(name for name in results if name != written)
     assert f"{missing} of {command} not written" in status_of(tmp_path).text()
-    for name in ("summary.json", "report.html"):
+    for name in results:
         write_result(tmp_path / folder / name, {})
     assert status_of(tmp_path).state == "finished"

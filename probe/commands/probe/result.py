@@ -135,7 +135,7 @@ class Summary(Evidence):
     version: Literal[3] = 3
 
 
-SUMMARY = ResultFile(Path("summary.json"), Summary, 2, by="probe")
+SUMMARY = ResultFile(Path("summary.json"), Summary, 2)
 """Beside the store."""
 
 
