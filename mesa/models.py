@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Loaded:
 
 
 def load(
-    name: str = DEFAULT,
+    name: str | os.PathLike[str] = DEFAULT,
     *,
     dtype: str | None = None,
     device: str = "cpu",
@@ -95,6 +96,7 @@ def load(
         (256, [0, 945, 844])
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
+    name = os.fspath(name)
     place, options = place_with_options(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer", "weights"):
         config, stated = _config(place, options)

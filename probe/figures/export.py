@@ -5,6 +5,7 @@ Each `*_export` takes labelled values and returns an `Export`; its `files` are b
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,8 +46,9 @@ class Export:
         for name, content in contents.items():
             yield f"{name}.{form}", NUMBERS[form](content) if form in NUMBERS else rendered(content, form)
 
-    def save(self, folder: Path, forms: Iterable[str]) -> list[Path]:
+    def save(self, folder: str | os.PathLike[str], forms: Iterable[str]) -> list[Path]:
         """Writes all files of these formats into the folder; returns their paths."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for name, content in (file for form in forms for file in self.files(form)):

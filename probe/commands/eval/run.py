@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -105,7 +106,12 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
 
 
 def run(
-    plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+    plan: EvalPlan,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
 ) -> Evaluated:
     """Scores a model under methods on tasks, by length.
 
@@ -128,14 +134,13 @@ def run(
         RuntimeError: Nothing fits in memory, or a layer's states are not finite.
 
     Examples:
-        >>> from pathlib import Path
         >>> request = probe.EvalRequest(tasks=("nll",), methods="origin,crop", lengths=(512,), samples=2)
-        >>> evaluated = probe.run_evaluation(probe.plan_evaluation(request), Path("runs/example-eval"))
+        >>> evaluated = probe.run_evaluation(probe.plan_evaluation(request), "runs/example-eval")
         >>> [(cell.method, cell.length, round(cell.mean, 2), cell.unit) for cell in evaluated.cells]
         [('origin', 512, 3.01, 'nats/token'), ('crop', 512, 2.63, 'nats/token')]
     """
     runner.check(plan.request.load)
-    experiment, lost = Evaluation(plan), list[Task]()
+    experiment, lost, out = Evaluation(plan), list[Task](), Path(out)
     with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
         try:
             if not is_over(until):

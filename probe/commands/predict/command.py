@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,12 @@ estimate = partial(estimated, Predict)
 
 
 def predict_failure(
-    request: PredictRequest, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+    request: PredictRequest,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
 ) -> Prediction:
     """Predicts the length at which each method fails by loss, from one measured curve (docs/law.md).
 
@@ -56,15 +62,14 @@ def predict_failure(
         FileExistsError: The folder holds another run.
 
     Examples:
-        >>> from pathlib import Path
         >>> request = probe.PredictRequest(methods="rerope", lengths=(2048,), samples=2)
-        >>> prediction = probe.predict_failure(request, Path("runs/example"))
+        >>> prediction = probe.predict_failure(request, "runs/example")
         >>> prediction.methods["rerope"].failure.length is None  # 8x the trained length
         True
         >>> round(prediction.methods["rerope"].predicted[0].excess, 2)  # nats/token at 2048
         0.08
     """
-    planned = plan(request)
+    planned, out = plan(request), Path(out)
     with owned(out):
         return run_and_report(planned, out, overwrite=overwrite, until=until, runner=runner).summary
 

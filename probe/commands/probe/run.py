@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,7 +47,12 @@ from probe.store.regions import whole_passes
 
 
 def run_probe(
-    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
+    request: ProbeRequest,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    by: str = "drift",
+    runner: Runner = LOCAL,
 ) -> tuple[Summary, str]:
     """Measures where each method fails, stores hidden states and writes a report, as `mesa-lens probe` does.
 
@@ -68,15 +74,14 @@ def run_probe(
         FileExistsError: The folder holds another run, and `overwrite` is False.
 
     Examples:
-        >>> from pathlib import Path
         >>> request = probe.ProbeRequest(
         ...     methods="origin,rerope", length=512, texts=0, samples=2, lengths=(256, 768), refine=0
         ... )
-        >>> summary, text = probe.run_probe(request, Path("runs/example"))
+        >>> summary, text = probe.run_probe(request, "runs/example")
         >>> [(row.method, row.rank, row.measured.length) for row in summary.verdict.rows]  # fails at 768 tokens, or not
         [('rerope', 1, None), ('origin', 2, 768)]
     """
-    return run_plan(make_plan(request), out, overwrite=overwrite, by=by, runner=runner)
+    return run_plan(make_plan(request), Path(out), overwrite=overwrite, by=by, runner=runner)
 
 
 def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Runner) -> tuple[Summary, str]:
