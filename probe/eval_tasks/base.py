@@ -78,6 +78,9 @@ class EvalTask(ABC):
     batched: ClassVar[bool] = False
     """Whether samples are run `Setting.batch` at a time."""
 
+    is_timed: ClassVar[bool] = False
+    """Whether it measures time and memory itself, which checks of every layer would cost."""
+
     reads_depth: bool = False
     """Whether the answer's place follows `Setting.depth`."""
 
@@ -95,6 +98,14 @@ class EvalTask(ABC):
     def tokens(self, length: int, setting: PromptSpec) -> int:
         """Prompt tokens that a cell reads, roughly."""
         return length * setting.samples
+
+    def least_samples(self, setting: PromptSpec) -> int:
+        """Samples that a finished cell has at least: all, as where prompts are drawn; of texts there may be fewer."""
+        return setting.samples
+
+    def describe(self, tokenizer: Any, setting: PromptSpec) -> str:
+        """The sizes of its prompts, in words; empty where `about` says all."""
+        return ""
 
     def logits(self, length: int, setting: PromptSpec) -> int:
         """Positions whose logits are in memory at once."""

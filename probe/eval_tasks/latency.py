@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -31,13 +31,18 @@ class Latency(EvalTask):
     name: str = "latency"
     about: str = "seconds of a prefill and of a decoded token, peak memory above the model"
     metrics: tuple[Metric, ...] = (Metric("prefill", "s"), Metric("decode", "s/token"), Metric("peak_memory", "MiB"))
+    is_timed: ClassVar[bool] = True
     decoded: int = 8
     most: int = 3
     """Samples a cell, if more are asked for: runs differ by little and take long."""
 
     def tokens(self, length: int, setting: PromptSpec) -> int:
         """As for Task, with the run that is not counted."""
-        return length * (min(setting.samples, self.most) + 1)
+        return length * (self.least_samples(setting) + 1)
+
+    def least_samples(self, setting: PromptSpec) -> int:
+        """As for Task: no more than `most`."""
+        return min(setting.samples, self.most)
 
     def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[np.ndarray]:
         """Random token ids."""

@@ -27,6 +27,10 @@ class Likelihood(EvalTask):
     metrics: tuple[Metric, ...] = (NLL,)
     reads_documents: bool = True
 
+    def least_samples(self, setting: PromptSpec) -> int:
+        """As for Task: the texts may hold fewer runs than asked for."""
+        return 1
+
     def logits(self, length: int, setting: PromptSpec) -> int:
         """As for Task: those of the scored tokens."""
         return tail_tokens(setting.trained_length)

@@ -19,7 +19,7 @@ from probe.eval_tasks.base import EvalTask, PromptSpec
 from probe.eval_tasks.latency import Latency
 from probe.eval_tasks.likelihood import LIKELIHOOD
 from probe.eval_tasks.retrieval_tasks import RETRIEVAL
-from probe.eval_tasks.ruler import RULER, RulerTask
+from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import SLICE, heldout_ids
 from probe.files import JsonObject
 from probe.request import warn_skipped
@@ -128,7 +128,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     tasks = [TASKS[name] for name in request.tasks]
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
-    sizes = {task.name: task.describe(tokenizer, setting) for task in tasks if isinstance(task, RulerTask)}
+    sizes = {task.name: size for task in tasks if (size := task.describe(tokenizer, setting))}
     plan = EvalPlan(request, methods, setting, config, sizes)
     for task in tasks:
         for length in task.passes(setting):

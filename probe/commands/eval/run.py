@@ -18,8 +18,6 @@ from probe.commands.eval.plan import TASKS, EvalPlan
 from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, scores_of
 from probe.commands.eval.summary import summarize
 from probe.commands.eval.worker import EvalWorker, eval_key, eval_tasks
-from probe.eval_tasks.retrieval_tasks import RetrievalTask
-from probe.eval_tasks.ruler import RulerTask
 from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks, summary_of
@@ -100,8 +98,7 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
         counts[key] = len({score.sample for score in scores})
     for key, count in counts.items():
         same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
-        is_drawn = isinstance(TASKS[key.task], RetrievalTask | RulerTask)  # else texts or documents may be fewer
-        if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
+        if count < (most := max([*same, TASKS[key.task].least_samples(plan.setting)])):
             raise bad_row(path, key, f"holds {count} of {most} samples")
 
 

@@ -77,9 +77,8 @@ def _row(
     """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
     batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
-    is_timed = name == "latency"  # it has its own peak, and checks would cost time
-    measured = contextlib.nullcontext() if is_timed else watched_peak(devices(loaded.model))
-    checked = contextlib.nullcontext() if is_timed else states_checked(loaded.model)
+    measured = contextlib.nullcontext() if task.is_timed else watched_peak(devices(loaded.model))
+    checked = contextlib.nullcontext() if task.is_timed else states_checked(loaded.model)
     with measured as peak, mesa.applied(loaded.model, method, executor=plan.request.executor), checked:
         scores = None
         while batch and scores is None:

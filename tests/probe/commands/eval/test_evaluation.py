@@ -1,8 +1,9 @@
 """An evaluation is checked before it runs, is the same for every method, and goes on where it was interrupted."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -11,8 +12,10 @@ from elsewhere import table
 
 from mesa.models import tokenizer_of
 from probe.commands.eval.plan import TASKS, EvalRequest, plan
-from probe.commands.eval.run import Evaluation, run
+from probe.commands.eval.result import EvalKey
+from probe.commands.eval.run import Evaluation, check_scores, run
 from probe.eval_tasks import retrieval_tasks
+from probe.eval_tasks.base import EvalTask, Metric, Score
 from probe.eval_tasks.likelihood import Likelihood
 from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from probe.experiment import model_spec as source
@@ -246,3 +249,31 @@ def test_the_estimate_counts_tasks_tokens_and_bytes(eval_request, tokenizer):
     assert f"weights: about {(states + logits) / 2**20:,.0f} MiB" in said
     latency = replace(eval_request, tasks=("latency",), methods="origin", samples=100)
     assert f"{4 * (96 + 200):,} tokens" in text(latency)
+
+
+class Parity(EvalTask):
+    """A task that says nothing of how many samples it has: they are drawn."""
+
+    name, about, metrics = "parity", "whether a number is even", (Metric("accuracy", "share", binary=True),)
+
+    def prepare(self, tokenizer, length, setting, samples):
+        return range(samples)
+
+    def measure(self, loaded, length, prepared, setting):
+        yield from (Score(length, sample, "accuracy", 1.0) for sample in prepared)
+
+
+@pytest.mark.parametrize("name", [*TASKS, "parity"])
+def test_rows_with_fewer_samples_than_a_task_has_are_refused(eval_request, monkeypatch, name):
+    monkeypatch.setitem(TASKS, "parity", Parity())
+    metric = TASKS[name].metrics[0].name
+    rows = {
+        EvalKey(name, "origin", 96): {"peak_mib": 1.0, "scores": [asdict(Score(96, n, metric, 1.0)) for n in range(2)]}
+    }
+    planned = plan(replace(eval_request, tasks=("nll",), samples=3, methods="origin", lengths=(96,)))
+    journal = SimpleNamespace(path=Path("journal.jsonl"), rows=rows)
+    if name in ("nll", "nll-position"):  # of texts there may be fewer
+        check_scores(journal, planned)
+    else:
+        with pytest.raises(ValueError, match="holds 2 of 3 samples"):
+            check_scores(journal, planned)
