@@ -13,6 +13,7 @@ from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
 from probe import glossary
+from probe.commands.eval.plan import TASKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "research").glob("*/results.md"))
@@ -100,6 +101,11 @@ def test_a_packages_docstring_says_what_goes_in_and_out_and_where_to_begin(file)
 def test_the_glossary_page_is_that_of_the_reports():
     written = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert written == glossary.page(), "python -m probe.glossary"
+
+
+def test_every_task_is_in_the_table_of_tasks():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name in TASKS if f"`{name}`" not in "".join(rows)] == []
 
 
 def test_every_page_is_in_the_nav_and_the_index_has_a_picture():

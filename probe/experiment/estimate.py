@@ -23,7 +23,7 @@ from mesa.plan import BASE
 from mesa.support import is_rotary
 from probe.capture.memory import check_memory
 from probe.experiment import cost
-from probe.experiment.journal import known_rows
+from probe.experiment.lock import check_run_folder
 from probe.experiment.progress import format_seconds
 from probe.experiment.run import Experiment
 from probe.experiment.task import Task
@@ -46,10 +46,16 @@ def work_of(experiment: Experiment, tasks: Sequence[Task]) -> Work:
 
 
 def estimated(experiment_class: type[Experiment], plan: Any, out: Path, *_: Any, overwrite: bool) -> Estimate:
-    """What an experiment of this class takes: all of the plan, and what the folder `out` lacks of it."""
+    """What an experiment of this class takes: all of the plan, and what the folder `out` lacks of it.
+
+    Raises what the experiment would, for the folder of another run.
+    """
     experiment: Any = experiment_class
     tried = experiment(plan)
-    rows = {} if overwrite else known_rows(out / tried.folder / tried.journal, plan.settings)
+    check_run_folder(out)
+    tried.check_of_run(out, overwrite=overwrite)
+    tried.check_files(out, overwrite=overwrite)
+    rows = {} if overwrite else tried.open_journal(out).rows
     work, left = (work_of(tried, tried.all_tasks(done)) for done in ({}, rows))
     return work_text(work, left, out), passes_of(left)
 

@@ -86,15 +86,12 @@ def check_settings(path: Path, stored: JsonObject, settings: JsonObject) -> None
         raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
-def known_rows(path: Path, settings: JsonObject | None = None) -> JournalRows:
-    """The rows of a journal that a run with these settings would continue; none where it is another's or damaged."""
+def known_rows(path: Path) -> JournalRows:
+    """The rows of a journal; none where it is not there, or damaged."""
     try:
-        file = read_journal(path)
-        if settings is not None and file.rows:
-            check_settings(path, file.settings or {}, settings)
+        return read_journal(path).rows
     except (Refused, OSError):
         return {}
-    return file.rows
 
 
 def bad_row(path: Path, key: Key, problem: str) -> Refused:
@@ -128,6 +125,7 @@ class Journal:
         self.rows: dict[Key, JsonObject] = {}
         self._about: JsonObject = {} if request is None else {REQUEST: request}
         self._written: JsonObject = {}
+        self._cut: int | None = None  # where a line that was cut short begins
         if path.exists() and path.stat().st_size:
             self._read()
 
@@ -193,9 +191,12 @@ class Journal:
         self.rows, about = file.rows, {_EXPECTED: file.expected, REQUEST: file.request}
         self._written = {key: value for key, value in about.items() if value is not None}
         if file.whole < self.path.stat().st_size:
-            os.truncate(self.path, file.whole)
+            self._cut = file.whole  # dropped with the next row: who only reads changes nothing
 
     def _write(self, mode: str, row: JsonObject) -> None:
+        if self._cut is not None:
+            os.truncate(self.path, self._cut)
+            self._cut = None
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps({**row, CHECKSUM: checksum(row)}) + "\n")
 

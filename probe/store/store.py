@@ -54,7 +54,7 @@ _NOT_COMPARED = (
 class Template:
     """Labels and attributes of a store. axes: by hook its further dimensions, with their labels.
 
-    attrs: provenance and config, with `trained_length` in tokens.
+    attrs: provenance and config, with `trained_length` in tokens; those `not_compared` may differ as a run is resumed.
     Raises Refused for a dimension without labels or with repeated ones, another dtype, and without trained length.
     """
 
@@ -64,6 +64,7 @@ class Template:
     axes: Mapping[str, Mapping[str, Sequence[int]]]
     attrs: JsonObject
     dtype: str = "float32"
+    not_compared: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Checks the labels."""
@@ -172,7 +173,7 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     stored, attrs = dict(group.attrs), wanted.attrs
     if same_model(stored, attrs):  # its folder may be moved
         attrs = {**attrs, "model": stored["model"]}
-    if key := differing_key(stored, attrs):
+    if key := differing_key(stored, attrs, wanted.not_compared):
         return difference(key, stored.get(key), attrs.get(key))
     if is_partial:
         if lacking := next((key for key in FINGERPRINTS if key in attrs and key not in stored), None):
@@ -189,10 +190,10 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     return "dtype" if any(array.dtype != wanted.dtype for array in there.values()) else None
 
 
-def differing_key(stored: JsonObject, attrs: JsonObject) -> str | None:
+def differing_key(stored: JsonObject, attrs: JsonObject, but: Sequence[str] = ()) -> str | None:
     """The first config key in which a store's attributes differ from `attrs`; fingerprints, where both have them."""
     either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
-    compared = either - {*_NOT_COMPARED} - ({*FINGERPRINTS} - both)
+    compared = either - {*_NOT_COMPARED, *but} - ({*FINGERPRINTS} - both)
     for key in sorted(compared, key=lambda key: (key in _COMPARED_LAST, key)):
         if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return key

@@ -44,3 +44,30 @@ def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys):
     part, time = estimated(words, capsys)
     assert 0 < part[0] < part[1] == done[1]  # no gap of locate is judged without its last run
     assert time.startswith("time: about")
+
+
+CHANGED = {
+    "probe": ["--lengths", "160,240"],
+    "locate": ["--samples", "3"],
+    "anatomy": ["--samples", "3"],
+    "predict": ["--lengths", "480"],
+    "eval": ["--samples", "2"],
+}
+
+
+@pytest.mark.usefixtures("undrawn", "unpainted")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_estimate_refuses_the_folder_that_the_run_would(command, model, tmp_path, capsys):
+    words = [command, *COMMANDS[command].split(), "--model", model, "--out", tmp_path / "run"]
+    main(words)
+    for changed in (CHANGED[command], ["--seed", "5"]):
+        capsys.readouterr()
+        assert main([*words, *changed]) == 2
+        refusal = capsys.readouterr().err.splitlines()[-1]
+        assert "--overwrite" in refusal
+        assert main([*words, *changed, "--estimate"]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == refusal
+    assert main([*words, *changed, "--estimate", "--overwrite"]) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    assert main([*words[:-1], tmp_path / "other", "--estimate"]) == 2

@@ -6,7 +6,9 @@ tests/mutations/methods.toml has such mistakes.
 
 from pathlib import Path
 
+import cases
 import numpy as np
+import oracle
 import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
@@ -36,6 +38,25 @@ METHODS = {
     "lampe": mesa.LaMPE(trained_length=128),
     "dca_mscale": mesa.DCA(trained_length=128, mscale=True),
 }
+
+NO_PUBLIC_CODE = {
+    "nope": "Origin without positions",
+    "crop": "Origin on the last M tokens",
+    "stair": "the paper gives a formula alone",
+    "gap": "our own, which `mesa-lens predict` calibrates with",
+}
+"""Methods that no public implementation is of: they have the oracle alone."""
+
+
+@pytest.mark.parametrize("name", list(mesa.METHODS))
+def test_a_method_has_a_case_an_oracle_and_public_outputs(name):
+    public = {method.describe()["name"] for method in METHODS.values()}
+    lacks = {
+        "CASES of tests/helpers/cases.py": name not in cases.CASES,
+        "RELATIVE of tests/helpers/oracle.py": name not in oracle.RELATIVE,
+        "METHODS of tests/mesa/test_golden.py, or NO_PUBLIC_CODE": (name in public) == (name in NO_PUBLIC_CODE),
+    }
+    assert [place for place, is_missing in lacks.items() if is_missing] == [], name
 
 
 @pytest.fixture(scope="module")

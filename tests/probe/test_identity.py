@@ -1,7 +1,7 @@
 """A field of a request is compared as a run is resumed, unless the request's class names it in `not_compared`."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,9 +11,12 @@ from probe.commands.eval.plan import plan as plan_evaluation
 from probe.commands.eval.request import EvalRequest
 from probe.commands.locate.plan import plan as plan_locate
 from probe.commands.locate.request import LocateRequest
-from probe.commands.probe.plan import evaluation_plan, plan, provenance
+from probe.commands.probe.plan import evaluation_plan, plan, provenance, template
 from probe.commands.probe.request import ProbeRequest
+from probe.commands.probe.stages import FailureByLength
+from probe.options import Text, option
 from probe.request import MethodsRequest
+from probe.store import store
 
 REQUESTS = ProbeRequest, EvalRequest, LocateRequest, AnatomyRequest
 _OTHER: Any = {"load": {"device": "cuda"}}
@@ -42,3 +45,25 @@ def test_a_plan_compares_the_identity_of_its_request():
     )
     for other in others:
         assert other.settings.keys() >= other.request.identity.keys()
+
+
+@dataclass(frozen=True)
+class Noted(ProbeRequest):
+    """A request with an option of no influence, that the store records."""
+
+    not_compared: ClassVar[tuple[str, ...]] = (*ProbeRequest.not_compared, "note")
+    note: Text | None = option(None, "a note")
+
+
+def test_what_a_probe_does_not_compare_may_be_recorded_and_differ(tmp_path):
+    def noted(note):
+        planned = plan(Noted(samples=1, seed=7, lengths=(256,), note=note))
+        wanted = template(planned)
+        return planned, replace(wanted, attrs={**wanted.attrs, "note": note})
+
+    (first, stored), (_, resumed) = noted("first"), noted("second")
+    store.create(tmp_path / "store.zarr", stored)
+    assert store.find_store(tmp_path / "store.zarr", resumed) is not None
+    evaluation = evaluation_plan(first, ())
+    compared = FailureByLength(evaluation, 0).settings.keys()
+    assert FailureByLength(evaluation, 0, ("executor",)).settings.keys() == compared - {"executor"}

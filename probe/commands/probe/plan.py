@@ -185,6 +185,7 @@ def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> Templat
         axes=plan.kept.axes,
         dtype=plan.request.spec.dtype,
         attrs={**provenance(plan), **(known or {})},
+        not_compared=plan.request.not_compared,
     )
 
 

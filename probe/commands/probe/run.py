@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ import xarray as xr
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.models import chosen_dtype, tokenizer_of
+from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.capture.memory import check_memory
 from probe.commands.eval import by_length
 from probe.commands.eval.worker import eval_tasks
-from probe.commands.probe.plan import ProbePlan, ProbeRequest, evaluation_plan, provenance, template
+from probe.commands.probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
 from probe.commands.probe.plan import plan as make_plan
 from probe.commands.probe.report import check_report, remove_report, write_report
 from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
-from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, pass_tasks
+from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, check_folder, pass_tasks
 from probe.commands.probe.verdict import terminal_text
 from probe.eval_tasks import score, sources
 from probe.eval_tasks.likelihood import TAIL
@@ -40,7 +40,6 @@ from probe.experiment.resume import REQUEST, recorded
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import TasksLost
-from probe.identity import check_of_run
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
@@ -89,10 +88,10 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
     request = plan.request
     runner.check(request.load)
     with owned(out):
-        check_apart(out, ("journal.jsonl",))
-        if not overwrite:
-            known = {**provenance(plan), **identity(request.model, plan.config)}
-            check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
+        if overwrite:
+            check_apart(out, ("journal.jsonl",))
+        else:
+            check_folder(plan, out)
         whole = not overwrite and _store_of_run(plan, out) == store_of(out)
         summary = run_summary(out) if whole else None
         if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
@@ -134,7 +133,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
         check_fits(plan)
     documents, tokens = prepare(plan)
     evaluation, path = evaluation_plan(plan, documents), store_of(out)
-    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, path)
+    failure, states = FailureByLength(evaluation, plan.refine, plan.request.not_compared), HiddenStates(plan, path)
     attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
     layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
     if plan.first_token:

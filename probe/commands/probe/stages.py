@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,18 +16,23 @@ import xarray as xr
 
 import mesa
 from mesa.errors import Failed, Refused
+from mesa.fingerprints import identity
 from mesa.methods import Method
+from mesa.models import chosen_dtype
 from probe.commands.eval import by_length
 from probe.commands.eval.plan import EvalPlan
 from probe.commands.eval.result import EvalKey
 from probe.commands.eval.run import Evaluation
 from probe.commands.eval.worker import eval_tasks, measure_with
-from probe.commands.probe.plan import ProbePlan, evaluation_plan, template
+from probe.commands.probe.plan import ProbePlan, evaluation_plan, provenance, template
 from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows
+from probe.experiment.lock import check_apart, check_run_folder
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
+from probe.files import JsonObject
+from probe.identity import check_of_run
 from probe.store import store
 from probe.store.reader import partial_path, store_of
 from probe.store.regions import whole_passes
@@ -40,13 +45,21 @@ _FINEST = 16
 
 
 class FailureByLength(Evaluation):
-    """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails."""
+    """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails.
+
+    not_compared: settings in which a resumed run may differ.
+    """
 
     title, journal, written = "measuring failure", by_length.JOURNAL, ()
 
-    def __init__(self, plan: EvalPlan, rounds: int) -> None:
+    def __init__(self, plan: EvalPlan, rounds: int, not_compared: Sequence[str] = ()) -> None:
         super().__init__(plan)
-        self.rounds = rounds
+        self.rounds, self.not_compared = rounds, not_compared
+
+    @property
+    def settings(self) -> JsonObject:
+        """As for Experiment."""
+        return {name: value for name, value in super().settings.items() if name not in self.not_compared}
 
     @property
     def request(self) -> None:
@@ -197,13 +210,23 @@ class ProbeWorker(PlanWorker):
         return capture(bridge, self.tokens[prompt], plan.methods[method], plan.kept, executor=request.executor)
 
 
+def check_folder(plan: ProbePlan, out: Path) -> None:
+    """Raises FileExistsError where the folder `out` is another command's, or of another model."""
+    check_apart(out, ("journal.jsonl",))
+    known = {**provenance(plan), **identity(plan.request.model, plan.config)}
+    check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
+
+
 def work(plan: ProbePlan, out: Path | None = None) -> Work:
-    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there."""
-    rows, captured, path = dict[Any, Any](), set[tuple[str, str]](), None
+    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there.
+
+    Raises FileExistsError for the folder of another run, as that run would.
+    """
+    rows, captured = dict[Any, Any](), set[tuple[str, str]]()
     if out is not None:
-        with suppress(Refused):  # another's
-            path = store.find_store(store_of(out), template(plan))
-        if path is not None:
+        check_run_folder(out)
+        check_folder(plan, out)
+        if path := store.find_store(store_of(out), template(plan)):
             rows, captured = known_rows(out / by_length.JOURNAL), whole_passes(path)
     failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
     measured = failure.tasks(rows) if plan.request.samples else ()
