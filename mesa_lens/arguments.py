@@ -41,14 +41,14 @@ class OutputOptions:
         Path("runs"), "folder for the results; the same command continues an interrupted run there", group=_OUTPUT
     )
     overwrite: bool = option(False, "start over, and replace what is already there", group=_OUTPUT)
-    estimate: bool = option(False, "print what the run would take (work, time, memory, disk) and stop", group=_OUTPUT)
+    estimate: bool = option(False, "print what the run would take, such as time and memory, and stop", group=_OUTPUT)
 
 
 @dataclass(frozen=True)
 class JsonOptions:
     """How a result is printed."""
 
-    json: bool = option(False, "print JSON instead of tables", group=_OUTPUT)
+    json: bool = option(False, "print JSON", group=_OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MinutesOptions:
     """How long a run takes at most."""
 
     minutes: Minutes | None = option(
-        None, "start no task after this many minutes; the same command continues", group=_OUTPUT, unset="no limit"
+        None, "start no test after this many minutes; those left out are listed", group=_OUTPUT, unset="no limit"
     )
 
 
@@ -65,10 +65,7 @@ class ThreadOptions:
     """What a process computes with."""
 
     threads: Count | None = option(
-        None,
-        "CPU threads, for each worker with --runner ray",
-        group=_WORKERS,
-        unset="OMP_NUM_THREADS, else one for each idle core; with Ray one for each CPU of a worker",
+        None, "CPU threads", group=_WORKERS, unset="OMP_NUM_THREADS, else one for each idle core"
     )
 
 
@@ -76,6 +73,12 @@ class ThreadOptions:
 class WorkerOptions(ThreadOptions):
     """Who runs the tasks."""
 
+    threads: Count | None = option(
+        None,
+        "CPU threads, for each worker with --runner ray",
+        group=_WORKERS,
+        unset="OMP_NUM_THREADS, else one for each idle core; with Ray one for each CPU of a worker",
+    )
     runner: Annotated[Text, AfterValidator(_runner)] = option(
         "local",
         "local: this process; ray: workers on a Ray that it starts; ray:ADDRESS: on that cluster (auto: this job's)",
@@ -101,6 +104,10 @@ class RunOptions(WorkerOptions, JsonOptions, OutputOptions):
 @dataclass(frozen=True)
 class TimedOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
     """All of an experiment."""
+
+    minutes: Minutes | None = option(
+        None, "start no task after this many minutes; the same command continues", group=_OUTPUT, unset="no limit"
+    )
 
 
 @dataclass(frozen=True)

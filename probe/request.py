@@ -22,7 +22,7 @@ MODEL_GROUP, METHODS_GROUP, DATA_GROUP = "model", "methods", "data"
 LENGTHS_HELP = "tokens, e.g. 256,512 or 1k:16k:1k"
 STORED = ("methods", "method_settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
-TEXT_HELP = "text for NLL, and for tasks that hide a needle in essays: a file, folder or hub dataset"
+TEXT_HELP = "a file, folder or hub dataset"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,18 @@ def test_help_ends_with_one_example_that_the_parser_takes(name, capsys):
     assert arguments[: len(name.split()) - 1] == name.split()[1:] or name == "mesa-lens"
 
 
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_speaks_of_what_its_command_has(name):
+    options = {
+        action.option_strings[-1]: action.help or "" for action in PARSERS[name]._actions if action.option_strings
+    }
+    for flag, text in options.items():
+        assert set(re.findall(r"(?<!\w)--[a-z][a-z-]*", text)) <= {*options}, flag
+        assert "--out" in options or "the same command continues" not in text, flag
+        assert "--runner" in options or "Ray" not in text, flag
+        assert "--task" in options or "needle" not in text, flag
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [

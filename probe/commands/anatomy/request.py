@@ -29,7 +29,7 @@ class AnatomyRequest(MethodsRequest):
     layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
     text: Text | None = option(
         None,
-        TEXT_HELP,
+        f"text that the heads read: {TEXT_HELP}",
         unset="the shipped one",
         only=lambda request: {"heads", "tokens"} & {*request.parts},
         only_text="with --parts heads or tokens",

@@ -30,7 +30,12 @@ class EvalRequest(MethodsRequest):
     tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
     samples: Count = option(100, "prompts at each length")
-    text: Text | None = option(None, TEXT_HELP, group=DATA_GROUP, unset="the shipped one")
+    text: Text | None = option(
+        None,
+        f"text for NLL, and for tasks that hide a needle in essays: {TEXT_HELP}",
+        group=DATA_GROUP,
+        unset="the shipped one",
+    )
     depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
         None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=DATA_GROUP, unset="drawn uniformly"
     )

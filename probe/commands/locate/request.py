@@ -61,7 +61,7 @@ class LocateRequest(MethodsRequest):
     word: Text = option("hello", "the clamped dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
     text: Text | None = option(
         None,
-        TEXT_HELP,
+        f"text whose loss is recovered: {TEXT_HELP}",
         unset="the shipped one",
         only=lambda request: "nll" in request.measures,
         only_text="with --measure nll",
