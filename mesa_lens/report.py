@@ -1,4 +1,4 @@
-"""`mesa-lens report`: the report of a captured run, written anew from its store; needs no model."""
+"""`mesa-lens report`: the reports of a captured run, written again from what is stored; needs no model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ class ReportOptions:
     )
 
 
-HELP = "rewrite the report, summary and figures of a finished probe run"
+HELP = "rewrite the report, summary and figures of a finished probe run, and the reports of locate and anatomy there"
 EXAMPLE = "mesa-lens report runs/demo"
 
 
 def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
+    from probe.commands.anatomy.export import write_anatomy
+    from probe.commands.anatomy.result import ANATOMY
+    from probe.commands.locate.export import write_located
+    from probe.commands.locate.result import LOCATED
     from probe.commands.probe.report import write_report
     from probe.commands.probe.verdict import terminal_text
     from probe.experiment.lock import owned
@@ -32,6 +36,10 @@ def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> in
 
     folder = open_run(captured.store).folder
     with owned(folder, option="RUN"):
+        if located := LOCATED.find(folder):
+            write_located(folder, located)
+        if anatomy := ANATOMY.find(folder):
+            write_anatomy(folder, anatomy)
         summary = write_report(captured.store, rule.rule)
     print(result_text(summary) if printing.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

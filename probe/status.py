@@ -151,6 +151,8 @@ def _lacking(folder: Path) -> tuple[str, str]:
     for command, layout in EXPERIMENTS.items():
         place = folder / layout.folder
         missing = [name for name in layout.results if not (place / name).exists()]
+        if missing == ["report.html"] and store.exists() and (place / layout.results[0]).exists():
+            return f"report.html of {command} is not written; `mesa-lens report` writes it", "report"
         if missing and layout.journal_paths(folder)[0].exists():
             return f"{' and '.join(missing)} of {command} not written; the same command writes them", command
         try:

@@ -87,10 +87,17 @@ def page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def write_page(folder: Path, title: str, sections: Sequence[Section], tables: Mapping[str, xr.Dataset | None]) -> Path:
-    """Writes report.html, which opens offline, and the tables as csv beside it; returns the page's path.
+def write_page(
+    folder: Path,
+    title: str,
+    sections: Sequence[Section],
+    tables: Mapping[str, xr.Dataset | None],
+    own: Sequence[str] = (),
+) -> Path:
+    """Writes report.html, which opens offline, and the tables as csv next to it; returns the page's path.
 
-    tables: by the names of their files, to which the page links; None: that file is there already.
+    tables: by the names of their files, to which the page links; None: that file is there already. own: names of
+    tables that an earlier page may have had: those that this one has not are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
@@ -98,6 +105,8 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], tables: Ma
             write(folder / f"{name}.csv", csv_bytes(table))
     files = [Section("Tables", links={f"{name}.csv": f"{name}.csv" for name in tables})] if tables else []
     write(folder / REPORT, page(title, [*sections, *files]).encode())
+    for name in {*own} - {*tables}:
+        (folder / f"{name}.csv").unlink(missing_ok=True)
     return folder / REPORT
 
 

@@ -1,11 +1,14 @@
 """The finished run that is shipped: the dashboard's pages are filled by it, without a model."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from pages import drawn, shown_texts
 
+from mesa_lens.cli import main
+from mesa_lens.dashboard.runs import unfinished
 from probe.commands.locate.result import LOCATED
 from probe.commands.probe.result import SUMMARY
 from probe.files import read_result
@@ -48,6 +51,21 @@ def test_the_shipped_run_is_small_and_names_no_place_on_a_machine():
     files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
     assert 0 < sum(path.stat().st_size for path in files) < 8 * 2**20
     assert not [path for path in files if b"/work/" in path.read_bytes() or b"/home/" in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("runs", "undrawn", "unpainted")
+def test_every_shipped_run_is_finished_once_its_report_is_written(tmp_path):
+    """As `make demo` does; reports are not shipped, they are larger than the run."""
+    assert "mesa-lens report $(dir $(OUT))smollm2-16k" in (EXAMPLES.parent / "Makefile").read_text()
+    for folder in (path for path in tmp_path.iterdir() if path.is_dir()):
+        assert status_of(folder).by == "report"
+        assert main(["report", str(folder)]) == 0
+        status = status_of(folder)
+        assert (status.state, status.lacking) == ("finished", "")
+        for page in folder.rglob("report.html"):
+            links = re.findall(r'href="([^":]+)"', page.read_text(encoding="utf-8"))
+            assert [link for link in links if link[0] != "#" and not (page.parent / link).exists()] == []
+    assert unfinished(tmp_path) == []
 
 
 @pytest.mark.usefixtures("runs")

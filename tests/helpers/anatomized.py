@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 from synthetic import of_run
 
-from probe.commands.anatomy.export import anatomy_tables
+from probe.commands.anatomy.export import write_anatomy
 from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.anatomy.sections import sections, title
-from probe.figures.section import write_page
 from probe.files import write_result
 
 METHODS = ("origin", "rerope", "mesa")
@@ -55,8 +53,7 @@ def typed(content=None):
 
 def report(folder):
     """The report that the command writes of the summary there; returns its path."""
-    result = ANATOMY.read(folder)
-    return write_page(folder / "anatomy", title(result), sections(result), anatomy_tables(result, {}))
+    return write_anatomy(folder, ANATOMY.read(folder))
 
 
 def typed_tokens(*sizes):

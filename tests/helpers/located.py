@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 from synthetic import of_run
 
-from probe.commands.locate.export import located_tables
+from probe.commands.locate.export import write_located
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sections import sections, title
-from probe.figures.section import write_page
 from probe.files import write_result
 
 METHODS = ("rerope", "mesa", "dynamic-ntk")
@@ -57,7 +55,7 @@ def typed(content=None, **sizes):
 def report(folder, result=None):
     """The report that the command writes of the summary there, or of this one; returns its path."""
     result = result or LOCATED.read(folder)
-    return write_page(folder / "locate", title(result), sections(result), located_tables(result, {}))
+    return write_located(folder, result)
 
 
 def matching(rows, **labels):

@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probe.commands.anatomy.export import anatomy_tables
+from probe.commands.anatomy.export import write_anatomy
 from probe.commands.anatomy.plan import AnatomyPlan, plan
 from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.commands.anatomy.results import summarize, token_summary
 from probe.commands.anatomy.run import AnatomyExperiment
-from probe.commands.anatomy.sections import headline, sections, title
+from probe.commands.anatomy.sections import headline
 from probe.experiment.estimate import estimated
 from probe.experiment.run import CommandResult
 from probe.experiment.run import run as run_plan
-from probe.figures.section import as_text, write_page
+from probe.figures.section import as_text
 
 __all__ = ["estimate", "plan", "run_and_report"]
 estimate = partial(estimated, AnatomyExperiment)
@@ -31,7 +31,5 @@ def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
         ANATOMY.write(out, summary)
         if tokens := token_summary(plan, journal):
             TOKENS.write(out, tokens)
-        folder = out / ANATOMY.command
-        write_page(folder, title(summary), sections(summary), anatomy_tables(summary, {}))
-        text += f"\n\nwrote {folder}: report.html, summary.json, tables"
+        text += f"\n\nwrote {write_anatomy(out, summary).parent}: report.html, summary.json, tables"
     return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

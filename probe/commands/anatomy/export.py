@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.commands.anatomy.result import Anatomy, Mean
-from probe.commands.anatomy.sections import place
+from probe.commands.anatomy.result import ANATOMY, TABLES, Anatomy, Mean
+from probe.commands.anatomy.sections import place, sections, title
 from probe.figures.export import Export
 from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
-from probe.figures.section import figures_of
+from probe.figures.section import figures_of, write_page
 
 
 def anatomy_export(
@@ -40,6 +41,12 @@ def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
         for method, beyond in head.beyond.items()
     ]
     return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
+
+
+def write_anatomy(folder: Path, summary: Anatomy) -> Path:
+    """Writes the report and its tables in a run's folder; returns the page's path."""
+    tables = anatomy_tables(summary, {})
+    return write_page(folder / ANATOMY.command, title(summary), sections(summary), tables, TABLES)
 
 
 def _flat(row: Any) -> Row:

@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probe.commands.locate.export import TABLES, located_tables
+from probe.commands.locate.export import write_located
 from probe.commands.locate.plan import LocatePlan, plan
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.results import summarize
 from probe.commands.locate.run import Locate, locate
-from probe.commands.locate.sections import places, sections, title
+from probe.commands.locate.sections import places
 from probe.experiment.estimate import estimated
 from probe.experiment.run import CommandResult
-from probe.figures.section import as_text, write_page
+from probe.figures.section import as_text
 
 __all__ = ["estimate", "plan", "run_and_report"]
 estimate = partial(estimated, Locate)
@@ -28,9 +28,5 @@ def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:
     text = as_text(places(summary))
     if journal.rows:
         LOCATED.write(out, summary)
-        folder = out / LOCATED.command
-        for name in TABLES:
-            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier run
-        write_page(folder, title(summary), sections(summary), located_tables(summary, {}))
-        text += f"\n\nwrote {folder}: report.html, summary.json, tables"
+        text += f"\n\nwrote {write_located(out, summary).parent}: report.html, summary.json, tables"
     return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""), summary.refusal)

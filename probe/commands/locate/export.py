@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.commands.locate.result import Located, Loss, SmallestSet
-from probe.commands.locate.sections import place
+from probe.commands.locate.result import LOCATED, Located, Loss, SmallestSet
+from probe.commands.locate.sections import place, sections, title
 from probe.figures.export import Export
 from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
-from probe.figures.section import figures_of
+from probe.figures.section import figures_of, write_page
 from probe.store.result_file import having
 
 TABLES = ("loss_gaps", "effects", "smallest")
@@ -50,6 +51,12 @@ def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
         "smallest": list(_by_size(summary.smallest)),
     }
     return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
+
+
+def write_located(folder: Path, summary: Located) -> Path:
+    """Writes the report and its tables in a run's folder; returns the page's path."""
+    tables = located_tables(summary, {})
+    return write_page(folder / LOCATED.command, title(summary), sections(summary), tables, TABLES)
 
 
 def _labels(gaps: Sequence[Loss]) -> dict[str, list[Any]]:
