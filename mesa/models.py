@@ -157,10 +157,14 @@ def _check_keys(name: str, info: Mapping[str, Any]) -> None:
 
 
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
-    """`model_revision` of a model and, where its weights were quantized, `quantization`; needs no weights."""
+    """`model_revision` of a model and, where its weights were quantized, `quantization`; needs no weights.
+
+    Also `tokenizer_note` of a GGUF file whose tokenizer may not be the model's own.
+    """
     place = place_of(name)
+    more = {"quantization": place.quantization, "tokenizer_note": place.header and place.header.tokenizer_note}
     result = {"model_revision": getattr(config, "_commit_hash", None) or place.revision or revision or "local"}
-    return result | ({"quantization": place.quantization} if place.quantization else {})
+    return result | {key: value for key, value in more.items() if value}
 
 
 def check_placement(options: Mapping[str, Any]) -> None:
@@ -261,7 +265,20 @@ def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
     code = {} if options["trust_remote_code"] else tokenizer.init_kwargs.get("auto_map") or {}
     if own := [name for name in code.get("AutoTokenizer") or () if name]:
         _warn_own_code(place.where, own[-1], type(tokenizer).__name__)
-    return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
+    if place.header is None:
+        return tokenizer
+    if note := place.header.tokenizer_note:
+        _warn_tokenizer(str(place.file), note)
+    return mend_tokenizer(tokenizer, place.header)
+
+
+@cache
+def _warn_tokenizer(file: str, note: str) -> None:
+    """Says on stderr, once, that a file's tokenizer may give other tokens than the model's own."""
+    sys.stderr.write(
+        f"the tokenizer of {file} is {note}: it may give other tokens, and so other losses; to be sure save the model "
+        "to a folder (docs/models.md) and copy the model's own tokenizer files there\n"
+    )
 
 
 def _no_table(record: logging.LogRecord) -> bool:

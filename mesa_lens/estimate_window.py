@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import Refused
 from mesa_lens.arguments import JsonOptions, ThreadOptions
-from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
+from probe.options import MAX_COUNT, MAX_TOKENS, TextName, Whole, option
 from probe.request import ModelOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class WindowRequest(ModelOptions):
         None, "the longest context in tokens", unset=f"{_TIMES} times the stated M"
     )
     samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts at each length")
-    text: InputPath | None = option(None, "a text file", unset="the shipped held-out text")
+    text: TextName | None = option(None, "text to score: a file, folder or hub dataset", unset="the shipped one")
 
 
 HELP = "estimate the trained length M: the longest context that does not make the model worse"
@@ -41,7 +41,7 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     from mesa.models import bytes_a_number, tokenizer_of
     from mesa.support import trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
-    from probe.eval_tasks import score, sources
+    from probe.eval_tasks import score
     from probe.experiment.threads import check_threads, computing
     from probe.thresholds.window_estimate import SHORTEST
 
@@ -55,16 +55,15 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     check_prompts(longest, request.samples, "--longest")
     needed = prompt_bytes(config, longest, bytes_a_number(config, request.load))
     check_beside(needed, request.load, "give a shorter --longest")
-    if request.text is not None and not request.text.is_file():
-        raise NotFound(f"--text {request.text} is not a file")
-    texts = None if request.text is None else sources.texts(str(request.text))
     tokenizer: Any = tokenizer_of(request.model, **request.source)
-    windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, request.samples, _TAIL)
+    documents, text_source = score.documents_of(tokenizer, request.text)
+    windows = score.text_windows(documents, longest, request.samples, _TAIL)
     if len(windows) < 2:
         raise Refused(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
     with computing(cpu.threads):
         estimate = _measured(request, config, longest, windows)
-    print(json.dumps(estimate.record(), indent=1) if printing.json else f"{estimate}\n\n{estimate.table()}")
+    record = {**estimate.record(), "text_source": asdict(text_source)}
+    print(json.dumps(record, indent=1) if printing.json else f"{estimate}\n\n{estimate.table()}")
     return 0
 
 

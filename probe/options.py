@@ -72,6 +72,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _text_name(value: Any) -> str:
+    return _text(str(value) if isinstance(value, Path) else value)
+
+
 def _split(value: Any) -> tuple[str, ...]:
     """Names from a string with commas, or from a list; doubles go."""
     parts = value.split(",") if isinstance(value, str) else value
@@ -203,6 +207,8 @@ Count = Annotated[Whole, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]
 Text = Annotated[str, BeforeValidator(_text)]
+TextName = Annotated[str, BeforeValidator(_text_name)]
+"""What `probe.eval_tasks.sources.texts` reads: a file, a folder or a dataset of the hub."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Split = BeforeValidator(_split)
 """Makes a tuple of choices readable from a string with commas."""

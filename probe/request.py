@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mesa.checkpoints.place import place_with_options
@@ -131,6 +132,7 @@ class ModelRequest(ModelOptions):
     def identity(self) -> dict[str, Any]:
         """By name every field but `not_compared`, those of `load` one by one: a resumed run must have the same."""
         fields = {name: value for name, value in asdict(self).items() if name not in (*self.not_compared, "load")}
+        fields = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
         return {**fields, **{name: value for name, value in self.load.items() if value is not None}}
 
     def fitting_methods(

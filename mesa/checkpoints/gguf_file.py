@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from mesa.errors import NotFound, Refused, install_command
 
 _QUANTIZATION_ATTRIBUTES = ("hf_quantizer", "is_quantized", "quantization_method")
+_COMPARED = ("smollm",)  # pre-tokenizers: `mend_tokenizer` gives the tokens of the model's own tokenizer
 _UNREAD_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata without its arrays, and the most frequent type of the weight matrices, e.g. Q4_1."""
+    """Metadata without its arrays, and the type of the weights, such as 'Q4_1', see `quantization_of`."""
 
     metadata: dict[str, Any]
     quantization: str
+
+    @property
+    def tokenizer_note(self) -> str:
+        """That the tokenizer may not be the model's own; empty where it was compared with that."""
+        is_compared = self.metadata.get("tokenizer.ggml.pre") in _COMPARED
+        return "" if is_compared else "read from the GGUF file, and not compared with the model's own"
 
 
 def read_header(path: Path) -> Header:
@@ -29,9 +37,17 @@ def read_header(path: Path) -> Header:
     Raises FileNotFoundError where there is none, else Refused: without the package `gguf`, for a file that is no
     GGUF or is cut short, and for rotary scaling, which transformers ignores silently: another model would result.
     """
-    gguf = gguf_package()
+    gguf_package()
     if not path.is_file():
         raise NotFound(f"no GGUF file at {str(path)!r}")
+    at = path.stat()
+    return _read_header(path, at.st_size, at.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read_header(path: Path, size: int, changed_ns: int) -> Header:
+    """The header of a file of this size, last changed at this time: a large vocabulary takes seconds to read."""
+    gguf = gguf_package()
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise Refused(f"{str(path)!r} is not a GGUF file")
@@ -40,8 +56,7 @@ def read_header(path: Path) -> Header:
         metadata = {
             key: field.contents() for key, field in reader.fields.items() if field.types[0] != gguf.GGUFValueType.ARRAY
         }
-        matrices = Counter(tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1)
-        header = Header(metadata, matrices.most_common(1)[0][0])
+        header = Header(metadata, quantization_of(metadata.get("general.file_type"), reader.tensors))
         scaling = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
     except (ValueError, LookupError, TypeError, OverflowError, MemoryError, ArithmeticError) as error:
         reason = "of a version that gguf does not know" if "version" in str(error) else "cut short or damaged"
@@ -53,6 +68,30 @@ def read_header(path: Path) -> Header:
             "read from a GGUF file; use the model's safetensors checkpoint"
         )
     return header
+
+
+def quantization_of(file_type: Any, tensors: Iterable[Any]) -> str:
+    """The type that a file states, and of which types its weight matrices are, by parameters.
+
+    Such as 'Q4_K_M (63% Q8_0, 37% Q4_K)': a file is named after a recipe that mixes types. Only the name where all are
+    of one type of that name, only the types where the file states none that `gguf` knows.
+    """
+    parameters = Counter[str]()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            parameters[tensor.tensor_type.name] += int(tensor.n_elements)
+    try:
+        stated = gguf_package().LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        stated = ""
+    if len(parameters) == 1 and stated in ("", *parameters):
+        return next(iter(parameters))
+    types = ", ".join(_share(count / parameters.total(), name) for name, count in parameters.most_common())
+    return f"{stated} ({types})" if stated else types
+
+
+def _share(share: float, name: str) -> str:
+    return f"{100 * share:.0f}% {name}" if share >= 0.01 else f"below 1% {name}"
 
 
 def gguf_package() -> Any:

@@ -50,7 +50,8 @@ def check_eager(model: Any) -> None:
 
 def check_not_traced() -> None:
     """Refused in a pass that is being traced: by torch.compile of what calls the model, torch.export or torch.jit."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or _in_compiled_call():
+    tracing: Any = torch.jit
+    if torch.compiler.is_compiling() or tracing.is_tracing() or _in_compiled_call():
         raise Refused(
             "this pass is traced (torch.compile, torch.export or torch.jit.trace), and a method's plan changes from "
             "pass to pass; call the model outside of what is traced, or trace it after the `with` block"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from mesa.models import Loaded
 from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import Prompt
+from probe.identity import SHIPPED_TEXT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +31,28 @@ def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None 
     texts = sources.heldout() if texts is None else texts
     batch = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
     return [np.array(ids, np.int64) for ids in batch]
+
+
+def documents_of(
+    tokenizer: PreTrainedTokenizerBase, source: str | None
+) -> tuple[tuple[np.ndarray, ...], sources.TextSource]:
+    """Token ids of the documents of `source`, and what they are, which stderr says where a source is named.
+
+    Raises what `sources.texts_by_name` raises.
+    """
+    by_name = sources.texts_by_name(source)
+    ids = tuple(heldout_ids(tokenizer, [text for documents in by_name.values() for text in documents]))
+    counts = {name: len(documents) for name, documents in by_name.items()}
+    about = sources.TextSource(str(source or SHIPPED_TEXT), counts, sum(map(len, ids)))
+    if source is not None:
+        _say(f"text: {about}")
+    return ids, about
+
+
+@cache
+def _say(line: str) -> None:
+    """Says it on stderr, once."""
+    sys.stderr.write(f"{line}\n")
 
 
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mesa.methods import Method
-from mesa.models import chosen_dtype
+from mesa.models import chosen_dtype, origin
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.lock import check_apart, owned, warn_finished
@@ -145,7 +145,14 @@ def summary_of(plan: Any) -> JsonObject:
         "executor": plan.request.executor,
         "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
         "methods": {name: method.describe() for name, method in plan.methods.items()},
+        "origin": origin_of(plan),
+        "text_source": plan.text_source,
     }
+
+
+def origin_of(plan: Any) -> dict[str, str]:
+    """Revision, quantization and a note on the tokenizer of a plan's model, see `mesa.models.origin`."""
+    return origin(plan.request.model, plan.config, plan.request.load.get("revision"))
 
 
 @contextmanager

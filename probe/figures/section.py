@@ -15,7 +15,7 @@ from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes, row_table
 from probe.files import write
 from probe.glossary import template
-from probe.store.result_file import RunSummary
+from probe.store.result_file import NOT_RECORDED, RunSummary
 from probe.tables import Table, filled, plain_table
 
 REPORT = "report.html"
@@ -111,8 +111,10 @@ def write_page(
 
 
 def provenance(summary: RunSummary) -> Section:
-    """Seed, executor, versions, and the methods with their parameters."""
-    rows = [("seed", str(summary.seed)), ("executor", summary.executor)]
+    """Origin, text, seed, executor, versions, and the methods with their parameters."""
+    rows = [*(summary.origin or {"model_revision": NOT_RECORDED}).items()]
+    rows += [("text", str(summary.text_source or NOT_RECORDED)), ("seed", str(summary.seed))]
+    rows.append(("executor", summary.executor))
     for name, config in summary.methods.items():
         rows.append((name, ", ".join(f"{key}={value}" for key, value in config.items() if key != "name")))
     rows += summary.versions.items()

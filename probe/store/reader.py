@@ -26,6 +26,8 @@ TOKENS = "tokens"
 """The group with the tokens of the prompts."""
 FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
 """Attributes that identify texts, prompts and the model."""
+TEXT_SOURCE = "text_source"
+"""Attribute with the texts' names and counts, as JSON."""
 _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of the decompressor
 
 

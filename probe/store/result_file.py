@@ -15,6 +15,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, Validati
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from mesa.errors import NotFound, Refused
+from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
 from probe.identity import RUN, journal_of, not_of_run, run_of
@@ -22,6 +23,8 @@ from probe.layout import LAYOUTS
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
+NOT_RECORDED = "not recorded"
+"""What earlier versions did not write."""
 T = TypeVar("T")
 
 
@@ -140,6 +143,10 @@ class RunSummary:
     """Configs by name; Origin's first where others are compared with it."""
     trained_length_by: str = field(default="", kw_only=True)
     """What states M; empty in earlier files."""
+    origin: dict[str, str] | None = field(default=None, kw_only=True)
+    """Of weights and tokenizer, as `mesa.models.origin` tells them; None: not recorded, by an earlier version."""
+    text_source: TextSource | None = field(default=None, kw_only=True)
+    """What the measures of text read; None: not recorded, by an earlier version."""
 
 
 def as_json(result: Any) -> JsonObject:

@@ -34,7 +34,7 @@ from mesa.errors import Occupied, Refused
 from probe.experiment.resume import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
 from probe.identity import same_model
-from probe.store.reader import FINGERPRINTS, open_run, partial_path
+from probe.store.reader import FINGERPRINTS, TEXT_SOURCE, open_run, partial_path
 from probe.store.regions import FILED, layout, list_missing, missing_regions, stored_array, stored_labels, variables
 
 _CODECS = (Crc32cCodec(),)
@@ -47,6 +47,9 @@ _NOT_COMPARED = (
     "left_out",
     REQUEST,
     "trained_length_by",
+    TEXT_SOURCE,
+    "quantization",
+    "tokenizer_note",
 )  # may differ between runs with the same numbers
 
 

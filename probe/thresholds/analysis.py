@@ -17,8 +17,9 @@ from mesa.methods import Method, make
 from mesa.plan import Plan, follows_length
 from probe.eval_tasks.base import Metric
 from probe.eval_tasks.intervals import interval, paired
+from probe.eval_tasks.sources import TextSource
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import StoredRun
+from probe.store.reader import TEXT_SOURCE, StoredRun
 from probe.store.result_file import having
 from probe.store.results import number
 from probe.store.select import hook_values, reference_method
@@ -267,6 +268,9 @@ def summarize(analysis: Analysis) -> Evidence:
         method_configs=json.loads(attrs.get("method_configs", "{}")),
         versions=json.loads(attrs.get("versions", "{}")),
         created=attrs.get("created"),
+        quantization=attrs.get("quantization"),
+        tokenizer_note=attrs.get("tokenizer_note"),
+        text_source=TextSource(**json.loads(attrs[TEXT_SOURCE])) if TEXT_SOURCE in attrs else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic.dataclasses import dataclass
 
+from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.store.result_file import Number, formerly
 from probe.thresholds.drift import DriftRule
@@ -215,6 +216,12 @@ class Evidence:
     created: str | None
     trained_length_by: str = ""
     """What states M; empty in runs of earlier releases."""
+    quantization: str | None = None
+    """Of weights that were quantized."""
+    tokenizer_note: str | None = None
+    """That the tokenizer may not be the model's own."""
+    text_source: TextSource | None = None
+    """What text prompts and NLL are of; None: not recorded, by an earlier version."""
 
     def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotJudged:
         """The onset of a method by the rule that is shown."""

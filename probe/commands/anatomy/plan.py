@@ -14,12 +14,13 @@ from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy.request import AnatomyRequest
 from probe.commands.eval.plan import PROMPTS
-from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.likelihood import TAIL
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.retrieval_tasks import PASSKEY
-from probe.eval_tasks.score import heldout_ids
+from probe.eval_tasks.score import documents_of
+from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.token_texts import token_texts
 from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import warn_skipped
@@ -53,6 +54,7 @@ class AnatomyPlan:
     texts: dict[int, Sequence[Any]]
     passkeys: dict[int, Sequence[Prompt]]
     documents: str
+    text_source: TextSource
     words: tuple[str, ...] = ()
 
     @property
@@ -102,7 +104,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     lengths = sorted(set(request.lengths or (trained, 4 * trained)))
     check_prompts(lengths[-1], request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
-    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    documents, text_source = documents_of(tokenizer, request.text)
     setting = PromptSpec(trained, tuple(lengths), request.samples, request.seed, documents)
     texts: dict[int, Sequence[Any]] = {}
     passkeys: dict[int, Sequence[Prompt]] = {}
@@ -117,8 +119,10 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
             warn_skipped({"retrieval": f"retrieval: {error}"})
     words: tuple[str, ...] = ()
     if "tokens" in request.parts:
-        words = tuple(tokenizer.decode([token]) for token in texts[lengths[-1]][0].tolist())
-    return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), words)
+        words = tuple(token_texts(tokenizer, texts[lengths[-1]][0]))
+    return AnatomyPlan(
+        request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), text_source, words
+    )
 
 
 def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prompt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from probe.options import Count, Lengths, RangeText, Split, Text, option
+from probe.options import Count, Lengths, RangeText, Split, TextName, option
 from probe.request import LENGTHS_HELP, METHODS, STORED, TEXT_HELP, MethodsRequest
 
 AnatomyPart = Literal["heads", "retrieval", "tokens"]
@@ -27,7 +27,7 @@ class AnatomyRequest(MethodsRequest):
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="M and 4x M")
     samples: Count = option(4, "prompts at each length")
     layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
-    text: Text | None = option(
+    text: TextName | None = option(
         None,
         f"text that the heads read: {TEXT_HELP}",
         unset="the shipped one",

@@ -6,7 +6,7 @@ import atexit
 import functools
 import importlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from probe.commands.eval.worker import eval_key
 from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.resume import recorded
-from probe.experiment.run import Experiment, run
+from probe.experiment.run import Experiment, origin_of, run
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 
 JOURNAL, RESULTS = "harness.jsonl", HARNESS_SCORES.path.name
+SCORED = 2
+"""Version of how lm-eval's tasks are scored; raised with every change that gives other scores of the same settings."""
 
 
 def run_harness(
@@ -44,7 +46,8 @@ def run_harness(
 ) -> HarnessScores:
     """Runs what is missing of the tasks `names` in the folder `out`; writes and returns harness.json.
 
-    lm-eval cuts prompts to the plan's longest length, on the left; tasks that build their prompts take all its lengths.
+    lm-eval cuts prompts to the plan's longest length, on the left, which is counted; tasks that build their prompts
+    take all its lengths.
     A batch is one prompt, because methods whose structure follows the length would take padding for prompt. What no
     worker could finish is in `failed`. Raises what `checked_tasks` and `probe.commands.eval.run.run` raise.
     """
@@ -55,7 +58,7 @@ def run_harness(
         if key in journal.rows:
             results[key.method].update(journal.rows[key]["results"])
     failed = [eval_key(task) for task in lost]
-    scores = HarnessScores(plan.request.model, max(plan.setting.lengths), results, limit, failed)
+    scores = HarnessScores(plan.request.model, max(plan.setting.lengths), results, limit, failed, origin_of(plan))
     HARNESS_SCORES.write(out, scores)
     return scores
 
@@ -82,7 +85,7 @@ class Harness(Experiment):
         """As for Experiment."""
         plan = self.plan
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
-        settings["lengths"] = plan.setting.lengths
+        settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
@@ -119,15 +122,10 @@ class HarnessWorker(PlanWorker):
     def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, JsonObject]:
         """lm-eval's numbers, by part of the task."""
         model, executor = loaded.model, self.plan.request.executor
-        models = importlib.import_module("lm_eval.models.huggingface")
+        from probe.commands.eval.harness_model import HarnessModel
+
         with mesa.applied(model, self.plan.methods[method], executor=executor), states_checked(model):
-            wrapped = models.HFLM(
-                pretrained=model,
-                tokenizer=loaded.tokenizer,
-                batch_size=1,
-                max_length=max(self.plan.setting.lengths),
-                backend="causal",
-            )
+            wrapped = HarnessModel(loaded, max(self.plan.setting.lengths))
             evaluated = harness().simple_evaluate(
                 model=wrapped,
                 tasks=[name],
@@ -136,8 +134,11 @@ class HarnessWorker(PlanWorker):
                 log_samples=False,
                 verbosity="ERROR",
             )
+        shots = evaluated["n-shot"]
         return {
             part: {key: value for key, value in scores.items() if isinstance(value, int | float)}
+            | ({"shots": shots[part]} if part in shots else {})
+            | wrapped.counts(part)
             for part, scores in evaluated["results"].items()
         }
 
@@ -153,8 +154,8 @@ def harness() -> Any:
 def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:
     """lm-eval's task manager, with which all `tasks` can be built; they fetch or make their data here.
 
-    Raises Refused for a task that lm-eval does not know or that lacks a package, FileNotFoundError without the
-    folder.
+    Raises Refused for a task that lm-eval does not know, that lacks a package, needs images or runs code of the model,
+    or that generates as many tokens as the longest length; FileNotFoundError without the folder.
     """
     harness()
     if include_path is not None and not include_path.is_dir():
@@ -164,11 +165,30 @@ def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | Non
         if not manager.match_tasks([task]):
             raise Refused(f"lm-eval knows no task {task!r}; `lm-eval ls tasks` lists them, --include-path adds yours")
         try:
-            manager.load([task])
+            parts = manager.load([task])["tasks"]
         except ImportError as error:
             reason = str(error).partition("\n")[0]
             raise Refused(f"lm-eval's {task} lacks a package: {reason}; {install_command('eval')}") from error
+        _check_parts(plan, parts)
     return manager
+
+
+def _check_parts(plan: EvalPlan, parts: Mapping[str, Any]) -> None:
+    """Raises Refused for what lm-eval would fail at only after the model is loaded, or run into another number."""
+    from probe.commands.eval.harness_model import check_tokenizer, room
+
+    generating = {name: part.config for name, part in parts.items() if part.OUTPUT_TYPE == "generate_until"}
+    for name, part in parts.items():
+        if getattr(part, "MULTIMODAL", False):
+            raise Refused(f"lm-eval's {name} needs a model of images; take a task of text")
+        if getattr(part, "UNSAFE_CODE", False):
+            raise Refused(
+                f"lm-eval's {name} runs code that the model writes, which is not done here; take another task"
+            )
+    for name, config in generating.items():
+        room(name, config.generation_kwargs or {}, max(plan.setting.lengths))
+    tokenizer = tokenizer_of(plan.request.model, **plan.request.source)
+    check_tokenizer(plan.request.model, tokenizer, generates=bool(generating))
 
 
 def _manager_of(plan: EvalPlan, include_path: Path | None) -> Any:

@@ -14,13 +14,13 @@ from mesa.models import tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.result import EvalKey
-from probe.eval_tasks import sources
 from probe.eval_tasks.base import EvalTask, PromptSpec
 from probe.eval_tasks.latency import Latency
 from probe.eval_tasks.likelihood import LIKELIHOOD
 from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from probe.eval_tasks.ruler import RULER
-from probe.eval_tasks.score import SLICE, heldout_ids
+from probe.eval_tasks.score import SLICE, documents_of
+from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.request import warn_skipped
 
@@ -36,7 +36,7 @@ SCORED_PROMPTS = 3
 class EvalPlan:
     """A request, checked: methods, shared setting, and the cells (task, method, length).
 
-    sizes: by task, how large it is, where that depends on the trained window.
+    sizes: by task, how large it is, where that depends on the trained window. text_source: of the setting's documents.
     """
 
     request: EvalRequest
@@ -44,6 +44,7 @@ class EvalPlan:
     setting: PromptSpec
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
+    text_source: TextSource | None = None
 
     @property
     def trained_length(self) -> int:
@@ -115,13 +116,14 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.tasks and request.lengths is not None:
         check_prompts(max(lengths), request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
+    # also where no task reads texts yet: tasks may be added to a run, and its texts are to stay
+    documents, text_source = documents_of(tokenizer, request.text) if request.tasks else ((), None)
     setting = PromptSpec(
         trained,
         lengths,
         request.samples,
         request.seed,
-        # also where no task reads texts yet: tasks may be added to a run, and its texts are to stay
-        tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else (),
+        documents,
         request.depth,
         request.batch,
     )
@@ -129,7 +131,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
     sizes = {task.name: size for task in tasks if (size := task.describe(tokenizer, setting))}
-    plan = EvalPlan(request, methods, setting, config, sizes)
+    plan = EvalPlan(request, methods, setting, config, sizes, text_source)
     for task in tasks:
         for length in task.passes(setting):
             task.check(tokenizer, length, setting)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from probe.options import Count, InputPath, Lengths, Names, Number, Text, Tokens, option
+from probe.options import Count, InputPath, Lengths, Names, Number, TextName, Tokens, option
 from probe.request import DATA_GROUP, LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
 _HARNESS = "lm-evaluation-harness, in place of --task"
@@ -30,7 +30,7 @@ class EvalRequest(MethodsRequest):
     tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
     samples: Count = option(100, "prompts at each length")
-    text: Text | None = option(
+    text: TextName | None = option(
         None,
         f"text for NLL, and for tasks that hide a needle in essays: {TEXT_HELP}",
         group=DATA_GROUP,

@@ -94,11 +94,16 @@ class HarnessScores:
     max_length: int
     """Of a prompt, in tokens."""
     results: dict[str, dict[str, dict[str, Number]]]
-    """lm-eval's numbers by method, part of a task, and lm-eval's name, such as 'acc,none'."""
+    """lm-eval's numbers by method, part of a task, and lm-eval's name, such as 'acc,none'.
+
+    Also `shots`, `documents`, and `documents_cut`, those with a prompt that was cut on the left.
+    """
     limit: int | None = None
     """Documents of a task; None: all."""
     failed: list[EvalKey] = field(default_factory=list)
     """Left out, since no worker could finish them."""
+    origin: dict[str, str] | None = None
+    """Of weights and tokenizer, as `mesa.models.origin` tells them; None: not recorded, by an earlier version."""
     version: Literal[1] = 1
 
 

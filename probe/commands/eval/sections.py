@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from probe.commands.eval.figures import evaluation_charts
 from probe.commands.eval.result import Evaluated, HarnessScores
 from probe.commands.eval.summary import difference_tables, mean_tables, measure, of_methods, places
@@ -63,10 +65,25 @@ def notes(result: Evaluated) -> list[str]:
 
 
 def harness_table(result: HarnessScores) -> Table:
-    """lm-eval's scores, a row a method and task."""
+    """lm-eval's scores, a row a method and task, with how many documents had a prompt cut on the left."""
     rows = (
-        (method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key))
+        (
+            method,
+            task,
+            f"{scores['shots']:.0f}" if "shots" in scores else "-",
+            _cut(scores),
+            ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key),
+        )
         for method, tasks in result.results.items()
         for task, scores in tasks.items()
     )
-    return Table("lm-eval", ("method", "task", "scores"), tuple(rows))
+    return Table(
+        f"lm-eval, prompts of at most {result.max_length} tokens",
+        ("method", "task", "shots", "documents cut", "scores"),
+        tuple(rows),
+    )
+
+
+def _cut(scores: Mapping[str, float]) -> str:
+    """Of a task's documents those with a cut prompt; a group has none of its own, nor have earlier results."""
+    return f"{scores['documents_cut']:.0f} of {scores['documents']:.0f}" if "documents_cut" in scores else "-"

@@ -16,10 +16,10 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
-from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import word_ids
-from probe.eval_tasks.score import heldout_ids
+from probe.eval_tasks.score import documents_of
+from probe.eval_tasks.sources import TextSource
 from probe.experiment.task import Key
 from probe.files import JsonObject
 from probe.heads import head_name
@@ -64,6 +64,7 @@ class LocatePlan:
     layers: list[int]
     heads: list[tuple[int, int]]
     documents: tuple[np.ndarray, ...]
+    text_source: TextSource
 
     @property
     def trained_length(self) -> int:
@@ -97,7 +98,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     _check_places(request, config, heads)
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
-    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    documents, text_source = documents_of(tokenizer, request.text)
     lengths = sorted(request.lengths or (4 * trained,))
     if lengths[0] <= trained:
         raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing fails there")
@@ -110,7 +111,7 @@ def plan(request: LocateRequest) -> LocatePlan:
         for length in lengths
         for measure in request.measures
     }
-    return LocatePlan(request, config, methods, prompts, layers, heads, documents)
+    return LocatePlan(request, config, methods, prompts, layers, heads, documents, text_source)
 
 
 def _check_samples(request: LocateRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, option
+from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, TextName, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 
 TrialKind = Literal["patch", "clamp", "smallest"]
@@ -59,7 +59,7 @@ class LocateRequest(MethodsRequest):
         64, "choose the smallest set among this many heads, those that recover most alone", **_tried("smallest")
     )
     word: Text = option("hello", "the clamped dims are chosen on this word, repeated", key="prompt", **_tried("clamp"))
-    text: Text | None = option(
+    text: TextName | None = option(
         None,
         f"text whose loss is recovered: {TEXT_HELP}",
         unset="the shipped one",

@@ -21,9 +21,9 @@ from probe.commands.predict.calibration import LOG_N, ORIGIN, REFERENCE, Key, ga
 from probe.commands.predict.formula import scored_queries
 from probe.commands.predict.kind import moved_methods
 from probe.commands.predict.request import PredictRequest
-from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import first_ids
-from probe.eval_tasks.score import SLICE, heldout_ids, text_windows
+from probe.eval_tasks.score import SLICE, documents_of, text_windows
+from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 
 GAP_TOKENS = 4096
@@ -52,6 +52,7 @@ class PredictPlan:
     methods: dict[str, Method]
     refused: dict[str, str]
     texts: tuple[np.ndarray, ...]
+    text_source: TextSource
 
     @property
     def longest(self) -> int:
@@ -136,7 +137,7 @@ def plan(request: PredictRequest) -> PredictPlan:
     refused = {name: reason for name, method in methods.items() if (reason := unsupported_reason(method))}
     tokenizer = tokenizer_of(request.model, **request.source)
     first = np.array(first_ids(tokenizer), np.int64)
-    documents = heldout_ids(tokenizer, sources.texts(request.text))
+    documents, text_source = documents_of(tokenizer, request.text)
     needed = lengths[-1] - len(first)
     windows = text_windows(documents, needed, request.samples, scored=needed)  # without overlap
     if len(windows) < 2:
@@ -148,7 +149,7 @@ def plan(request: PredictRequest) -> PredictPlan:
             "parts are not independent texts; give another --text"
         )
     texts = tuple(np.concatenate([first, window]) for window in windows)
-    return PredictPlan(request, config, trained, lengths, methods, refused, texts)
+    return PredictPlan(request, config, trained, lengths, methods, refused, texts, text_source)
 
 
 def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:

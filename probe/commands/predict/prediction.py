@@ -26,6 +26,7 @@ from probe.commands.predict.result import (
     Misfit,
     Prediction,
 )
+from probe.experiment.run import origin_of
 from probe.store.results import number
 from probe.thresholds.stated_window import NATS_ABOVE
 
@@ -60,7 +61,18 @@ def predict(plan: PredictPlan, losses: Losses) -> Prediction:
 def started(plan: PredictPlan, tasks_left: int = 0) -> Prediction:
     """What is known before everything is measured."""
     request, lengths = plan.request, list(plan.lengths)
-    return Prediction(request.model, plan.trained_length, lengths, len(plan.texts), "", None, {}, tasks_left=tasks_left)
+    return Prediction(
+        model=request.model,
+        trained_length=plan.trained_length,
+        lengths=lengths,
+        texts=len(plan.texts),
+        refusal="",
+        misfit=None,
+        methods={},
+        tasks_left=tasks_left,
+        origin=origin_of(plan),
+        text_source=plan.text_source,
+    )
 
 
 def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> Agreement:

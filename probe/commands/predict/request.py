@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probe.options import Count, Lengths, Repeated, Text, option
+from probe.options import Count, Lengths, Repeated, TextName, option
 from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, TEXT_HELP, MethodsRequest
 
 
@@ -32,6 +32,6 @@ class PredictRequest(MethodsRequest):
     )
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8x M")
     samples: Count = option(16, "texts; every measurement uses the same ones")
-    text: Text | None = option(None, f"text to score: {TEXT_HELP}", unset="the shipped one")
+    text: TextName | None = option(None, f"text to score: {TEXT_HELP}", unset="the shipped one")
     check: bool = option(False, "measure every method as well, and compare with the prediction")
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "configs", "check")

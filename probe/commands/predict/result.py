@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile
 
@@ -194,6 +195,10 @@ class Prediction:
     """By which methods; empty unless they were measured too."""
     tasks_left: int = 0
     """Of a run that is not finished; nothing is predicted then."""
+    origin: dict[str, str] | None = None
+    """Of weights and tokenizer, as `mesa.models.origin` tells them; None: not recorded, by an earlier version."""
+    text_source: TextSource | None = None
+    """What was scored; None: not recorded, by an earlier version."""
     version: Literal[1] = 1
 
     @property

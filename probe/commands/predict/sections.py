@@ -8,6 +8,7 @@ from probe.commands.predict.figures import prediction_chart
 from probe.commands.predict.result import Agreement, Prediction
 from probe.commands.predict.sentences import failure_table, law_sentences, left_out
 from probe.figures.section import Section
+from probe.store.result_file import NOT_RECORDED
 
 
 def title(prediction: Prediction) -> str:
@@ -20,11 +21,15 @@ def sections(prediction: Prediction) -> list[Section]:
     if prediction.refusal:
         return [Section(sentences=[f"Nothing is predicted: {prediction.refusal}."])]
     agreement = [_agreement(text, of) for text, of in prediction.agreement.items() if of.points]
+    text = [f"Text: {prediction.text_source or NOT_RECORDED}."]
+    known = prediction.origin or {}
+    text += [f"Weights: {known['quantization']}."] if "quantization" in known else []
+    text += [f"Tokenizer: {known['tokenizer_note']}."] if "tokenizer_note" in known else []
     return [
         Section(
             "", law_sentences(prediction), {"prediction": prediction_chart(prediction)}, [failure_table(prediction)]
         ),
-        *(Section("", sentences) for sentences in (agreement, left_out(prediction)) if sentences),
+        *(Section("", sentences) for sentences in (agreement, left_out(prediction), text) if sentences),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import Refused
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
@@ -25,6 +25,7 @@ from probe.commands.probe.request import ProbeRequest
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.sources import check_there
 from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT
 from probe.request import MethodsRequest, warn_skipped
@@ -116,8 +117,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
         )
     if request.refine and not request.samples:
         raise Refused(f"--refine {request.refine} with --samples 0: it measures further lengths")
-    if request.text is not None and not request.text.is_file():
-        raise NotFound(f"--text {request.text} is not a file")
+    if request.text is not None:
+        check_there(str(request.text))
     check_prompts(length, 1 + request.texts, "--length")
     lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
     if request.samples:

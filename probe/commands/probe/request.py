@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probe.capture.spec import CaptureSpec
-from probe.options import CountOrZero, InputPath, Lengths, Text, Tokens, option, options_in
+from probe.options import CountOrZero, Lengths, Text, TextName, Tokens, option, options_in
 from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
 
 
@@ -27,9 +27,9 @@ class ProbeRequest(MethodsRequest):
     not_compared: ClassVar[tuple[str, ...]] = ("methods", "method_settings", "texts")
     length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4x M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
-    text: InputPath | None = option(
+    text: TextName | None = option(
         None,
-        "a text or .jsonl file to take text prompts from",
+        "text to take text prompts from, and for NLL: a file, folder or hub dataset",
         unset="the shipped text",
         only=lambda request: request.texts or request.samples,
         only_text="with --texts or --samples above 0",

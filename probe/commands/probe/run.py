@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
 from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, check_folder, pass_tasks
 from probe.commands.probe.verdict import terminal_text
-from probe.eval_tasks import score, sources
+from probe.eval_tasks import score
 from probe.eval_tasks.likelihood import TAIL
 from probe.eval_tasks.retrieval import first_ids, repeated_word
 from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.token_texts import token_texts
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
 from probe.experiment.pool import Pool
@@ -41,7 +43,7 @@ from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import TasksLost
 from probe.store import store
-from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, partial_path, store_of
+from probe.store.reader import EVALUATION, FINGERPRINTS, TEXT_SOURCE, TOKENS, partial_path, store_of
 from probe.store.regions import whole_passes
 
 
@@ -124,17 +126,20 @@ def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     path = store_of(out)
     if store.find_store(path, template(plan)) is None:
         return None
-    return store.find_store(path, template(plan, fingerprints(plan, *prepare(plan))))
+    return store.find_store(path, template(plan, fingerprints(plan, *prepare(plan)[:2])))
 
 
 def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> None:
     """Completes the store."""
     if runner.is_local:
         check_fits(plan)
-    documents, tokens = prepare(plan)
+    documents, tokens, text_source = prepare(plan)
     evaluation, path = evaluation_plan(plan, documents), store_of(out)
     failure, states = FailureByLength(evaluation, plan.refine, plan.request.not_compared), HiddenStates(plan, path)
-    attrs = {REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by)))}
+    attrs = {
+        REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
+        TEXT_SOURCE: json.dumps(asdict(text_source)),
+    }
     layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
     if plan.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
@@ -155,7 +160,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
             if overwrite:
                 (out / by_length.JOURNAL).unlink(missing_ok=True)
             journal = failure.open_journal(out) if plan.request.samples else None
-            store.write_group(path, TOKENS, token_texts(plan, tokens))
+            store.write_group(path, TOKENS, stored_tokens(plan, tokens))
             _run_stages(failure, states, journal, pool)
             if journal is not None:
                 store.write_group(path, EVALUATION, failure.scores(journal.rows))
@@ -206,28 +211,27 @@ def _run_stages(
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
 
 
-def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
-    """Texts, and prompts by name, as token ids. Raises Refused for what cannot be built."""
+def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:
+    """Texts, and prompts by name, as token ids; and where the texts are from. Refused for what cannot be built."""
     request = plan.request
     tokenizer = tokenizer_of(request.model, **request.source)
-    texts = None if request.text is None else sources.texts(str(request.text))
-    documents = score.heldout_ids(tokenizer, texts)
+    documents, text_source = score.documents_of(tokenizer, None if request.text is None else str(request.text))
     tokens = _prompt_tokens(tokenizer, plan, documents)
     if request.samples:
         setting = evaluation_plan(plan, documents).setting
         for task in (PASSKEY, TAIL):
             task.check(tokenizer, min(plan.lengths), setting)
-    return documents, tokens
+    return documents, tokens, text_source
 
 
-def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
+def stored_tokens(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
     """Ids and texts (prompt, position) of the tokens at the captured positions."""
     tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
-    ids = np.array([[prompt[position] for position in plan.kept.positions] for prompt in tokens.values()], np.int64)
-    texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
-    dims = ("prompt", "position")
+    kept, dims = list(plan.kept.positions), ("prompt", "position")
+    ids = np.array([np.array(prompt)[kept] for prompt in tokens.values()], np.int64)
+    texts = np.array([np.array(token_texts(tokenizer, prompt), object)[kept] for prompt in tokens.values()])
     return xr.Dataset(
-        {"id": (dims, ids), "text": (dims, np.vectorize(texts.__getitem__, otypes=[object])(ids))},
+        {"id": (dims, ids), "text": (dims, texts)},
         {"prompt": list(tokens), "position": plan.kept.positions},
     )
 
@@ -243,7 +247,7 @@ def fingerprints(
     }
 
 
-def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
+def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarray]) -> dict[str, list[int]]:
     """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
     available = plan.length - len(first)

@@ -23,13 +23,15 @@ from probe.figures.figure_data import Chart, Drawable
 from probe.figures.section import REPORT, Section, figures_of
 from probe.glossary import TERMS
 from probe.store.reader import StoredRun
+from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
 from probe.thresholds.result import Control, Evidence
 from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
 
 Figures = Mapping[str, Drawable]
 _PROVENANCE = (
-    "model model_revision model_type left_out source_dtype quantization created executor word first_token text seed"
+    "model model_revision model_type left_out source_dtype quantization tokenizer_note created executor word "
+    "first_token text seed"
 )
 
 
@@ -260,7 +262,8 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _provenance(summary: Summary, run: StoredRun) -> Section:
-    rows = [*provenance(run).items(), ("hook", summary.hook), ("captured length", summary.captured_length)]
+    rows = [*provenance(run).items(), ("texts", summary.text_source or NOT_RECORDED)]
+    rows += [("hook", summary.hook), ("captured length", summary.captured_length)]
     for method, config in summary.method_configs.items():
         rows.append((method, ", ".join(f"{key}={value}" for key, value in config.items() if key != "name")))
     rows += summary.versions.items()

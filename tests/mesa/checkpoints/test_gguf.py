@@ -4,15 +4,20 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_gguf
 import torch
 import xarray as xr
+from markupsafe import escape
 from transformers.utils import logging
 
+from mesa.checkpoints.gguf_file import quantization_of
 from mesa.models import config_of, load, origin, tokenizer_of
 from mesa_lens.cli import main
+from probe.commands.eval.result import EVALUATED
+from probe.files import read_result
 
 IDS = torch.arange(3, 63)[None] * 7 % 300
 
@@ -32,7 +37,7 @@ def test_logits_are_those_of_the_dequantized_weights(paths, capfd):
     file, folder = paths
     loaded, plain = load(str(file)), load(str(folder))
     torch.testing.assert_close(logits(loaded), logits(plain), atol=1e-5, rtol=0)
-    assert (loaded.quantization, loaded.revision, plain.quantization) == ("Q4_1", "local", None)
+    assert (loaded.quantization, loaded.revision, plain.quantization) == (tiny_gguf.QUANTIZATION, "local", None)
     assert loaded.model.dtype == torch.float32
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""  # no bars
@@ -49,7 +54,7 @@ def test_config_and_tokenizer_come_without_weights(paths):
     config, stated = config_of(str(file)), config_of(str(folder))
     assert config.max_position_embeddings == stated.max_position_embeddings == 160
     assert config.rope_parameters == stated.rope_parameters
-    assert origin(str(file), config) == {"model_revision": "local", "quantization": "Q4_1"}
+    assert origin(str(file), config) == {"model_revision": "local", "quantization": tiny_gguf.QUANTIZATION}
     assert origin(str(folder), stated, "main") == {"model_revision": "main"}
     text = "A text  of 2026\n\n  17 words, isn't it? hello"
     ours, plain = tokenizer_of(str(file)), tokenizer_of(str(folder))
@@ -62,7 +67,51 @@ def test_the_command_takes_a_file_and_records_its_quantization(paths, tmp_path):
     small = f"--length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --methods origin,rerope --out {tmp_path / 'out'}"
     assert main(["probe", "--model", str(paths[0]), *small.split()]) == 0
     attrs = xr.open_zarr(tmp_path / "out" / "store.zarr").attrs
-    assert (attrs["quantization"], attrs["trained_length"]) == ("Q4_1", 160)
+    assert (attrs["quantization"], attrs["trained_length"]) == (tiny_gguf.QUANTIZATION, 160)
+
+
+@pytest.mark.parametrize(
+    ("file_type", "counts", "text"),
+    [
+        (None, {"Q4_1": 9}, "Q4_1"),
+        (3, {"Q4_1": 9}, "Q4_1"),
+        (0, {"F32": 9}, "F32"),
+        (7, {"Q4_K": 9}, "Q8_0 (100% Q4_K)"),
+        (15, {"Q5_0": 8 * [5], "Q8_0": [67], "F16": [0.5]}, "Q4_K_M (62% Q8_0, 37% Q5_0, below 1% F16)"),
+        (None, {"Q5_0": 3 * [10], "Q8_0": [70]}, "70% Q8_0, 30% Q5_0"),
+        (99999, {"Q4_1": 9}, "Q4_1"),
+        ("no number", {"Q4_1": 9}, "Q4_1"),
+    ],
+)
+def test_the_quantization_is_what_the_file_states_and_what_most_parameters_have(file_type, counts, text):
+    """Eight small tensors of a type outnumber the one that holds most parameters."""
+    tensors = [
+        SimpleNamespace(tensor_type=SimpleNamespace(name=kind), n_elements=1000 * size, shape=shape)
+        for kind, sizes in counts.items()
+        for size in (sizes if isinstance(sizes, list) else [sizes])
+        for shape in ((2, 2), (4,))[: 1 + (kind == "Q4_1")]  # vectors do not count
+    ]
+    assert quantization_of(file_type, tensors) == text
+
+
+@pytest.mark.usefixtures("undrawn", "unpainted")
+def test_a_tokenizer_that_was_not_compared_is_said_so(tmp_path, capsys):
+    file, note = tmp_path / "Other.gguf", "read from the GGUF file, and not compared with the model's own"
+    tiny_gguf.write(file, pre="gpt-2")
+    assert origin(str(file), config_of(str(file)))["tokenizer_note"] == note
+    common = f"--model {file} --methods origin,rerope --seed 1"
+    scored = f"eval {common} --task nll --lengths 160 --samples 2 --out {tmp_path / 'out'}"
+    probed = f"probe {common} --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --out {tmp_path / 'probed'}"
+    assert main(scored.split()) == 0
+    assert capsys.readouterr().err.count(f"the tokenizer of {file} is {note}: it may give other tokens") == 1
+    summary = EVALUATED.read(tmp_path / "out")
+    assert summary.origin == {
+        "model_revision": "local", "quantization": tiny_gguf.QUANTIZATION, "tokenizer_note": note
+    }  # fmt: skip
+    assert escape(note) in (tmp_path / "out" / "report.html").read_text()
+    assert main(probed.split()) == 0
+    run = read_result(tmp_path / "probed" / "summary.json")
+    assert (run["quantization"], run["tokenizer_note"]) == (tiny_gguf.QUANTIZATION, note)
 
 
 def refusal(path, capsys):

@@ -1,6 +1,5 @@
 """What the tasks score: likelihood against slow loops, sources of text, latency."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 import mesa
 from mesa.models import load
 from probe.commands.eval.plan import TASKS
-from probe.eval_tasks import retrieval, sources
+from probe.eval_tasks import retrieval
 from probe.eval_tasks import score as scoring
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import nll, text_windows
@@ -102,54 +101,6 @@ def test_nll_by_position_averages_to_the_whole(loaded, setting):
     assert [score.value for score in result[:3]] == pytest.approx(buckets, abs=1e-5)
     weighted = np.dot([99, 60, 80], [score.value for score in result[:3]]) / 239
     assert weighted == pytest.approx(float(nll(loaded.model, ids, 239).mean()), abs=1e-5)
-
-
-def lines(path, *rows):
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
-def test_texts_come_from_files_lines_and_dataset_folders(tmp_path):
-    (tmp_path / "a.txt").write_text("one\ntext")
-    assert sources.texts(str(tmp_path / "a.txt")) == ["one\ntext"]
-    assert sources.texts(lines(tmp_path / "a.JSONL", {"text": "one"}, {"text": " "}, {"text": "two"})) == ["one", "two"]
-    assert len(sources.texts(None)) == 8
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for name, rows in {"train": ["of train"], "test": ["of test", "again"]}.items():
-        lines(folder / f"{name}.jsonl", *({"text": row} for row in rows))
-        assert sources.texts(str(folder)) == rows
-
-
-def test_bad_sources_name_the_file_and_line(tmp_path):
-    (tmp_path / "broken.jsonl").write_text('{"text": "one"}\n\n{"text": "two\n')
-    (tmp_path / "list.jsonl").write_text("[1]\n")
-    (tmp_path / "folder").mkdir()
-    lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
-    (tmp_path / "null.jsonl").write_text('{"text": "one"}\n\n{"text": null}\n')
-    lines(tmp_path / "five.jsonl", {"text": 5})
-    for read, name, message in (
-        (sources.texts, "broken.jsonl", r"broken\.jsonl, line 3 is not JSON"),
-        (sources.texts, "list.jsonl", r"list\.jsonl, line 1 is not an object with fields"),
-        (sources.texts, "wrong.jsonl", r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"),
-        (sources.texts, "null.jsonl", r"null\.jsonl, row 3: 'text' is null, not a string"),
-        (sources.texts, "five.jsonl", r"five\.jsonl, row 1: 'text' is 5, not a string"),
-        (sources.texts, "folder", "folder is not a file, folder, or dataset that can be loaded"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            read(str(tmp_path / name))
-
-
-def test_a_missing_path_is_not_looked_for_on_the_hub_and_other_names_are_datasets(monkeypatch):
-    names = []
-    monkeypatch.setattr("datasets.load_dataset", lambda name: names.append(name) or {"train": [{"text": "one"}]})
-    for source in ("./notes", "notes.md"):
-        with pytest.raises(FileNotFoundError, match="is not a file or folder"):
-            sources.texts(source)
-    assert names == []
-    for source in ("wikitext", "someone/set-2.1"):
-        assert sources.texts(source) == ["one"]
-    assert names == ["wikitext", "someone/set-2.1"]
 
 
 def test_latency_has_three_positive_metrics_a_run(loaded, setting):

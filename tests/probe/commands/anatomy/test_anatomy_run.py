@@ -66,6 +66,8 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(whole, tmp_path):
 
 def test_every_part_is_in_the_summary(whole):
     result = json.loads((whole / "anatomy" / "summary.json").read_text())
+    assert result["text_source"]["documents"] == {"text.txt": 1}
+    assert "1 document, " in (whole / "anatomy" / "report.html").read_text()
     spans = {(row["length"], row["span"]) for row in result["heads"]}
     assert spans == {(M, "inside M"), (LENGTH, "inside M"), (LENGTH, "beyond M")}
     assert len(result["heads"]) == 2 * 3 * 3 * 4  # methods, spans, layers, heads

@@ -12,6 +12,8 @@ from lm_tasks import write_tasks
 
 import mesa
 from probe.commands.eval import harness
+from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.sections import harness_table
 from probe.experiment import model_spec as source
 from probe.files import read_result
 
@@ -68,6 +70,9 @@ def test_local_tasks_are_scored_for_each_method(folder, finished):
     for results in written["results"].values():
         assert results["choose"]["acc,none"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
         assert results["choose"]["sample_len"] == 3
+        assert {name: results["choose"][name] for name in ("shots", "documents", "documents_cut")} == {
+            "shots": 0, "documents": 3, "documents_cut": 1
+        }  # fmt: skip
         assert results["say"]["exact_match,none"] == 0  # a random model says nothing of the kind
 
 
@@ -88,6 +93,24 @@ def test_each_method_is_attached_while_its_tasks_run(finished):
             other = finished["model"](ids).logits
             torch.testing.assert_close(logits[:, -1], expected[:, -1], atol=1e-5, rtol=0)
             assert (float((logits[:, -1] - other[:, -1]).abs().max()) > 1e-2) == (name == "mesa")
+
+
+@pytest.mark.slow
+def test_the_table_counts_cut_prompts(folder):
+    table = harness_table(HARNESS_SCORES.read(folder / "out"))
+    assert table.head[2:4] == ("shots", "documents cut")
+    assert {row[2:4] for row in table.rows} == {("0", "1 of 3")}
+    former = HarnessScores("m", 300, {"origin": {"a": {"acc,none": 1.0}}})
+    assert harness_table(former).rows == (("origin", "a", "-", "-", "acc,none 1"),)
+
+
+@pytest.mark.slow
+def test_no_room_for_a_prompt_is_refused_before_the_model_is_loaded(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(source, "load", None)
+    arguments = [*command(folder, "choose,say"), "--lengths", "4", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert "lm-eval's say generates 4 tokens (max_gen_toks), which leaves no room" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     written = read_result(tmp_path / "locate" / "summary.json")
     assert summary | {RUN: written[RUN]} == written
     assert summary["tasks_left"] == 0
+    assert sum(summary["text_source"]["documents"].values()) == 8
     patches = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("patch", "only")]
     alone = {(row["layer"], row["head"]): row["share"] for row in patches}
     assert max(alone, key=alone.get) in (HEAD, (1, None))

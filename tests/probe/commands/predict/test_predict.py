@@ -39,6 +39,7 @@ def out(tmp_path_factory):
 def test_it_predicts_who_fails_and_who_holds(out):
     prediction = PREDICTION.read(out.parent)
     methods, law = prediction.methods, prediction.law
+    assert sum(prediction.text_source.documents.values()) == 8
     assert methods["rerope"].failure.length is None
     assert methods[K2].failure.length < 1024
     assert methods[K2].measured_failure == 2048

@@ -47,6 +47,11 @@ def test_everything_promised_is_written(finished):
     assert {"store.zarr", "report.html", "summary.json"} <= names
     assert not any("partial" in name for name in names)
     summary = read_result(finished / "summary.json")
+    text = summary["text_source"]
+    assert text["documents"] == {"held.txt": 1}
+    assert (
+        f"{text['source']}: 1 document, {text['tokens']:,} tokens (held.txt)" in (finished / "report.html").read_text()
+    )
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
     scores = summary["methods"][0]["scores"][str(summary["trained_length"])]
     low, high = scores["tail_nll_interval"]
