@@ -171,13 +171,3 @@ def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_pa
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
     assert execute(command, monkeypatch) == 0, capsys.readouterr().err
     assert "drift could not be judged" not in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_example_selects_from_the_store(folder, monkeypatch):
-    page = (ROOT / "docs/run-folder.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(folder)
-    names = {}
-    exec(compile(code, "docs/run-folder.md", "exec"), names)
-    assert names["after"]["method"].item() == "origin"
-    assert dict(names["after"].sizes) == {"prompt": 1, "position": 101, "dim": 12}

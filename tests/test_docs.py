@@ -1,11 +1,14 @@
 """What README, docs and packages' docstrings name is there: files, folders, links, modules and what is in them."""
 
 import re
+import runpy
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
-import synthetic
 import yaml
 from commands import parsers
 
@@ -77,20 +80,6 @@ def test_what_moved_or_is_dead_is_reported(tmp_path):
     assert missing(page) == ["mesa/plug.py", "gone.md", "probe.export", "mesa.plug", "mesa_lens.gone", "mesa.laod"]
 
 
-def test_the_export_example_runs(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-    synthetic.write_run(tmp_path / "runs" / "demo", synthetic.hidden_states(layers=2, dims=64))
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    exec(compile(code, "docs/export.md", "exec"), {})
-    (line,) = capsys.readouterr().out.splitlines()
-    name, size = line.split()
-    assert (name, int(size) > 1000) == ("threshold-resid_post-repeated-layer1-dim50.svg", True)
-    assert sorted(tmp_path.rglob("*")) == before  # nothing written, as the page says
-
-
 @pytest.mark.parametrize("file", PACKAGE_FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_packages_docstring_says_what_goes_in_and_out_and_where_to_begin(file):
     text = file.read_text(encoding="utf-8").split('"""')[1]
@@ -144,3 +133,32 @@ def test_a_column_of_losses_minus_truncation_holds_one_number_a_method():
     assert known["`mesa`"] == {"+0.06 [-0.02, +0.15]"}
     assert all(len(numbers) == 1 for numbers in known.values()), known
     assert any(name == "`crop`" for name in known)  # a method with a row of its own, not another name of the column
+
+
+def test_links_of_notebooks_lead_to_the_pages_of_the_site(monkeypatch, caplog):
+    """mkdocs-jupyter leaves a notebook's links as they are, and `mkdocs build --strict` sees none of them."""
+    for name in ("latex2mathml.converter", "mkdocs.structure.files"):  # of the extra `docs`
+        for part in (name.split(".")[0], name.rpartition(".")[0], name):
+            monkeypatch.setitem(sys.modules, part, MagicMock())
+    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.ipynb")}
+    known = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.*")}
+
+    def file(uri):
+        return (
+            SimpleNamespace(url_relative_to=lambda _: Path(uri).with_suffix(".html").as_posix())
+            if uri in known
+            else None
+        )
+
+    for name, text in sources.items():
+        links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
+        html = " ".join(f'<a href="{link}">' for link in [name, "https://x.org/a.md", *links])
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        written = hooks["on_page_content"](html, page, None, SimpleNamespace(get_file_from_path=file))
+        expected = [name, "https://x.org/a.md", *(link.replace(".md", ".html") for link in links)]
+        assert re.findall('href="(.*?)"', written) == expected
+        assert links
+    assert not caplog.records
+    hooks["on_page_content"]('<a href="gone.md">', page, None, SimpleNamespace(get_file_from_path=file))
+    assert "the link to gone.md leads nowhere" in caplog.text  # which strict makes an error

@@ -1,9 +1,11 @@
 """mkdocs hooks: the pages of research/ are part of the site; links are those of the repository's folders.
 
 A link named by its page gets the page's title; one to what is not on the site leads to the repository, if known.
+Links of notebooks, which mkdocs-jupyter leaves as they are, lead to the pages of the site; a dead one is a warning.
 Formulas become MathML, which browsers draw without a script.
 """
 
+import logging
 import re
 from html import unescape
 from pathlib import Path
@@ -13,6 +15,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 _LINK = re.compile(r"\[([^]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_HREF = re.compile(r'href="(?![a-z]+:|#|/)([^"#]+\.(?:md|ipynb))(#[^"]*)?"')
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([([])(.*?)\\[])]</\1>', re.DOTALL)
 _RESEARCH = ("*.md", "*/*.md", "*/*.png", "*/*.csv")
 """What the site has of research/."""
@@ -46,7 +49,21 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """The page's HTML with its formulas as MathML."""
+    """The page's HTML with its formulas as MathML; of a notebook also with its links replaced."""
+    here = page.file.src_uri
+
+    def replaced(link):
+        target = normpath(join(dirname(here), link[1]))
+        if target == here:  # the notebook's own file, to download
+            return link[0]
+        file = files.get_file_from_path(target)
+        if file is None:
+            logging.getLogger("mkdocs.hooks").warning("%s: the link to %s leads nowhere", here, link[1])
+            return link[0]
+        return f'href="{file.url_relative_to(page.file)}{link[2] or ""}"'
+
+    if here.endswith(".ipynb"):
+        html = _HREF.sub(replaced, html)
 
     def drawn(formula):
         if formula[2] == "(":
