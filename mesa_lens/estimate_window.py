@@ -69,16 +69,16 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
 
 def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -> WindowEstimate:
     import numpy as np
-    from tqdm import tqdm
 
     from mesa.models import load
+    from mesa.progress import Bar
     from probe.eval_tasks.likelihood import tail_prompts
     from probe.eval_tasks.retrieval import first_ids
     from probe.eval_tasks.score import nll
     from probe.thresholds.failure import CHANCE_NATS
     from probe.thresholds.window_estimate import estimate_window
 
-    with tqdm(desc="measuring NLL", unit="text") as bar:
+    with Bar(desc="measuring NLL", unit="text") as bar:
         loaded = load(request.model, **request.load)
         first = first_ids(loaded.tokenizer)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
-from tqdm import tqdm
 
 from mesa.errors import Refused
+from mesa.progress import Bar
 from mesa.settings import ALL
 from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import (
@@ -286,7 +286,7 @@ def run(options: ExportOptions, printing: JsonOptions) -> int:
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
     former = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    written = list(map(str, export.save(folder, tqdm(options.format, desc="writing files", unit="format"))))
+    written = list(map(str, export.save(folder, Bar(options.format, desc="writing files", unit="format"))))
     if replaced := [path for path in written if Path(path).name in former]:
         print(f"mesa-lens: replaced {len(replaced)} of an earlier export: {', '.join(replaced)}", file=sys.stderr)
     for name, numbers in export.numbers.items():

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from mesa.errors import Occupied, Refused
+from mesa.progress import Bar
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.files import is_ours, write, write_result
 from probe.options import InputPath, Number, Seed, Text, Whole, option, options
@@ -60,7 +59,7 @@ def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     if not checks or given.claim in unsuited:
         raise Refused(next(iter(unsuited.values())))
     with computing(cpu.threads):
-        bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
+        bar = Bar(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
         claims = sorted((check(settings) for check in bar), key=lambda claim: claim.whose != PAPER)
         for name, reason in unsuited.items():
             sys.stderr.write(f"[not checked] {name}: {reason}\n")

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.checking import model_checks
@@ -18,6 +17,7 @@ from mesa.checking.subject import MOST_PRETENDED, Subject
 from mesa.engine.plug import check_free
 from mesa.errors import Refused
 from mesa.methods import Method, ReRoPE
+from mesa.progress import Bar
 from mesa.settings import make_methods
 from mesa.support import check_config
 
@@ -113,7 +113,7 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[CheckRow]:
     A step that raises gives a failed row of each check, or not run for want of memory.
     """
     begun, why = time.monotonic(), ""
-    for checks, method, run in tqdm(steps, desc="checking", unit="check", delay=2):
+    for checks, method, run in Bar(steps, desc="checking", unit="check", delay=2):
         if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
             why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
         said, result, rows = why, NOT_RUN, list[CheckRow]()

@@ -7,16 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 from mesa.errors import Refused
+from mesa.progress import Bar
 from probe.experiment.task import Task
 
 
 class Progress:
     """Moves a bar by a task's weight when it ends; lines go to stderr."""
 
-    def __init__(self, bar: tqdm, *, verbose: bool = False) -> None:
+    def __init__(self, bar: Bar, *, verbose: bool = False) -> None:
         self.bar, self.verbose = bar, verbose
         self._begun: dict[Task, tuple[int, float]] = {}
         self._ended: set[Task] = set()
@@ -48,7 +47,7 @@ class Progress:
 @contextmanager
 def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -> Iterator[Progress]:
     """The progress of a run. title: the bar's; unit: of a task's weight."""
-    with tqdm(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
+    with Bar(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
         yield Progress(bar, verbose=verbose)
 
 

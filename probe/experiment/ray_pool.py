@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import psutil
-from tqdm import tqdm
 
 from mesa.errors import Failed, Refused, install_command
+from mesa.progress import Bar
 from probe.experiment import threads
 from probe.experiment.pool import TaskResult
 from probe.experiment.progress import Progress
@@ -91,7 +91,7 @@ class RayPool:
     def wait(self) -> None:
         """Returns once a worker has loaded the model; raises what keeps it from that."""
         while len(self._calls) == len(self.actors):
-            self._ended(Progress(tqdm(disable=True)))
+            self._ended(Progress(Bar(disable=True)))
 
     def results(
         self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tqdm import tqdm
 
+from mesa.progress import Bar
 from probe.experiment.journal import Journal
 from probe.experiment.lock import owned
 from probe.experiment.progress import Progress
@@ -46,7 +46,7 @@ NEEDS_RAY = [
 
 def outcomes(pool, tasks, progress=None, *, wanted=lambda task: True, stop=lambda: False):
     """The results of a pool, by default of all tasks."""
-    return pool.results(tasks, progress or Progress(tqdm(disable=True)), wanted, stop)
+    return pool.results(tasks, progress or Progress(Bar(disable=True)), wanted, stop)
 
 
 def results(pool, tasks):

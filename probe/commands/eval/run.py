@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pandas as pd
 from pydantic import ValidationError
-from tqdm import tqdm
 
 from mesa.errors import Failed
+from mesa.progress import Bar
 from probe.commands.eval.plan import TASKS, EvalPlan
 from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, scores_of
 from probe.commands.eval.summary import summarize
@@ -72,7 +72,7 @@ class Evaluation(Experiment):
         """Leaves out a task that does not fit in memory."""
         name, method, length = eval_key(task)
         self.too_large.append(EvalKey(name, method, length))
-        tqdm.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
+        Bar.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
     def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
         if key not in rows:

@@ -11,9 +11,9 @@ from typing import cast
 
 import xarray as xr
 from plotly.offline import get_plotlyjs
-from tqdm import tqdm
 
 from mesa.errors import Occupied
+from mesa.progress import Bar
 from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
 from probe.commands.probe.export import curves_of, drift_section, map_section, threshold_section
@@ -89,7 +89,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         'paper'
     """
     run, derived = open_run(run_dir), {}
-    with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
+    with Bar(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
         bar.update()
     folder = run.folder
@@ -183,10 +183,10 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
             write(stem.with_name(f"{stem.name}{pooled_name(pooled)}.npz"), numbers)
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
-        list(tqdm(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
+        list(Bar(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
     charts = figures_of([section for shown in drawn for section in shown[:1]])
     of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
-    for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
+    for name, chart in Bar(charts.items(), desc="drawing charts", unit="figure"):
         for form, content in pictures(chart, ("png", "svg")).items():
             write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
 
