@@ -40,16 +40,16 @@ def check(*names: str) -> None:
             continue
         place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
         if other := _other(name):
-            found, first = (
+            problem, first = (
                 f"the package {other.name} {other.version} is installed over it",
                 f"`pip uninstall -y {name}`, then ",
             )
         elif spec is not None and spec.origin is not None:
-            found, first = "another package replaced or hid it", "move that one away, then "
+            problem, first = "another package replaced or hid it", "move that one away, then "
         else:
-            found, first = f"its __init__.py is lost, as after `pip uninstall {name}`", ""
+            problem, first = f"its __init__.py is lost, as after `pip uninstall {name}`", ""
         raise ImportError(
-            f"{place or name} is not mesa-lens' own {name}: {found}; {first}install mesa-lens again, in an "
+            f"{place or name} is not mesa-lens' own {name}: {problem}; {first}install mesa-lens again, in an "
             "environment of its own (`pip install --force-reinstall --no-deps`)"
         )
 

@@ -40,6 +40,6 @@ def writes(path):
 
 
 def test_every_file_that_is_replaced_is_written_next_to_it_first():
-    found = {path.relative_to(ROOT).as_posix(): list(writes(path)) for path in FILES}
-    assert {name: lines for name, lines in found.items() if lines and name not in ELSEWHERE} == {}
-    assert [name for name in ELSEWHERE if not found[name]] == []
+    lines_of = {path.relative_to(ROOT).as_posix(): list(writes(path)) for path in FILES}
+    assert {name: lines for name, lines in lines_of.items() if lines and name not in ELSEWHERE} == {}
+    assert [name for name in ELSEWHERE if not lines_of[name]] == []

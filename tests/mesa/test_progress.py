@@ -61,5 +61,5 @@ def test_a_terminal_has_a_bar_that_moves():
 def test_every_bar_is_one_of_these():
     root = Path(mesa.__file__).parents[1]
     files = [path for name in ("mesa", "probe", "theory", "mesa_lens") for path in (root / name).rglob("*.py")]
-    found = [path.name for path in files if re.search(r"(?:import|from) tqdm", path.read_text(encoding="utf-8"))]
-    assert found == ["progress.py"]
+    others = [path.name for path in files if re.search(r"(?:import|from) tqdm", path.read_text(encoding="utf-8"))]
+    assert others == ["progress.py"]

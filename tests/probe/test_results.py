@@ -101,16 +101,16 @@ def test_a_result_of_another_model_is_never_the_runs(kind, tmp_path, capsys):
     moved = {**OURS, "model": "./moved/ours"}
     renamed = leave(tmp_path / "moved", kind, moved)
 
-    def left_out(told):
+    def left_out(text):
         capsys.readouterr()
         assert kind.find(run) is None
-        assert told in capsys.readouterr().err
+        assert text in capsys.readouterr().err
         with pytest.raises(ValueError, match=f"{re.escape(str(path))} is left out") as error:
             kind.read(run)
-        assert told in str(error.value)
+        assert text in str(error.value)
 
     written = path.read_bytes()
-    for settings, told in (
+    for settings, text in (
         (OTHERS, "of model others, not ours"),
         ({**OTHERS, "model": "ours"}, "it changed since"),
         ({**OURS, "trained_length": 512}, "another trained_length (512 there, 256 now)"),
@@ -118,11 +118,11 @@ def test_a_result_of_another_model_is_never_the_runs(kind, tmp_path, capsys):
     ):
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
         path.write_bytes(leave(tmp_path / "other", kind, settings).read_bytes())
-        left_out(told)  # next to the run's own journal
+        left_out(text)  # next to the run's own journal
         if kind in (LOCATED, ANATOMY, PREDICTION):
             assert status_of(run).state == "unfinished"
         rows, _ = journal.read_bytes(), journal.unlink()
-        left_out(told)  # and without one
+        left_out(text)  # and without one
         journal.write_bytes(rows)
     path.write_bytes(renamed.read_bytes())
     assert kind.find(run) == Small("./moved/ours")
