@@ -21,7 +21,7 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Context, find_status
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Drawable
-from probe.figures.render import PANEL_WIDTH, least_width, plots
+from probe.figures.render import PANEL_WIDTH, asset, least_width, plots
 from probe.figures.section import Section
 from probe.figures.styles import BLACK, GREY, RED
 from probe.glossary import help_of, template
@@ -187,7 +187,8 @@ def sheet(cells: Any, alt: str, **options: Any) -> None:
 
 def table(values: Table) -> None:
     """A table under its title, whose cells wrap; where it is wider than the page it scrolls sideways."""
-    st.html(template("figures/table.html").render(table=values))
+    script = f"<script>{asset('table.js')}</script>"
+    st.html(template("figures/table.html").render(table=values) + script, unsafe_allow_javascript=True)
 
 
 # Sections

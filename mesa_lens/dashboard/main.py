@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from mesa_lens.dashboard.views import (
     thresholds,
     tokens,
 )
-from probe import figures
+from probe.figures.render import asset
 
 _FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
@@ -51,7 +50,6 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
 }
 
 _HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
-_TABLES = (Path(figures.__file__).with_name("table.css")).read_text(encoding="utf-8")
 _STYLE = f"""<style>
 .stMainBlockContainer {{padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}}
 h1 {{padding-top: 0}}
@@ -60,7 +58,7 @@ h1 {{padding-top: 0}}
 :is([data-tag], [data-testid="stBaseButton-primary"]) * {{color: light-dark(#fff, #171614)}}
 [data-testid="stCaptionContainer"] {{color: inherit !important; opacity: 0.8}}
 .js-plotly-plot :is([class$="tick"], .infolayer) text {{fill: currentColor !important}}
-{_TABLES}</style>"""
+{asset("table.css")}</style>"""
 
 
 def main(start: str = "overview") -> None:

@@ -53,10 +53,15 @@ def rendered(figure: Figure, form: str) -> bytes:
     return file.getvalue()
 
 
+def asset(name: str) -> str:
+    """A style sheet or a script of pages, from this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
 def page(figure: Drawable, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
     plot = html_embed(figure, plotly_js, "figure")
-    css, js = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    css, js = (asset(f"page.{kind}") + asset(f"table.{kind}") for kind in ("css", "js"))
     return _PAGE.format(generator=GENERATOR, title=html.escape(figure.title), figure=plot, css=css, js=js).encode()
 
 

@@ -11,7 +11,7 @@ from mesa.methods import ENTRY_POINTS, METHODS
 
 Look = tuple[str, str, str]
 BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
-FAINT = 0.5
+FAINT = 0.7
 """Width of the line of what does not count, as a share of others': in full colour, it can be seen on any page."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STYLES: dict[str, Look] = {name: method.look for name, method in METHODS.items() if method.look}

@@ -14,6 +14,7 @@ import anatomized
 import located
 import pytest
 import results
+from predicted import prediction
 from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
 from probe.commands.probe.report import write_report
@@ -22,8 +23,11 @@ from probe.files import write_result
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
 M = 256
-PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory".split()
+PAGES = "overview mechanism anatomy tokens predict thresholds heatmaps compare results methods theory".split()
 TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
+REGION = "methods=mesa&layers=1&layers=1&dims=4&dims=9&positions=choose&zoom=250&zoom=299"
+REGION_NAME = "second-repeated-heatmap-resid_post-minus-origin-mesa-layers1-dims4-9-positions250-299"
+ACCESS = (Path(__file__).parent / "access.js").read_text()
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
 
 
@@ -40,6 +44,9 @@ def address(tmp_path_factory):
         if name == "demo":
             located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
+            write_result(root / name / "anatomy" / "tokens.json", anatomized.tokens())
+            (root / name / "predict").mkdir()
+            write_result(root / name / "predict" / "prediction.json", prediction())
         with pytest.MonkeyPatch.context() as patch:  # the dashboard shows neither, and they take a minute
             patch.setattr("probe.figures.section.html_embed", lambda _: "")
             patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
@@ -135,6 +142,9 @@ def test_every_page_is_drawn(visit, width, theme):
         assert page.locator("[data-testid=stException], [data-testid=stAlert]").count() == 0
         too_wide = "document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth"
         assert not page.evaluate(too_wide)
+        page.evaluate("document.querySelectorAll('details:not([open]) > summary').forEach(fold => fold.click())")
+        page.wait_for_timeout(500)
+        assert page.evaluate(ACCESS) == []
         shoot(page, f"{name}-{theme}-{width}")
 
 
@@ -174,6 +184,60 @@ def follow(page, name):
         page.get_by_test_id("stTopNavSection").click()
         link = page.get_by_test_id("stTopNavDropdownLink").filter(has_text=name)
     link.click()
+
+
+def test_a_page_is_one_entry_of_the_history(visit):
+    page = visit("methods")
+    lengths, addresses = [page.evaluate("history.length")], []
+    for name in ("Theory", "Thresholds", "Heatmaps"):
+        addresses.append(page.url)
+        follow(page, name)
+        page.wait_for_function("title => document.querySelector('h1')?.innerText === title", arg=name)
+        until(page, f"/{name.lower()}?run=")
+        settle(page)
+        lengths.append(page.evaluate("history.length"))
+    assert [after - before for before, after in pairwise(lengths)] == [1, 1, 1]
+    for address in reversed(addresses):
+        page.go_back()
+        page.wait_for_function("address => location.href === address", arg=address)
+        title = address.partition("?")[0].rpartition("/")[2].capitalize()
+        page.wait_for_function("title => document.querySelector('h1')?.innerText === title", arg=title)
+        settle(page)
+
+
+def test_a_dragged_region_opens_from_its_address(visit):
+    page = visit("heatmaps?run=second&methods=mesa&layers=1&layers=1")
+    plot = page.locator(".js-plotly-plot .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"], steps=5)
+    page.mouse.up()
+    until(page, "zoom=")
+    settle(page)
+    fresh = visit(page.url.rpartition("/")[2])
+    drawn = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => plot.data.map(
+        ({z, x, y, zmax}) => [z?.shape ?? z?.length, Array.from(x ?? []), Array.from(y ?? []), zmax]))"""
+    assert fresh.url == page.url
+    assert fresh.evaluate(drawn) == page.evaluate(drawn)
+
+
+def test_a_failures_mark_says_its_interval(visit):
+    page = visit("?run=demo")
+    chart = page.get_by_test_id("stPlotlyChart").first
+    chart.scroll_into_view_if_needed()
+    place = """() => {
+        const marks = [...document.querySelectorAll('.scatterlayer .trace')];
+        const mark = marks.find(trace => trace.__data__[0].trace.name === 'measured failure').querySelector('.point');
+        const box = mark.getBoundingClientRect();
+        return [box.x + box.width / 2, box.y + box.height / 2];
+    }"""
+    x, y = page.evaluate(place)
+    for off in (0, 4, 6):
+        page.mouse.move(x + off, y)
+        page.wait_for_function("() => document.querySelector('.hoverlayer .hovertext')")
+        assert "measured failure (256, 512]" in page.locator(".hoverlayer .hovertext").first.text_content()
 
 
 def test_a_size_on_one_page_is_not_taken_on_another(visit):
@@ -229,8 +293,8 @@ def test_charts_have_a_text_for_screen_readers(visit):
     [
         ("thresholds?run=demo&pairs=3:7", "SVG", "demo-repeated-thresholds-3-7.svg", b"<?xml"),
         ("thresholds?run=demo&pairs=3:7", "CSV", "demo-repeated-thresholds-3-7-csv.zip", b"PK"),
-        ("heatmaps?run=second", "HTML", "second-repeated-heatmap-resid_post-minus-origin.html", b"<!doctype html>"),
-        ("heatmaps?run=second", "PNG", "second-repeated-heatmap-resid_post-minus-origin.png", b"\x89PNG"),
+        (f"heatmaps?run=second&{REGION}", "HTML", f"{REGION_NAME}.html", b"<!doctype html>"),
+        (f"heatmaps?run=second&{REGION}", "PNG", f"{REGION_NAME}.png", b"\x89PNG"),
     ],
 )
 def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):
