@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from mesa.methods import METHODS
 from mesa_lens.dashboard.elements import on_both_themes
 from probe.commands.anatomy import token_views
-from probe.figures import styles
-from probe.figures.figure_data import SHARES, Scale, tiles
+from probe.figures import interactive, static, styles
+from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, tiles
 from probe.figures.styles import style
 
 
@@ -33,9 +33,33 @@ def test_no_two_methods_share_a_look(monkeypatch):
 def test_every_method_reads_on_both_grounds_and_on_paper(method):
     colour = style(method)[0]
     on_screen = on_both_themes(go.Figure(go.Scatter(x=[0], y=[0], line_color=colour))).data[0].line.color
-    seen = {ground: round(ratio(on_screen, ground), 2) for ground in ("#ffffff", "#0e1117")}  # Streamlit's own
+    seen = {ground: round(ratio(on_screen, ground), 2) for ground in ("#ffffff", "#171614")}  # Streamlit's own
     assert min(seen.values()) >= 3, seen
     assert ratio(colour, "#ffffff") >= 3
+
+
+def test_what_does_not_count_is_thin_and_keeps_its_colour():
+    lines = [
+        Line(name, np.arange(3.0), np.ones(3), *style(name), faint=name == "rerope") for name in ("mesa", "rerope")
+    ]
+    chart = Chart("", (Panel("", "position", "value", tuple(lines), (0, 2)),))
+    faint, counted = interactive.draw(chart).data
+    assert [faint.opacity, faint.line.color] == [None, style("rerope")[0]]
+    assert 1 <= faint.line.width < counted.line.width
+    faint, counted = static.draw(chart).axes[0].lines
+    assert [faint.get_alpha(), faint.get_linewidth() < counted.get_linewidth()] == [None, True]
+
+
+def test_a_mark_on_a_line_shows_its_own_text():
+    line = Line("origin", np.array([1.0, 2.0]), np.array([0.0, 1.0]), *style("origin"))
+    mark = Point("measured failure", 2, 1, line.colour, hover="origin: measured failure (1, 2]", ends=(1, 2))
+    drawn, seen, unseen = interactive.draw(Chart("", (Panel("", "x", "y", (line,), (0, 2), points=(mark,)),))).data
+    assert seen.hoverinfo == "skip"
+    assert "measured failure (1, 2]" in unseen.hovertemplate
+    assert (
+        min(unseen.marker.size) < drawn.marker.size in unseen.marker.size
+    )  # plotly prefers the smaller, then the later
+    assert (unseen.marker.opacity, unseen.showlegend) == (0, False)
 
 
 @pytest.mark.parametrize("colour", [*(look[0] for look in styles.STYLES.values()), *styles._COLOURS, "#222222"])
