@@ -56,7 +56,9 @@ def render(claims: Sequence[Claim], settings: VerifyOptions) -> str:
     drawn = [
         Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0)) for place, draw in enumerate(drawers)
     ]
-    template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
+    template = jinja2.Environment(autoescape=True).from_string(
+        files("theory").joinpath("report.html").read_text("utf-8")
+    )
     sentence = summary((claim.name, claim.verdict, claim.whose) for claim in claims)
     groups = {"Claims of the paper": PAPER, "Our own, about its constructions": OURS}
     tables = {

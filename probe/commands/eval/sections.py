@@ -9,6 +9,7 @@ from probe.commands.eval.result import Evaluated, HarnessScores
 from probe.commands.eval.summary import difference_tables, mean_tables, measure, of_methods, places
 from probe.figures.section import Section
 from probe.glossary import about
+from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
 
 _COSTS = ("latency",)  # tasks that are folded away
@@ -70,7 +71,7 @@ def harness_table(result: HarnessScores) -> Table:
         (
             method,
             task,
-            f"{scores['shots']:.0f}" if "shots" in scores else "-",
+            f"{scores['shots']:.0f}" if "shots" in scores else NOT_RECORDED,
             _cut(scores),
             ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key),
         )
@@ -85,5 +86,7 @@ def harness_table(result: HarnessScores) -> Table:
 
 
 def _cut(scores: Mapping[str, float]) -> str:
-    """Of a task's documents those with a cut prompt; a group has none of its own, nor have earlier results."""
-    return f"{scores['documents_cut']:.0f} of {scores['documents']:.0f}" if "documents_cut" in scores else "-"
+    """Of a task's documents those with a cut prompt; a group has none of its own."""
+    if "documents_cut" in scores:
+        return f"{scores['documents_cut']:.0f} of {scores['documents']:.0f}"
+    return "-" if "shots" in scores else NOT_RECORDED
