@@ -74,9 +74,11 @@ class Attends:
 Structure = Mapping[str, Attends]
 """By the attention module's path in the decoder."""
 
-Found = tuple[Structure, CarriedState | None]
+Found = tuple[Structure, tuple[int, ...]]
+"""How the model attends, and the layers that carry a state."""
 _of_model: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
 _known: dict[tuple[Any, ...], Found] = {}
+_states: WeakKeyDictionary[nn.Module, CarriedState] = WeakKeyDictionary()
 
 
 def structure_of(model: Any) -> Structure:
@@ -85,8 +87,12 @@ def structure_of(model: Any) -> Structure:
 
 
 def state_of(model: Any) -> CarriedState | None:
-    """The layers that carry a state, and what they get right; None where none does."""
-    return _found(model)[1]
+    """The layers that carry a state, and what they get right, tried with this model's weights; None where none does."""
+    carrying = _found(model)[1]
+    if carrying and model not in _states:
+        with torch.no_grad(), _unhooked(model), _in_evaluation(model):
+            _states[model] = carried_state(model, decoder_of(model), carrying, _place(model))
+    return _states.get(model)
 
 
 def idle_layers(model: Any, method: Method) -> dict[int, str]:
@@ -223,38 +229,32 @@ class _Probe:
         embedding = self.model.get_input_embeddings()
         if not isinstance(getattr(embedding, "weight", None), Tensor):
             raise Refused(self._refusal("its inputs are not one row of token ids"))
-        place = embedding.weight.device
-        if place.type == "meta":
-            place = self.model.device
         ids = (
             torch.randint(0, embedding.weight.shape[0], (1, TOKENS), generator=torch.Generator().manual_seed(0))
             .expand(_ROWS, -1)
-            .to(place)
+            .to(_place(self.model))
         )
-        training = [module for module in self.model.modules() if module.training]
         try:
-            for module in training:
-                module.training = False
             name = f"mesa_lens_probe_{id(self):x}"  # its own: another thread may try another model
             called = attention_called(self.model, name, self.attention, self.mask)
-            with _unhooked(self.model), self._at_two_places(), self._outputs_noted(), called:
+            with (
+                _in_evaluation(self.model),
+                _unhooked(self.model),
+                self._at_two_places(),
+                self._outputs_noted(),
+                called,
+            ):
                 self.decoder(input_ids=ids, use_cache=False, **self._moved(ids))
-            with _unhooked(self.model):
-                carrying = tuple(sorted(self.carrying))
-                state = carried_state(self.model, self.decoder, carrying, place) if carrying else None
         except Refused:
             raise
         except MethodNotApplied as error:
             raise Refused(str(error)) from error
-        finally:
-            for module in training:
-                module.training = True
         if not self.layers:
             raise Refused(self._refusal("its attention is not called through transformers' AttentionInterface"))
         embeddings = [module for module in self.decoder.modules() if isinstance(module, nn.Embedding)]
         if not self.rotaries and len(embeddings) > 1:  # one that may be of positions
             raise Refused(self._refusal("it has no rotary embeddings and no ALiBi, so no distances to change"))
-        return self.layers, state
+        return self.layers, tuple(sorted(self.carrying))
 
     def _moved(self, ids: Tensor) -> dict[str, Tensor]:
         """Other positions for all rows but the first, from the second token on: what turns by them is not rotary."""
@@ -491,6 +491,25 @@ def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> di
             "do not know"
         )
     return {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
+
+
+def _place(model: Any) -> torch.device:
+    """Where the model takes token ids."""
+    place = model.get_input_embeddings().weight.device
+    return model.device if place.type == "meta" else place
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """No module of the model is in training mode."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
