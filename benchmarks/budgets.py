@@ -92,7 +92,7 @@ def model_of(name: str, device: Device) -> Any:
     """
     torch.manual_seed(0)
     small = AutoModelForCausalLM.from_config(config_of(name, small=True)).eval()
-    known = structure.structure_of(small)
+    known = structure._examined(small)
     config = config_of(name)
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()

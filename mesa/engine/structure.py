@@ -74,21 +74,21 @@ class Attends:
 Structure = Mapping[str, Attends]
 """By the attention module's path in the decoder."""
 
-Found = tuple[Structure, tuple[int, ...]]
+Examined = tuple[Structure, tuple[int, ...]]
 """How the model attends, and the layers that carry a state."""
-_of_model: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
-_known: dict[tuple[Any, ...], Found] = {}
+_of_model: WeakKeyDictionary[nn.Module, Examined] = WeakKeyDictionary()
+_known: dict[tuple[Any, ...], Examined] = {}
 _states: WeakKeyDictionary[nn.Module, CarriedState] = WeakKeyDictionary()
 
 
 def structure_of(model: Any) -> Structure:
     """How the model attends; Refused where a method could not follow it."""
-    return _found(model)[0]
+    return _examined(model)[0]
 
 
 def state_of(model: Any) -> CarriedState | None:
     """The layers that carry a state, and what they get right, tried with this model's weights; None where none does."""
-    carrying = _found(model)[1]
+    carrying = _examined(model)[1]
     if carrying and model not in _states:
         with torch.no_grad(), _unhooked(model), _in_evaluation(model):
             _states[model] = carried_state(model, decoder_of(model), carrying, _place(model))
@@ -113,7 +113,7 @@ def idle_layers(model: Any, method: Method) -> dict[int, str]:
     return idle
 
 
-def _found(model: Any) -> Found:
+def _examined(model: Any) -> Examined:
     """Both, found once for each class and config."""
     if model not in _of_model:
         known = paths(decoder_of(model))
@@ -224,7 +224,7 @@ class _Probe:
         return f"model type {self.model.config.model_type!r} is not supported: {reason}"
 
     @torch.no_grad()
-    def structure(self) -> Found:
+    def structure(self) -> Examined:
         """By the path of each attention module; and the layers that carry a state."""
         embedding = self.model.get_input_embeddings()
         if not isinstance(getattr(embedding, "weight", None), Tensor):
@@ -312,11 +312,11 @@ class _Probe:
             return
         if not states.isfinite().all():
             raise not_finite(self.model, f"states of layer {number}")
-        off, carried = (float((states[1] - other)[1:].abs().max()) for other in (states[0], states[2]))
+        moved, carried = (float((states[1] - other)[1:].abs().max()) for other in (states[0], states[2]))
         allowed = max(TOLERANCE, _rounding(states)) * float(states.abs().max())
         if carried > allowed:
             self.carrying.add(number)
-        if not off <= allowed:
+        if not moved <= allowed:
             raise Refused(
                 self._refusal(
                     f"layer {number} uses positions outside of attention that is called through transformers' "

@@ -8,7 +8,7 @@ import pytest
 from pages import drawn, shown_texts
 from predicted import prediction
 from results import write_evaluation
-from synthetic import evaluation, hidden_states, write_run
+from synthetic import evaluation, hidden_states, of_run, write_run
 
 from mesa_lens.dashboard.address import numbers, one_of, some_of
 from mesa_lens.dashboard.main import PAGES
@@ -26,9 +26,9 @@ def root(tmp_path_factory, undrawn):
         write_run(root / name, hidden_states(layers=3, dims=12), evaluation())
     located.write(root / "first")
     anatomized.write(root / "first")
-    write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens())
+    write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens() | of_run(root / "first"))
     (root / "first" / "predict").mkdir()
-    write_result(root / "first" / "predict" / "prediction.json", prediction())
+    write_result(root / "first" / "predict" / "prediction.json", prediction() | of_run(root / "first"))
     for name in ("mine", "other"):
         write_evaluation(root / name)
     write_report(root / "first")

@@ -69,7 +69,7 @@ def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_pat
         journal.expect(3)
         for number in range(done):
             journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})
-    for name in ("summary.json", "report.html"):
+    for name in ("summary.json", "samples.csv", "report.html"):
         write_result(tmp_path / "whole" / name, {})
     app = opened()
     (fold,) = [part for part in app.expander if part.label.startswith("Not finished")]

@@ -68,7 +68,7 @@ def padded(ids, before, by=9):
     return {"input_ids": torch.cat([ids[:, :before], padding, ids[:, before:]], 1), "attention_mask": mask}
 
 
-def test_layers_with_a_state_are_found(hybrid):
+def test_layers_with_a_state_are_those_of_the_config(hybrid):
     name, model = hybrid
     assert state_of(model).layers == HYBRIDS[name][1]
 

@@ -58,7 +58,7 @@ def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting, method):
         assert result[0].value == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_forward_that_computes_all_logits_whatever_it_is_asked_is_scored_alike(loaded, monkeypatch):
+def test_a_forward_that_computes_all_logits_whatever_it_gets_is_scored_as_well(loaded, monkeypatch):
     cls, ids = type(loaded.model), text_windows([np.arange(3, 200)], 90, 1)[0]
     prompt = retrieval.Prompt(tuple(range(3, 40)), "1", (5,), key_position=3)
     expected = nll(loaded.model, ids, 20), scoring.greedy(loaded.model, [prompt.ids], 3)
