@@ -9,7 +9,6 @@ second: where later tokens leave the layer changed too, it carries a state.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import sys
@@ -159,10 +158,15 @@ def rotaries(
     return rotaries
 
 
-@functools.lru_cache(maxsize=64)
+_parameters_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+"""Of functions that may be a model's own and hold it."""
+
+
 def _parameters(function: Any) -> tuple[str, ...]:
     """The names of a function's parameters, which each pass asks for."""
-    return tuple(inspect.signature(function).parameters)
+    if function not in _parameters_of:
+        _parameters_of[function] = tuple(inspect.signature(function).parameters)
+    return _parameters_of[function]
 
 
 def position_argument(module: Any) -> str | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
+from mesa.decoder import decoder_of, removed, replaced
 from mesa.errors import Refused
 from mesa.models import Loaded
 from mesa.outside import with_cache, with_last_logits
@@ -22,8 +25,8 @@ from probe.identity import SHIPPED_TEXT
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SLICE = 1024
-"""Tokens whose logits are copied at once."""
+SLICE, LOGITS = 1024, 2**27
+"""Of how many tokens logits are computed at once, and how many numbers these are at most."""
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
@@ -78,19 +81,64 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
     return list({run.tobytes(): run for run in runs}.values())
 
 
+def logits_bytes(vocabulary: int, tokens: int, number_bytes: int) -> int:
+    """Memory of the logits of so many scored tokens: those of a slice, their float32 copies and log-softmax."""
+    return vocabulary * min(tokens, _slice_of(vocabulary)) * (number_bytes + 2 * 4)
+
+
+def _slice_of(vocabulary: int) -> int:
+    """Tokens of a slice; one more than `SLICE`, for the last token predicts none that is scored."""
+    return max(1, min(SLICE + 1, LOGITS // vocabulary))
+
+
+def token_losses(model: Any, ids: Tensor, last: int, *, reduction: str = "none") -> Tensor:
+    """NLL (nats) of each of the `last` tokens of `ids` (1, token), after all before it; their mean with 'mean'.
+
+    The decoder runs once, and logits are computed a slice of tokens at a time: the model's own forward, with all that
+    it does to logits (soft caps, multipliers), is called for every slice, with a part of the decoder's output in its
+    place. It needs no `logits_to_keep`. Where a head takes other states than the decoder's, all logits are computed.
+    """
+    decoder, end, losses = decoder_of(model), ids.shape[1], list[Tensor]()
+    kept, size = list[Any](), _slice_of(model.config.get_text_config().vocab_size)
+    for begin in range(end - last - 1, end, size):
+        tokens = slice(begin, min(begin + size, end))
+
+        def of_tokens(module: Any, args: Any, output: Any, tokens: slice = tokens) -> Any:
+            kept[:] = kept or [output]
+            return _of_tokens(kept[0], tokens)
+
+        known = replaced((decoder, "forward", lambda *_, **__: kept[0])) if kept else nullcontext()
+        with removed([decoder.register_forward_hook(of_tokens)]), known:
+            logits = model(ids, use_cache=False).logits[0]
+        if len(logits) > tokens.stop - begin:  # the head takes other states
+            logits, tokens = logits[begin:], slice(begin, end)
+        right = ids[0, begin + 1 : tokens.stop + 1].to(logits.device)
+        losses += [
+            torch.nn.functional.cross_entropy(
+                part.float(), wanted, reduction=reduction if len(wanted) == last else "none"
+            )
+            for part, wanted in zip(logits[: len(right)].split(size), right.split(size), strict=True)
+        ]
+        del logits  # else those of two slices are held
+        if tokens.stop == end:
+            break
+    if len(losses) == 1:
+        return losses[0]
+    return torch.cat(losses).mean() if reduction == "mean" else torch.cat(losses)
+
+
+def _of_tokens(output: Any, tokens: slice) -> Any:
+    """A decoder's output whose states (row, token, dim), which come first, are those of some tokens."""
+    if isinstance(output, dict):  # an output of transformers'
+        name, states = next(iter(output.items()))
+        return type(output)(**{**output, name: states[:, tokens]})
+    return (output[0][:, tokens], *output[1:]) if isinstance(output, tuple) else output[:, tokens]
+
+
 @torch.no_grad()
 def nll(model: PreTrainedModel, ids: np.ndarray, last: int, *, reduction: str = "none") -> torch.Tensor:
     """NLL (nats) of each of the `last` tokens of `ids`, after all before it; their mean with reduction 'mean'."""
-    tokens = torch.tensor(ids, device=model.device)[None]
-    logits = model(tokens, use_cache=False, **with_last_logits(model, last + 1)).logits[0, -last - 1 : -1]
-    wanted = tokens[0, -last:].to(logits.device)
-    if last <= SLICE:
-        return torch.nn.functional.cross_entropy(logits.float(), wanted, reduction=reduction).cpu()
-    slices = zip(logits.split(SLICE), wanted.split(SLICE), strict=True)
-    losses = torch.cat(
-        [torch.nn.functional.cross_entropy(part.float(), right, reduction="none") for part, right in slices]
-    ).cpu()
-    return losses.mean() if reduction == "mean" else losses
+    return token_losses(model, torch.tensor(ids, device=model.device)[None], last, reduction=reduction).cpu()
 
 
 def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[bool]:

@@ -18,7 +18,7 @@ from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.likelihood import TAIL
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.retrieval_tasks import PASSKEY
-from probe.eval_tasks.score import documents_of
+from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.token_texts import token_texts
 from probe.files import JsonObject
@@ -143,5 +143,5 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
     """
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
-    logits: int = length * plan.config.vocab_size * number_bytes
+    logits = logits_bytes(plan.config.vocab_size, length, number_bytes)
     return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))

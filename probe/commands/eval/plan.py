@@ -19,7 +19,7 @@ from probe.eval_tasks.latency import Latency
 from probe.eval_tasks.likelihood import LIKELIHOOD
 from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from probe.eval_tasks.ruler import RULER
-from probe.eval_tasks.score import SLICE, documents_of
+from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.request import warn_skipped
@@ -174,10 +174,10 @@ def fitting_lengths(tasks: Iterable[EvalTask], tokenizer: Any, setting: PromptSp
 def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int) -> int:
     """Rough memory, at the longest prompts, beside weights of so many bytes a number.
 
-    Key-value cache and one layer's states of a batch, the logits that a task holds, and float32 copies of a slice.
+    Key-value cache and one layer's states of a batch, the logits that a task has at once.
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
     states = batch * prompt_bytes(config, longest, number_bytes)
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
-    return states + config.vocab_size * (logits * number_bytes + min(logits, SLICE) * 2 * 4)
+    return states + logits_bytes(config.vocab_size, logits, number_bytes)

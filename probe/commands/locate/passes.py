@@ -22,11 +22,11 @@ from mesa.decoder import decoder_of, layers_of
 from mesa.engine.structure import idle_layers
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from mesa.outside import with_last_logits
 from probe.capture.spec import HOOKS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.likelihood import TAIL, tail_tokens
 from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.score import token_losses
 
 HookPoint = tuple[str, int]
 """A hook of `HOOK_NAMES`, and a layer."""
@@ -129,7 +129,7 @@ def run(
     hooks += [(_name(point), partial(look, point=point)) for point in record]
     attached = mesa.applied(model, method, executor=executor, prompt_length=item.prompt)
     with attached as attachment, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
-        losses = _losses(model, item)
+        losses = token_losses(model, torch.tensor([item.ids], device=model.device), item.scored)
     if set(counts) > {1}:
         raise Failed(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
     expected = dict.fromkeys(range(first, depth), 1)
@@ -147,12 +147,6 @@ def run(
 
 def _name(point: HookPoint) -> str:
     return HOOK_NAMES[point[0]].format(layer=point[1])
-
-
-def _losses(model: Any, item: Item) -> Tensor:
-    ids = torch.tensor([item.ids], device=model.device)
-    logits = model(ids, use_cache=False, **with_last_logits(model, item.scored + 1)).logits[0, -item.scored - 1 : -1]
-    return torch.nn.functional.cross_entropy(logits.float(), ids[0, -item.scored :].to(logits.device), reduction="none")
 
 
 @contextmanager

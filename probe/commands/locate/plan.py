@@ -17,8 +17,9 @@ from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate.passes import Item, items
 from probe.commands.locate.request import LocateRequest
 from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import tail_tokens
 from probe.eval_tasks.retrieval import word_ids
-from probe.eval_tasks.score import documents_of
+from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.experiment.task import Key
 from probe.files import JsonObject
@@ -162,11 +163,12 @@ def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, in
 
 
 def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
-    """Estimate of the memory beside the weights of a task: the states of both runs, and one pass."""
+    """Estimate of the memory beside the weights of a task: the states of both runs, one pass, and its logits."""
     config, depth = plan.config, plan.config.num_hidden_layers
     number_bytes = bytes_a_number(config, plan.request.load)
     streams = {
         "clamp": 6 * depth,  # the search for threshold dims
         "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
-    return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes)
+    logits = logits_bytes(config.vocab_size, tail_tokens(plan.trained_length), number_bytes)
+    return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes + logits)

@@ -22,7 +22,7 @@ from probe.commands.predict.formula import scored_queries
 from probe.commands.predict.kind import moved_methods
 from probe.commands.predict.request import PredictRequest
 from probe.eval_tasks.retrieval import first_ids
-from probe.eval_tasks.score import SLICE, documents_of, text_windows
+from probe.eval_tasks.score import documents_of, logits_bytes, text_windows
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 
@@ -182,5 +182,5 @@ def unsupported_reason(method: Method) -> str:
 def needed_bytes(plan: PredictPlan) -> int:
     """Estimate of the memory beside the weights: a pass at the longest length, and its logits."""
     number_bytes = bytes_a_number(plan.config, plan.request.load)
-    logits = plan.config.vocab_size * (plan.longest * number_bytes + min(plan.longest, SLICE) * 2 * 4)
+    logits = logits_bytes(plan.config.vocab_size, plan.longest, number_bytes)
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)

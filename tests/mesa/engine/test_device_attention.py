@@ -423,7 +423,7 @@ def test_blocks_are_searched_once_for_texts_of_a_length(monkeypatch):
     assert len(device_attention._RANGES) == 2
 
 
-def test_blocks_that_another_thread_forgets_meanwhile_stay_those_in_use(monkeypatch):
+def test_blocks_that_another_thread_forgets_meanwhile_serve_all_the_same(monkeypatch):
     class Forgetting(dict):
         def __setitem__(self, key, value):
             """Kept for nobody."""

@@ -151,7 +151,7 @@ def test_ranks_of_a_tensor_parallel_model_have_heads_of_their_own(ranks, heads, 
     assert sorted(shown[:4]) == sorted(shown[4:]) == [0, 1, 2, 3]  # in one process, and in both ranks
 
 
-def test_heads_out_of_range_are_refused(model):
+def test_heads_on_unknown_ranks_are_refused(model):
     """As where weights are parted, and do not say how."""
     model.config.num_attention_heads = 8
     try:

@@ -11,6 +11,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from tiny import logits, tokens
 from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import mesa
 
@@ -136,3 +137,17 @@ def test_no_cache_is_kept_alive_by_the_pass_that_filled_it(model):
         last = filled(model, DynamicCache())
     assert [reference() for reference in last] == [None, None]
     assert attachment.calls[0]
+
+
+def test_no_model_is_kept_alive_by_a_forward_of_its_own():
+    model = tiny.model()
+    model.model.rotary_emb.forward = lambda x, position_ids, of=model: LlamaRotaryEmbedding.forward(
+        of.model.rotary_emb, x, position_ids
+    )
+    add_hook_to_module(model.model.rotary_emb, AlignDevicesHook("cpu"))
+    with mesa.applied(model, cases.method("rerope")):
+        logits(model, tokens(1, 40))
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is None
