@@ -232,7 +232,7 @@ class LocateOptions(FolderOptions):
 
     def export(self) -> Export:
         """What `mesa-lens locate` measured."""
-        from probe.commands.locate.export import located_export
+        from probe.commands.locate.page import located_export
         from probe.commands.locate.result import LOCATED
 
         return located_export(LOCATED.read(self.store), self.chosen, self.lengths, self.measures)
@@ -244,7 +244,7 @@ class AnatomyOptions(FolderOptions):
 
     def export(self) -> Export:
         """What `mesa-lens anatomy` measured."""
-        from probe.commands.anatomy.export import anatomy_export
+        from probe.commands.anatomy.page import anatomy_export
         from probe.commands.anatomy.result import ANATOMY
 
         return anatomy_export(ANATOMY.read(self.store), self.chosen, self.lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesa_lens.arguments import JsonOptions
-from probe.commands.probe.request import RuleOptions
+from probe.commands.probe import RuleOptions
 from probe.options import REQUIRED, InputPath, option
 
 
@@ -24,9 +24,9 @@ EXAMPLE = "mesa-lens report runs/demo"
 
 def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
-    from probe.commands.anatomy.export import write_anatomy
+    from probe.commands.anatomy.page import write_anatomy
     from probe.commands.anatomy.result import ANATOMY
-    from probe.commands.locate.export import write_located
+    from probe.commands.locate.page import write_located
     from probe.commands.locate.result import LOCATED
     from probe.commands.probe.report import write_report
     from probe.commands.probe.verdict import terminal_text

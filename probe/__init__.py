@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from mesa.engine.bridge import bridge as bridge_to
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
-    from probe.commands.anatomy.token_views import token_losses
-    from probe.commands.eval.plan import plan as plan_evaluation
-    from probe.commands.eval.request import EvalRequest
-    from probe.commands.eval.run import run as run_evaluation
-    from probe.commands.predict.command import predict_failure
-    from probe.commands.predict.request import PredictRequest
-    from probe.commands.probe.export import curves_export, drift_export, threshold_export
-    from probe.commands.probe.report import write_report
-    from probe.commands.probe.request import ProbeRequest
+    from probe.commands.anatomy.page import token_losses
+    from probe.commands.eval import EvalRequest
+    from probe.commands.eval.plan import plan_evaluation
+    from probe.commands.eval.run import run_evaluation
+    from probe.commands.predict import PredictRequest
+    from probe.commands.predict.run import predict_failure
+    from probe.commands.probe import ProbeRequest
+    from probe.commands.probe.report import curves_export, drift_export, threshold_export, write_report
     from probe.commands.probe.run import run_probe
     from probe.eval_tasks.sources import heldout
     from probe.figures.export import heatmap_export
@@ -44,14 +43,15 @@ _MODULES = {
     "probe.capture.spec": "CaptureSpec",
     "probe.figures.export": "heatmap_export",
     "probe.figures.heatmap": "default_regions regions",
-    "probe.commands.anatomy.token_views": "token_losses",
-    "probe.commands.predict.command": "predict_failure",
+    "probe.commands.anatomy.page": "token_losses",
+    "probe.commands.predict.run": "predict_failure",
     "probe.run": "Run open_run",
-    "probe.commands.probe.export": "curves_export drift_export threshold_export",
-    "probe.commands.probe.report": "write_report",
-    "probe.commands.eval.request": "EvalRequest",
-    "probe.commands.predict.request": "PredictRequest",
-    "probe.commands.probe.request": "ProbeRequest",
+    "probe.commands.probe.report": "curves_export drift_export threshold_export write_report",
+    "probe.commands.eval": "EvalRequest",
+    "probe.commands.eval.plan": "plan_evaluation",
+    "probe.commands.eval.run": "run_evaluation",
+    "probe.commands.predict": "PredictRequest",
+    "probe.commands.probe": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
     "probe.store.select": "hook_values",
     "probe.eval_tasks.sources": "heldout",
@@ -66,8 +66,6 @@ _MODULES = {
 _LAZY = {
     **{name: module for module, names in _MODULES.items() for name in names.split()},
     "bridge_to": "mesa.engine.bridge:bridge",
-    "plan_evaluation": "probe.commands.eval.plan:plan",
-    "run_evaluation": "probe.commands.eval.run:run",
 }
 
 # fmt: off

@@ -14,22 +14,24 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from mesa.errors import NotFound, Refused
-from probe.commands.anatomy.export import anatomy_export
+from probe.commands.anatomy.page import HTML, anatomy_export, attention_view, headline, loss_view
 from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.anatomy.sections import headline
-from probe.commands.anatomy.token_views import HTML, attention_view, loss_view
-from probe.commands.locate.export import located_export, located_tables
+from probe.commands.locate.page import clearest, located_export, located_tables, places
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sections import clearest, places
-from probe.commands.predict.figures import prediction_export
+from probe.commands.predict.page import prediction_export
+from probe.commands.predict.page import sections as prediction_sections
 from probe.commands.predict.result import PREDICTION
-from probe.commands.predict.sections import sections as prediction_sections
-from probe.commands.probe.export import curves_of, drift_export, threshold_export, with_tables
-from probe.commands.probe.report import whole_summary
+from probe.commands.probe.report import (
+    control,
+    curves_of,
+    drift_export,
+    onsets,
+    threshold_export,
+    whole_summary,
+    with_tables,
+)
 from probe.commands.probe.result import Summary, Verdict, run_summary
-from probe.commands.probe.sections import control, onsets
-from probe.commands.probe.tables import crossing_table, drift_table, onset_title
-from probe.commands.probe.verdict import verdict
+from probe.commands.probe.verdict import crossing_table, drift_table, onset_title, verdict
 from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import (

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
-from probe.commands.locate.figures import recovery_map
+from probe.commands.locate.page import recovery_map
 from probe.commands.locate.result import Effect, Located, Loss
 from probe.figures.render import rendered
 from research.figure_numbers import of_drift, of_table, write_numbers

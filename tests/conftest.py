@@ -65,6 +65,6 @@ def undrawn():
 def unpainted():
     """Reports of runs are written with empty files for pictures, which matplotlib takes seconds for."""
     with pytest.MonkeyPatch.context() as patch:
-        for command in ("probe.report", "predict.command"):
+        for command in ("probe.report", "predict.run"):
             patch.setattr(f"probe.commands.{command}.rendered", lambda *_: b"")
         yield

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mesa.errors import Refused
-from probe.commands.anatomy.request import AnatomyRequest
-from probe.commands.eval.request import EvalRequest, HarnessOptions
-from probe.commands.locate.request import LocateRequest
-from probe.commands.predict.request import PredictRequest
-from probe.commands.probe.request import ProbeRequest, RuleOptions
+from probe.commands.anatomy import AnatomyRequest
+from probe.commands.eval import EvalRequest, HarnessOptions
+from probe.commands.locate import LocateRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.experiment.resume import NEVER_RECORDED
 from probe.layout import LAYOUTS, Layout
 from probe.options import options
@@ -46,12 +46,12 @@ class Command:
 
     def listing(self, *own: Any) -> dict[str, str]:
         """Texts by name that are printed in place of a run, where an option other than the request's asks for them."""
-        module = importlib.import_module(f"probe.commands.{self.name}.command")
+        module = importlib.import_module(f"probe.commands.{self.name}.run")
         return getattr(module, "listing", lambda *_: {})(*own)
 
     def load(self) -> tuple[Any, Any, Any]:
         """`plan` of what is asked, `estimate` and `run_and_report` of the plan; loads torch."""
-        module = importlib.import_module(f"probe.commands.{self.name}.command")
+        module = importlib.import_module(f"probe.commands.{self.name}.run")
         return module.plan, module.estimate, module.run_and_report
 
 

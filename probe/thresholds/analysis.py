@@ -21,7 +21,7 @@ from probe.eval_tasks.sources import TextSource
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import TEXT_SOURCE, StoredRun
 from probe.store.result_file import having
-from probe.store.results import number
+from probe.store.results import or_nan
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
@@ -374,7 +374,7 @@ def _difference(scores: xr.Dataset, others: xr.Dataset, name: str) -> Difference
     """A method's score less another's on the same prompts."""
     values, reference = scores[name].values.tolist(), others[name].values.tolist()
     mean = float(np.mean(np.subtract(values, reference)))
-    return Difference(mean, *map(number, paired(values, reference, _METRICS[name])))
+    return Difference(mean, *map(or_nan, paired(values, reference, _METRICS[name])))
 
 
 def _control(control: xr.Dataset | str) -> Control | str:

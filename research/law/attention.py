@@ -12,10 +12,9 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
-from probe.commands.predict.calibration import SCALE_POWERS
-from probe.commands.predict.formula import POWERS, FarKeys, far_keys
-from probe.commands.predict.plan import configs, plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import POWERS, SCALE_POWERS, FarKeys, far_keys
+from probe.commands.predict.run import configs, plan
 from research.script import run
 
 LEAKY = tuple(f"leaky-rerope:k={k},log_n=false" for k in (1.2, 1.5, 2, 3, 4))

@@ -15,8 +15,7 @@ import pandas as pd
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from probe.commands.predict.plan import configs  # noqa: E402
-from probe.commands.predict.prediction import auc  # noqa: E402
+from probe.commands.predict.run import auc, configs  # noqa: E402
 from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"

@@ -14,10 +14,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.methods import make
-from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration
-from probe.commands.predict.formula import FarKeys, far_keys, scored_queries
-from probe.commands.predict.plan import GAP_TOKENS
-from probe.commands.predict.run import FOLDER, JOURNAL
+from probe.commands.predict.formula import ORIGIN, QUERIES, REFERENCE, Calibration, FarKeys, far_keys, scored_queries
+from probe.commands.predict.run import FOLDER, GAP_TOKENS, JOURNAL
 from probe.experiment.journal import read_journal
 
 RESULTS = Path(__file__).parent / "results"

@@ -22,10 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.methods import Method, make
 from mesa.models import load
-from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE
-from probe.commands.predict.formula import Law, excess_curve, failure_length, far_keys_by_length
-from probe.commands.predict.plan import plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import (
+    ORIGIN,
+    QUERIES,
+    REFERENCE,
+    Law,
+    excess_curve,
+    failure_length,
+    far_keys_by_length,
+)
+from probe.commands.predict.run import plan
 from probe.eval_tasks.score import nll
 from research.law.run import CONFIGS, FITTED, RESULTS
 

@@ -18,9 +18,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.commands.predict.calibration import QUERIES
-from probe.commands.predict.formula import Law, failure_length, far_keys_by_length
-from probe.commands.predict.plan import configs
+from probe.commands.predict.formula import QUERIES, Law, failure_length, far_keys_by_length
+from probe.commands.predict.run import configs
 from probe.thresholds.stated_window import NATS_ABOVE
 
 RESULTS = Path(__file__).parent / "results"

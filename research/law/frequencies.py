@@ -15,12 +15,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
 from mesa.plan import query_scales
-from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, window_means
-from probe.commands.predict.formula import POWERS, FarKeys, excess_curve, failure_length, scored_queries
-from probe.commands.predict.plan import plan
-from probe.commands.predict.prediction import auc
-from probe.commands.predict.request import PredictRequest
-from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import (
+    ORIGIN,
+    POWERS,
+    QUERIES,
+    REFERENCE,
+    Calibration,
+    FarKeys,
+    excess_curve,
+    failure_length,
+    scored_queries,
+    window_means,
+)
+from probe.commands.predict.run import FOLDER, JOURNAL, auc, losses_of, plan
 from probe.thresholds.stated_window import NATS_ABOVE
 from research.script import run
 

@@ -9,10 +9,22 @@ from typing import Any
 import numpy as np
 
 from mesa.plan import relative_positions
-from probe.commands.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
-from probe.commands.predict.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length, scored_queries
-from probe.commands.predict.plan import PredictPlan
-from probe.commands.predict.prediction import auc
+from probe.commands.predict.formula import (
+    ORIGIN,
+    POWERS,
+    QUERIES,
+    REFERENCE,
+    Calibration,
+    Law,
+    Losses,
+    excess_curve,
+    failure_length,
+    far_keys_by_length,
+    resampled,
+    scored_queries,
+    window_means,
+)
+from probe.commands.predict.run import PredictPlan, auc
 from probe.statistics import student
 from probe.thresholds.stated_window import NATS_ABOVE
 

@@ -21,7 +21,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.plan import query_scales, relative_positions
-from probe.commands.predict.calibration import (
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import (
     LOG_N,
     ORIGIN,
     QUERIES,
@@ -29,13 +30,12 @@ from probe.commands.predict.calibration import (
     SCALE_POWERS,
     Calibration,
     Losses,
+    Moved,
+    excess_curve,
+    failure_length,
     window_means,
 )
-from probe.commands.predict.formula import excess_curve, failure_length
-from probe.commands.predict.kind import Moved
-from probe.commands.predict.plan import PredictPlan, plan
-from probe.commands.predict.request import PredictRequest
-from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
+from probe.commands.predict.run import FOLDER, JOURNAL, PredictPlan, losses_of, plan
 from probe.experiment.journal import read_journal
 from probe.files import write_json
 from probe.options import parse_lengths

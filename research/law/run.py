@@ -16,10 +16,9 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa_lens.cli import main as mesa_lens
-from probe.commands.predict.calibration import Losses
-from probe.commands.predict.plan import PredictPlan, plan
-from probe.commands.predict.request import PredictRequest
-from probe.commands.predict.run import FOLDER, JOURNAL, losses_of
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import Losses
+from probe.commands.predict.run import FOLDER, JOURNAL, PredictPlan, losses_of, plan
 from probe.experiment.journal import read_journal
 from probe.experiment.task import Key
 from probe.files import JsonObject, write_json

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.methods import Method, Origin
 from mesa.models import Loaded, load
-from probe.commands.predict.kind import Moved
-from probe.commands.predict.plan import plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.formula import Moved
+from probe.commands.predict.run import plan
 from probe.eval_tasks.score import nll
 from probe.options import parse_lengths
 from probe.statistics import student

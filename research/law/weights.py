@@ -10,8 +10,7 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.plan import query_scales, relative_positions
-from probe.commands.predict.calibration import QUERIES
-from probe.commands.predict.formula import scored_queries
+from probe.commands.predict.formula import QUERIES, scored_queries
 
 Weights = Callable[[float], np.ndarray]
 """Weights (distance,) of a rule's parameter; 0 for distances below M."""

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.decoder import layers_of
 from mesa.methods import Method
-from probe.commands.locate.passes import Item
+from probe.commands.locate import LocateRequest
+from probe.commands.locate.interventions import Item
 from probe.commands.locate.plan import plan
-from probe.commands.locate.request import LocateRequest
 from probe.options import parse_lengths
 from research.script import make_parser, run
 

@@ -27,12 +27,10 @@ import mesa
 from mesa.engine.attention import EXECUTORS, dense, scored
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.engine.schedule import Schedule
-from probe.commands.locate.interventions import Heads
-from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.passes import blocks
-from probe.commands.locate.passes import run as run_pass
-from probe.commands.locate.plan import plan
-from probe.commands.locate.request import LocateRequest
+from probe.commands.locate import LocateRequest
+from probe.commands.locate.interventions import Heads, blocks
+from probe.commands.locate.interventions import run as run_pass
+from probe.commands.locate.plan import PairedLosses, plan
 from research.script import Journal, make_parser, run
 
 HEADS: dict[str, Heads] = {"0.7 and 2.0": {0: (7,), 2: (0,)}, "0.7": {0: (7,)}, "2.0": {2: (0,)}}

@@ -26,8 +26,8 @@ import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from probe.commands.anatomy.heads import recorded_attention
-from probe.commands.predict.plan import plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.run import plan
 from probe.eval_tasks.score import nll
 from probe.statistics import student
 from research.correlation import correlations, rank_correlation

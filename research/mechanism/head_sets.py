@@ -21,12 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa.methods import Origin
-from probe.commands.locate.head_search import paired, set_key
-from probe.commands.locate.interventions import Head, Heads, PatchedHeads, Plain, by_layer
-from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.passes import BASELINE, PATCHED
-from probe.commands.locate.plan import ORIGIN, ItemGroup, plan
-from probe.commands.locate.request import LocateRequest
+from probe.commands.locate import LocateRequest
+from probe.commands.locate.interventions import BASELINE, PATCHED, Head, Heads, PatchedHeads, Plain, by_layer
+from probe.commands.locate.plan import ORIGIN, ItemGroup, PairedLosses, paired, plan, set_key
 from probe.commands.locate.run import Locate
 from probe.experiment.task import Task
 from probe.options import parse_lengths

@@ -24,11 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
-from probe.commands.locate.clamp import Clamp, clamped_dims
-from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.passes import BASELINE, PATCHED, Edit, Item, RunPair, blocks
-from probe.commands.locate.plan import ORIGIN, plan
-from probe.commands.locate.request import LocateRequest
+from probe.commands.locate import LocateRequest
+from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Edit, Item, RunPair, blocks, clamped_dims
+from probe.commands.locate.plan import ORIGIN, PairedLosses, plan
 from probe.eval_tasks.retrieval import repeated_word
 from research.script import Journal, make_parser, run
 

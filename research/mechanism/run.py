@@ -24,9 +24,9 @@ import xarray as xr
 
 import mesa
 from mesa_lens.cli import main
+from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.heads import by_span
-from probe.commands.anatomy.plan import plan
-from probe.commands.anatomy.request import AnatomyRequest
+from probe.commands.anatomy.run import plan
 from probe.heads import head_name
 from probe.store.results import percent
 from research.mechanism.rankings import rankings

@@ -15,14 +15,14 @@ from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
+from probe.commands.eval import EvalRequest
 from probe.commands.eval import plan as evaluation_plan
 from probe.commands.eval.plan import EvalPlan
-from probe.commands.eval.request import EvalRequest
 from probe.commands.eval.run import Evaluation
+from probe.commands.probe import ProbeRequest
 from probe.commands.probe import plan as probe_plan
 from probe.commands.probe.plan import ProbePlan
-from probe.commands.probe.request import ProbeRequest
-from probe.commands.probe.stages import work as probe_work
+from probe.commands.probe.plan import work as probe_work
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
 from probe.request import LoadOptions, MethodsRequest, warn_skipped
@@ -180,7 +180,7 @@ def plan_section(config: PaperConfig, name: str) -> EvalPlan | ProbePlan:
     request = section_request(config, name)
     if isinstance(request, ProbeRequest):
         return probe_plan.plan(request)
-    planned = evaluation_plan.plan(request)
+    planned = evaluation_plan.plan_evaluation(request)
     if name == "ablation":
         mesa = planned.methods["mesa"]
         return replace(planned, methods={f"mesa, {weave}": replace(mesa, weave=weave) for weave in WEAVES})

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.commands.eval.harness import Harness, run_harness
+from probe.commands.eval.plan import EvalWorker
 from probe.commands.eval.run import Evaluation
-from probe.commands.eval.run import run as run_cells
-from probe.commands.eval.worker import EvalWorker
+from probe.commands.eval.run import run_evaluation as run_cells
 from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.result import run_summary
 from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe

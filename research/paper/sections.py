@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from probe.commands.eval.request import EvalRequest
-from probe.commands.probe.request import ProbeRequest
+from probe.commands.eval import EvalRequest
+from probe.commands.probe import ProbeRequest
 from probe.options import InputPath, JoinedNames, Names, Text, Tokens, option
 
 

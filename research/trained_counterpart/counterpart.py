@@ -20,9 +20,9 @@ from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, check_placement, config_of, load, tokenizer_of
 from mesa.support import check_config, check_method, trained_length
 from probe.capture.memory import check_memory, peak_bytes
-from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.passes import Edit, Item
-from probe.commands.locate.passes import run as one_pass
+from probe.commands.locate.interventions import Edit, Item
+from probe.commands.locate.interventions import run as one_pass
+from probe.commands.locate.plan import PairedLosses
 from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.likelihood import TAIL, tail_tokens

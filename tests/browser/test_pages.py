@@ -9,7 +9,7 @@ import pytest
 import results
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.eval.figures import write_curves
+from probe.commands.eval.page import write_curves
 from probe.commands.probe.report import write_report
 from theory.claim import Measurement
 from theory.claims import Claim, ClaimVerdict, VerifyOptions

@@ -9,8 +9,7 @@ from pages import drawn, shown_texts, tables
 from results import evaluation, write_evaluation
 
 from probe.commands.eval.plan import TASKS
-from probe.commands.eval.result import EVALUATED, Sample
-from probe.commands.eval.summary import summarize
+from probe.commands.eval.result import EVALUATED, Sample, summarize
 from probe.experiment.journal import Journal
 from probe.files import write_result
 

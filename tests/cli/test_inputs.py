@@ -7,9 +7,9 @@ from commands import main
 
 from mesa.errors import Refused
 from mesa_lens import cli
+from probe.commands.eval import EvalRequest
 from probe.commands.eval.plan import check_read
-from probe.commands.eval.request import EvalRequest
-from probe.commands.predict.plan import configs
+from probe.commands.predict.run import configs
 
 
 def refused(capsys, *words, code=2):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from synthetic import of_run
 
-from probe.commands.anatomy.export import write_anatomy
+from probe.commands.anatomy.page import write_anatomy
 from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.files import write_result
 

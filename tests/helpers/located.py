@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from synthetic import of_run
 
-from probe.commands.locate.export import write_located
+from probe.commands.locate.page import write_located
 from probe.commands.locate.result import LOCATED
 from probe.files import write_result
 

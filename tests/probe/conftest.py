@@ -4,7 +4,7 @@ import pytest
 import spaced
 import tiny
 
-from probe.commands.eval.request import EvalRequest
+from probe.commands.eval import EvalRequest
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mesa.settings import fitting_methods
-from probe.commands.anatomy import plan as anatomy
+from probe.commands.anatomy import run as anatomy
 from probe.commands.eval import plan as evaluation
 from probe.commands.locate import plan as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
@@ -14,7 +14,7 @@ from probe.commands.probe.run import prepare
 
 PLANS = {
     "probe": (plan, ProbeRequest),
-    "eval": (evaluation.plan, evaluation.EvalRequest),
+    "eval": (evaluation.plan_evaluation, evaluation.EvalRequest),
     "locate": (locating.plan, locating.LocateRequest),
     "anatomy": (anatomy.plan, anatomy.AnatomyRequest),
 }
@@ -74,7 +74,7 @@ def test_lengths_too_short_for_a_prompt_are_left_out_of_a_default_alone(capsys):
     with pytest.raises(ValueError, match=r"64 is below the task's fixed text .*\(--lengths\)"):
         prepare(plan(ProbeRequest(trained_length=128, lengths=(64, 128))))
     assert plan(ProbeRequest(trained_length=128, samples=0)).lengths[0] == 64
-    tasks = evaluation.plan(evaluation.EvalRequest(trained_length=64, samples=2, methods="origin"))
+    tasks = evaluation.plan_evaluation(evaluation.EvalRequest(trained_length=64, samples=2, methods="origin"))
     assert tasks.setting.lengths == (128, 256, 512)
     assert line in capsys.readouterr().err
 

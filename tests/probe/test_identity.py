@@ -5,15 +5,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from probe.commands.anatomy.plan import plan as plan_anatomy
-from probe.commands.anatomy.request import AnatomyRequest
-from probe.commands.eval.plan import plan as plan_evaluation
-from probe.commands.eval.request import EvalRequest
+from probe.commands.anatomy import AnatomyRequest
+from probe.commands.anatomy.run import plan as plan_anatomy
+from probe.commands.eval import EvalRequest
+from probe.commands.eval.plan import plan_evaluation
+from probe.commands.locate import LocateRequest
 from probe.commands.locate.plan import plan as plan_locate
-from probe.commands.locate.request import LocateRequest
-from probe.commands.probe.plan import evaluation_plan, plan, provenance, template
-from probe.commands.probe.request import ProbeRequest
-from probe.commands.probe.stages import FailureByLength
+from probe.commands.probe import ProbeRequest
+from probe.commands.probe.plan import FailureByLength, evaluation_plan, plan, provenance, template
 from probe.options import Text, option
 from probe.request import MethodsRequest
 from probe.store import store

@@ -172,7 +172,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
 
 
 def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.commands.probe.stages._between", lambda *_: {"rerope": 120})
+    monkeypatch.setattr("probe.commands.probe.plan._between", lambda *_: {"rerope": 120})
     options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}
     request = ProbeRequest(model=model, spec=CaptureSpec(layers=((0, 2),)), **options)
     lost = [("nll", "rerope", 120), ("rerope", "repeated")]

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from probe.commands.predict.plan import plan
-from probe.commands.predict.request import PredictRequest
-from probe.commands.predict.run import FOLDER, JOURNAL, PassKey
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.run import FOLDER, JOURNAL, PassKey, plan
 from probe.experiment.journal import Journal
 from research.law.run import stored_halves
 

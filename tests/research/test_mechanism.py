@@ -7,7 +7,7 @@ import torch
 
 import mesa
 from mesa.decoder import layers_of
-from probe.commands.locate.passes import Item
+from probe.commands.locate.interventions import Item
 from research.correlation import rank_correlation
 from research.mechanism.attribution import before, restored
 from research.mechanism.far_keys import choose, estimates

@@ -6,10 +6,8 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.commands.anatomy.export import anatomy_export
+from probe.commands.anatomy.page import all_heads, anatomy_export, anatomy_findings, place
 from probe.commands.anatomy.result import ANATOMY
-from probe.commands.anatomy.sections import all_heads, place
-from probe.commands.anatomy.sentences import anatomy_findings
 from probe.figures.section import Section
 
 

@@ -14,7 +14,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from mesa_lens.dashboard.state import can_open, opened, summary_of
 from probe.commands.probe.result import Summary
-from probe.commands.probe.tables import failure_text, onset_title
+from probe.commands.probe.verdict import failure_text, onset_title
 from probe.figures.curves import overlaid
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart

@@ -7,12 +7,10 @@ import streamlit as st
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from mesa_lens.dashboard.state import drifted
-from probe.commands.locate.export import located_export, located_tables
-from probe.commands.locate.figures import MEASURES
+from probe.commands.locate.page import MEASURES, clearest, located_export, located_tables, losses, place
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sections import clearest, losses, place
-from probe.commands.probe.export import drift_export, map_section
-from probe.commands.probe.tables import drift_table
+from probe.commands.probe.report import drift_export, map_section
+from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
 from probe.figures.section import Section, figures_of
 from probe.store.result_file import having

@@ -9,8 +9,8 @@ import streamlit as st
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, find_status
 from mesa_lens.dashboard.state import opened, summary_of
+from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.result import Summary
-from probe.commands.probe.sections import provenance, scores
 from probe.commands.probe.verdict import about_run
 from probe.figures.curves import parted
 from probe.figures.figure_data import Chart

@@ -13,11 +13,9 @@ from mesa.methods import Method, make, standard_methods
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.commands.predict.calibration import ORIGIN
-from probe.commands.predict.figures import method_chart, prediction_export
-from probe.commands.predict.formula import failure_length, far_keys_by_length, length_grid, stored_law
+from probe.commands.predict.formula import ORIGIN, failure_length, far_keys_by_length, length_grid, stored_law
+from probe.commands.predict.page import law_sentences, left_out, method_chart, prediction_export
 from probe.commands.predict.result import PREDICTION, FittedLaw, Prediction
-from probe.commands.predict.sentences import law_sentences, left_out
 from probe.figures.figure_data import Chart
 
 _QUERIES = 8

@@ -6,8 +6,8 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
+from probe.commands.anatomy.page import attention_view, head_changes, loss_view, methods_of
 from probe.commands.anatomy.result import TOKENS
-from probe.commands.anatomy.token_views import attention_view, head_changes, loss_view, methods_of
 from probe.heads import head_name, parse_head
 
 _DEFAULT = "the most changed"

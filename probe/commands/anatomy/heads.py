@@ -27,7 +27,7 @@ from probe.eval_tasks.score import nll
 SPANS = ("inside M", "beyond M")
 FIRST = 4
 """Keys (tokens) at the start of a prompt that are a part by themselves."""
-PARTS = ("first", "near", "window", "beyond")
+MASS_PARTS = ("first", "near", "window", "beyond")
 """Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
 QUERIES, STRONGEST = 32, 12
 """Queries whose attention is stored token by token, and how many keys of each."""
@@ -47,7 +47,8 @@ def head_statistics(
 ) -> xr.Dataset:
     """What every head attends to in a prompt (token ids) under `method`.
 
-    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1. `entropy`
+    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1.
+    `entropy`
     (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before): (layer, head,
     query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
     `sampled_queries` if None. Raises Refused for an N out of range.
@@ -66,7 +67,7 @@ def head_statistics(
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
         return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, in_part)
 
-    return labelled(recorded_attention(model, ids, method, measure), {"part": PARTS}, chosen, trained)
+    return labelled(recorded_attention(model, ids, method, measure), {"part": MASS_PARTS}, chosen, trained)
 
 
 def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[str, Tensor]:

@@ -1,23 +1,189 @@
-"""The experiment of an `AnatomyPlan`, and its folder."""
+"""What `mesa-lens anatomy` is asked for, checked against the model's config before any weights are loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mesa.errors import Failed
-from probe.commands.anatomy.heads import by_span, head_statistics, retrieval_scores, token_values
-from probe.commands.anatomy.plan import AnatomyKey, AnatomyPlan, pass_bytes
-from probe.commands.anatomy.result import ANATOMY, TABLES, TOKENS
-from probe.experiment.journal import JournalRows
+from mesa.errors import Failed, Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.methods import Method
+from mesa.models import bytes_a_number, tokenizer_of
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
+from probe.capture.spec import CaptureSpec
+from probe.commands.anatomy import AnatomyRequest
+from probe.commands.anatomy.heads import (
+    MASS_PARTS,
+    OFFSETS,
+    QUERIES,
+    by_span,
+    head_statistics,
+    retrieval_scores,
+    sampled_queries,
+    token_values,
+)
+from probe.commands.anatomy.page import RETRIEVES, headline, write_anatomy
+from probe.commands.anatomy.result import (
+    ANATOMY,
+    TABLES,
+    TOKENS,
+    Anatomy,
+    Captured,
+    HeadMeasured,
+    MeasuredAttention,
+    Retrieval,
+    RetrievalHead,
+    Tokens,
+)
+from probe.commands.eval.plan import PROMPTS
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL
+from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.score import documents_of, logits_bytes
+from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.token_texts import token_texts
+from probe.experiment.estimate import estimated
+from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker
-from probe.experiment.run import Experiment
+from probe.experiment.run import CommandResult, Experiment, summary_of
+from probe.experiment.run import run as run_plan
 from probe.experiment.task import MeasureTask, Task
+from probe.figures.section import as_text
 from probe.files import JsonObject
+from probe.options import parse_ranges
+from probe.request import warn_skipped
+from probe.statistics import half_width, wilson
+from probe.store.result_file import having
+
+PARTS = ("heads", "retrieval", "tokens")
+"""What is measured, in this order."""
+_PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
+
+
+class AnatomyKey(NamedTuple):
+    """What a row of the journal is of; length in tokens, prompt: its number."""
+
+    part: str
+    method: str
+    length: int
+    prompt: int
+
+
+@dataclass(frozen=True)
+class AnatomyPlan:
+    """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read.
+
+    words: the tokens of the first text of the longest length, as texts.
+    """
+
+    request: AnatomyRequest
+    config: Any
+    methods: dict[str, Method]
+    lengths: list[int]
+    layers: list[int]
+    texts: dict[int, Sequence[Any]]
+    passkeys: dict[int, Sequence[Prompt]]
+    documents: str
+    text_source: TextSource
+    words: tuple[str, ...] = ()
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are compared with: Origin, or the first."""
+        return "origin" if "origin" in self.methods else next(iter(self.methods))
+
+    @property
+    def keys(self) -> Iterator[AnatomyKey]:
+        """The rows of the journal, in the order in which they are measured."""
+        longest = self.lengths[-1]
+        tokens = {longest: self.texts[longest][:1]} if "tokens" in self.request.parts else {}
+        texts = self.texts if "heads" in self.request.parts else {}
+        for part, by_length in zip(PARTS, (texts, self.passkeys, tokens), strict=True):
+            for length, prompts in by_length.items():
+                for name in self.methods:
+                    yield from (AnatomyKey(part, name, length, number) for number in range(len(prompts)))
+
+    @property
+    def settings(self) -> JsonObject:
+        """Everything that a row depends on beside its key and its method, as JSON."""
+        return {
+            **self.request.identity,
+            "trained_length": self.trained_length,
+            "longest": self.lengths[-1],
+            "prompts": PROMPTS,
+            "passkeys": _PASSKEYS,
+            **identity(self.request.model, self.config),
+            "documents": self.documents,
+        }
+
+
+def plan(request: AnatomyRequest) -> AnatomyPlan:
+    """Checks the request and builds every prompt. Raises Refused or FileNotFoundError, naming the value.
+
+    Where no length is given and passkeys do not fit into the default ones, retrieval is left out, with a note on
+    stderr.
+    """
+    config, trained = request.checked_model()
+    methods = request.checked_methods(config, trained)
+    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    lengths = sorted(set(request.lengths or (trained, 4 * trained)))
+    check_prompts(lengths[-1], request.samples)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    documents, text_source = documents_of(tokenizer, request.text)
+    setting = PromptSpec(trained, tuple(lengths), request.samples, request.seed, documents)
+    texts: dict[int, Sequence[Any]] = {}
+    passkeys: dict[int, Sequence[Prompt]] = {}
+    if {"heads", "tokens"} & {*request.parts}:
+        texts = {length: TAIL.prepare(tokenizer, length, setting, request.samples) for length in lengths}
+    if "retrieval" in request.parts:
+        try:
+            passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
+        except Refused as error:
+            if request.lengths is not None or not texts:
+                raise
+            warn_skipped({"retrieval": f"retrieval: {error}"})
+    words: tuple[str, ...] = ()
+    if "tokens" in request.parts:
+        words = tuple(token_texts(tokenizer, texts[lengths[-1]][0]))
+    return AnatomyPlan(
+        request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents), text_source, words
+    )
+
+
+def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prompt]:
+    """Prompts that end early enough for the answer's tokens to be predicted within `length`: at M, all inside M."""
+    room = 0
+    while True:
+        prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
+        needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
+        if needed <= room:
+            return prompts
+        room = needed
+
+
+def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
+    """Estimate of the memory of one pass beside the weights.
+
+    Retrieval decodes with a cache, tokens have logits at every position.
+    """
+    number_bytes = bytes_a_number(plan.config, plan.request.load)
+    beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
+    logits = logits_bytes(plan.config.vocab_size, length, number_bytes)
+    return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))
+
 
 _DIGITS = 7
 
@@ -70,3 +236,149 @@ class AnatomyExperiment(Experiment):
             Task(key.part, key, pass_bytes(self.plan, key.part, key.length), weight=key.length, length=key.length)
             for key in missing
         ]
+
+
+_STATISTICS = ("entropy", "mean_distance", "sink", "previous")
+_UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
+
+
+def token_summary(plan: AnatomyPlan, journal: Journal) -> Tokens | None:
+    """The loss and attention of every token of one text under each method; None where they were not captured."""
+    length = plan.lengths[-1]
+    rows = {name: journal.rows.get(("tokens", name, length, 0)) for name in plan.methods}
+    if not plan.words or not any(rows.values()):
+        return None
+    return Tokens(
+        trained_length=plan.trained_length,
+        reference=plan.reference,
+        layers=list(plan.layers),
+        model=plan.request.model,
+        tokens=list(plan.words),
+        queries=sampled_queries(length, plan.trained_length, QUERIES),
+        methods={name: Captured(**row) for name, row in rows.items() if row},
+    )
+
+
+def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
+    """The summary of the journal's rows of a plan, of every part."""
+    heads, all_heads, retrieval = list[HeadMeasured](), list[MeasuredAttention](), list[Retrieval]()
+    for part in PARTS[:2]:
+        for length in plan.lengths:
+            for name in plan.methods:
+                keys = ((part, name, length, number) for number in range(plan.request.samples))
+                rows = [journal.rows[key] for key in keys if key in journal.rows]
+                labels = {"method": name, "length": length, "n": len(rows)}
+                if rows and part == "heads":
+                    for span, here in _by_span(rows).items():
+                        labels["span"] = span
+                        means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
+                        all_heads.append(MeasuredAttention(**labels, **means))
+                        heads += [HeadMeasured(**entry) for entry in _by_head(plan, labels, here)]
+                elif rows:
+                    retrieval += _retrieval(plan, labels, rows)
+    return Anatomy(
+        **summary_of(plan),
+        lengths=list(plan.lengths),
+        layers=list(plan.layers),
+        reference=plan.reference,
+        tasks_left=sum(key not in journal.rows for key in plan.keys),
+        heads=heads,
+        all_heads=all_heads,
+        retrieval=retrieval,
+        retrieval_heads=retrieval_heads(retrieval, plan.trained_length, plan.reference, list(plan.methods)),
+    )
+
+
+def _retrieval(plan: AnatomyPlan, labels: JsonObject, rows: Sequence[JsonObject]) -> list[Retrieval]:
+    """An entry a head: its score at each offset, and at the better one."""
+    scores = np.array([row["score"] for row in rows])
+    entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in OFFSETS})
+    for entry in entries:
+        best = max(OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
+        entry |= {"best_offset": best, "best": entry[f"offset_{best}"]}
+    return [Retrieval(**entry) for entry in entries]
+
+
+def _by_span(rows: Sequence[JsonObject]) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics (prompt, layer, head) of a method and length, by where the queries stand."""
+    mass = np.array([row["mass"] for row in rows])
+    values = {f"mass_{name}": mass[..., at] for at, name in enumerate(MASS_PARTS)}
+    values |= {name: np.array([row[name] for row in rows]) for name in _STATISTICS}
+    return {span: {name: value[:, at] for name, value in values.items()} for at, span in enumerate(rows[0]["spans"])}
+
+
+def _by_head(plan: AnatomyPlan, labels: JsonObject, values: Mapping[str, np.ndarray]) -> list[JsonObject]:
+    """An entry a layer and head, of values (prompt, layer, head)."""
+    columns = {name: intervals(value, _largest(name), counts="offset" in name) for name, value in values.items()}
+    return [
+        {**labels, "layer": layer, "head": head, **{name: value[row][head] for name, value in columns.items()}}
+        for row, layer in enumerate(plan.layers)
+        for head in range(plan.config.num_attention_heads)
+    ]
+
+
+def intervals(values: np.ndarray, largest: float = np.inf, *, counts: bool = False) -> Any:
+    """[mean, low, high] over the first axis, nested like the others: a 95% interval, None for one prompt.
+
+    Student's, within 0 and `largest`. counts: values are shares of a few trials; where they are all equal their
+    interval is Wilson's, since equal scores do not imply certainty.
+    """
+    mean, ends = values.mean(0), [np.full(values.shape[1:], None)] * 2
+    if len(values) > 1:
+        low, high = (np.clip(mean + sign * half_width(values), 0, largest) for sign in (-1, 1))
+        if counts:
+            same = (values == values[0]).all(0)
+            lower, upper = np.vectorize(lambda share: wilson(share * len(values), len(values)))(values[0])
+            low, high = np.where(same, lower, low), np.where(same, upper, high)
+        ends = [end.round(6).astype(object) for end in (low, high)]
+    return np.stack([mean.round(6).astype(object), *ends], -1).tolist()
+
+
+def _largest(name: str) -> float:
+    return np.inf if name in _UNBOUNDED else 1.0
+
+
+def retrieval_heads(
+    rows: Sequence[Retrieval], trained_length: int, reference: str, methods: Sequence[str]
+) -> list[RetrievalHead]:
+    """The heads that retrieve at the longest length up to M under the reference, with their scores beyond it.
+
+    `inside`, and `beyond` by method, are at the offset that is better inside. `lost`: under the reference the score is
+    less than half, and the intervals are disjoint. `kept`: its interval lies above half; neither: the prompts do not
+    decide. `recovered_by`: the methods whose score is at least half of that inside, with an interval above the
+    reference's.
+    """
+    scores = {(row.method, row.length, row.layer, row.head): row for row in rows}
+    lengths = sorted({row.length for row in having(rows, method=reference)})
+    inside = [length for length in lengths if length <= trained_length][-1:]
+    heads = []
+    for length in (length for length in lengths if length > trained_length and inside):
+        for row in having(rows, method=reference, length=inside[0]):
+            there = {method: scores.get((method, length, row.layer, row.head)) for method in methods}
+            beyond = {method: other.at(row.best_offset) for method, other in there.items() if other}
+            if row.best.mean < RETRIEVES or reference not in beyond:
+                continue
+            base, half = beyond[reference], row.best.mean / 2
+            lost = base.mean < half and row.best.low > base.high
+            recovered = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
+            place = (length, row.layer, row.head, row.best_offset, row.best)
+            heads.append(RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered))
+    return heads
+
+
+__all__ = ["estimate", "plan", "run_and_report"]
+estimate = partial(estimated, AnatomyExperiment)
+"""What a plan takes."""
+
+
+def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
+    """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
+    journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
+    summary = summarize(plan, journal)
+    text = as_text(headline(summary))
+    if journal.rows:
+        ANATOMY.write(out, summary)
+        if tokens := token_summary(plan, journal):
+            TOKENS.write(out, tokens)
+        text += f"\n\nwrote {write_anatomy(out, summary).parent}: report.html, summary.json, tables"
+    return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

@@ -17,10 +17,9 @@ from mesa.fingerprints import IDENTITY
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
-from probe.commands.eval.plan import EvalPlan
-from probe.commands.eval.request import HarnessOptions
+from probe.commands.eval import HarnessOptions
+from probe.commands.eval.plan import EvalPlan, eval_key
 from probe.commands.eval.result import HARNESS_SCORES, EvalKey, HarnessScores
-from probe.commands.eval.worker import eval_key
 from probe.experiment.journal import JournalRows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.resume import recorded

@@ -1,5 +1,40 @@
 """`mesa-lens predict`: every method's failure, predicted from one measured curve and the distances of its plan.
 
 In: losses of Origin, of a method that holds, and under gaps. Out: excess loss by length and failure length of any plan.
-Open first: formula.py; then calibration.py, prediction.py, run.py. Why: docs/law.md.
-"""
+Open first: formula.py; then calibration.py, prediction.py, run.py. Why: docs/law.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from probe.options import Count, Lengths, Repeated, TextName, option
+from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, TEXT_HELP, MethodsRequest
+
+
+@dataclass(frozen=True)
+class PredictRequest(MethodsRequest):
+    """What `predict_failure` predicts: a model, methods and lengths in tokens.
+
+    Its fields are the options of `mesa-lens predict`; docs/commands.md lists them with their defaults
+    (`method_settings` is --set, `configs` --config).
+
+    Examples:
+        >>> request = probe.PredictRequest(methods="rerope", configs=("leaky-rerope:k=2",), samples=3)
+        >>> request.methods, request.samples
+        ('rerope', 3)
+    """
+
+    configs: Repeated = option(
+        (),
+        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
+        key="config",
+        metavar="METHOD:PARAMETER=VALUE,...",
+        repeated=True,
+        group=METHODS_GROUP,
+    )
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8x M")
+    samples: Count = option(16, "texts; every measurement uses the same ones")
+    text: TextName | None = option(None, f"text to score: {TEXT_HELP}", unset="the shipped one")
+    check: bool = option(False, "measure every method as well, and compare with the prediction")
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "configs", "check")

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Sized
+import math
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import xarray as xr
 
-from mesa.errors import Refused
+import mesa
+from mesa.errors import Failed, Refused
+from mesa.fingerprints import identity
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
+from mesa.support import is_rotary
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import Selection
-from probe.commands.eval import by_length
-from probe.commands.eval.by_length import check_lengths, default_lengths
-from probe.commands.eval.plan import EvalPlan, unfit_length
-from probe.commands.eval.request import EvalRequest
-from probe.commands.probe.request import ProbeRequest
+from probe.commands.eval import EvalRequest
+from probe.commands.eval.plan import EvalPlan, eval_tasks, measure_with, unfit_length
+from probe.commands.eval.result import EvalKey, scores_of
+from probe.commands.eval.run import Evaluation
+from probe.commands.probe import ProbeRequest
 from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.likelihood import TAIL, tail_tokens
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.sources import check_there
+from probe.experiment.estimate import Work, work_of
+from probe.experiment.journal import Journal, JournalRows, known_rows
+from probe.experiment.lock import check_apart, check_run_folder
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.run import Experiment
+from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.identity import SHIPPED_TEXT
+from probe.identity import SHIPPED_TEXT, check_of_run
 from probe.request import MethodsRequest, warn_skipped
+from probe.store import store
+from probe.store.reader import partial_path, store_of
+from probe.store.regions import whole_passes
+from probe.store.select import reference_method
 from probe.store.store import Template
+from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"
@@ -169,7 +189,7 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
     shared = {field.name: getattr(request, field.name) for field in fields(MethodsRequest)}
     eval_request = EvalRequest(
         **{**shared, "trained_length": plan.trained_length},
-        tasks=by_length.TASKS,
+        tasks=TASKS,
         lengths=plan.lengths,
         samples=request.samples,
         text=None if request.text is None else str(request.text),
@@ -213,3 +233,255 @@ def provenance(plan: ProbePlan) -> JsonObject:
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+JOURNAL = "measured.jsonl"
+TASKS = (TAIL.name, PASSKEY.name)
+MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
+"""Lengths measured by default, in trained windows."""
+
+
+def default_lengths(trained_length: int, longest: int) -> list[int]:
+    """`MULTIPLES` of M that hold a tail and its context, up to `longest` tokens."""
+    lengths = [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
+    return [length for length in lengths if length >= 2 * tail_tokens(trained_length)]
+
+
+def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
+    """Refused for a length that leaves less context than the tail itself."""
+    least = 2 * tail_tokens(trained_length)
+    if min(lengths) < least:
+        raise Refused(f"--lengths {min(lengths)} is too short for a tail of {least // 2} tokens; measure from {least}")
+    if trained_length not in lengths:
+        raise Refused(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
+
+
+def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:
+    """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
+
+    rows: all of the plan's, and of each method at the lengths `further`, where other methods have NaN. The tail is M/4
+    tokens, the same targets at every length.
+    """
+    setting, further = plan.setting, further or {}
+    measured = {name: {*setting.lengths, *further.get(name, ())} for name in plan.methods}
+    lengths = sorted(set().union(*measured.values()))
+    nll, hits = (_values(rows, task, measured, lengths) for task in TASKS)
+    return xr.Dataset(
+        {
+            "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
+            "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
+        },
+        coords={"method": list(plan.methods), "length": lengths},
+        attrs={
+            "tail": tail_tokens(setting.trained_length),
+            "seed": setting.seed,
+            "trained_length": setting.trained_length,
+            "vocabulary": plan.config.vocab_size,
+            "rotary": is_rotary(plan.config.model_type),
+        },
+    )
+
+
+def _values(rows: JournalRows, task: str, measured: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
+    """A task's scores (method, length, sample); NaN at the lengths that a method lacks."""
+    samples = {
+        (row, column): [score.value for score in scores_of(rows[task, name, length])]
+        for row, (name, method_lengths) in enumerate(measured.items())
+        for column, length in enumerate(lengths)
+        if length in method_lengths
+    }
+    values = np.full((len(measured), len(lengths), len(next(iter(samples.values())))), np.nan)
+    for index, cell in samples.items():
+        values[index] = cell
+    return values
+
+
+_TRIED = 64  # tokens
+_FINEST = 16
+"""No length is measured between two that are at most M / 16 apart."""
+
+
+class FailureByLength(Evaluation):
+    """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails.
+
+    not_compared: settings in which a resumed run may differ.
+    """
+
+    title, journal, written = "measuring failure", JOURNAL, ()
+
+    def __init__(self, plan: EvalPlan, rounds: int, not_compared: Sequence[str] = ()) -> None:
+        super().__init__(plan)
+        self.rounds, self.not_compared = rounds, not_compared
+
+    @property
+    def settings(self) -> JsonObject:
+        """As for Experiment."""
+        return {name: value for name, value in super().settings.items() if name not in self.not_compared}
+
+    @property
+    def request(self) -> None:
+        """Nothing: the store has the probe's."""
+
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
+        """The plan's, then those of the next further length."""
+        if missing := super().tasks(rows):
+            return missing
+        further = further_lengths(self.plan, rows, self.rounds)
+        keys = [
+            EvalKey(task, name, length) for name, lengths in further.items() for length in lengths for task in TASKS
+        ]
+        return eval_tasks(self.plan, [key for key in keys if key not in rows])
+
+    def scores(self, rows: JournalRows) -> xr.Dataset:
+        """The scores by length of all rows."""
+        return failure_scores(self.plan, rows, further_lengths(self.plan, rows, self.rounds))
+
+    def remaining(self, rows: JournalRows) -> None:
+        """The store tells which lengths there are to be."""
+        return
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Adds a row. Raises RuntimeError where the task did not fit in memory, Refused for a NaN."""
+        name, method, length = task.key
+        if value is None:
+            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+        if any(math.isnan(score["value"]) for score in value["scores"]):
+            raise Refused(
+                f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "
+                "--dtype (float32, float64)"
+            )
+        journal.add(task.key, value)
+
+
+def further_lengths(plan: EvalPlan, rows: JournalRows, rounds: int) -> dict[str, list[int]]:
+    """By method the lengths of up to `rounds` bisections; the last ones may have no rows yet.
+
+    Each is half-way between the length at which the method begins to fail and the measured one before it.
+    """
+    further: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        for name, length in _between(plan, rows, further).items():
+            further.setdefault(name, []).append(length)
+        if any((task, name, further[name][-1]) not in rows for name in further for task in TASKS):
+            break
+    return further
+
+
+def _between(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """By method the next length to measure."""
+    scores, trained = failure_scores(plan, rows, further), plan.setting.trained_length
+    failures = measured_failure(scores, trained, reference_method(list(plan.methods))).failures
+    return {
+        failure.method: (failure.before + failure.length) // 2
+        for failure in failures
+        if failure.length and failure.before and failure.length - failure.before > max(1, trained // _FINEST)
+    }
+
+
+class StateKey(NamedTuple):
+    """What a captured pass is of."""
+
+    method: str
+    prompt: str
+
+
+class HiddenStates(Experiment):
+    """A pass a method and prompt, whose hidden states go to the store at `path`."""
+
+    title, unit = "capturing hidden states", "token"
+
+    def __init__(self, plan: ProbePlan, path: Path) -> None:
+        self.plan, self.path = plan, path
+
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
+        """The passes that the store lacks."""
+        done = whole_passes(partial_path(self.path))
+        return pass_tasks(self.plan, done)
+
+    def method(self, key: Key) -> Method | None:
+        """As for Experiment."""
+        return self.plan.methods.get(StateKey(*map(str, key)).method)
+
+    def record(self, journal: Journal | None, task: Task, value: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Writes a pass to the store."""
+        method, prompt = StateKey(*map(str, task.key))
+        for hook, layers in value.items():
+            for layer, states in zip(self.plan.kept.layers, layers, strict=True):
+                store.write(self.path, hook, method, prompt, layer, states)
+
+
+def pass_tasks(plan: ProbePlan, done: Collection[tuple[str, str]] = ()) -> list[Task]:
+    """Tasks that capture the passes, by method and prompt, that are not done."""
+    size = 4 * plan.kept.values * len(plan.kept.layers)
+    need, tokens = plan.pass_bytes + size, plan.length
+    left = [key for key in product(plan.methods, plan.prompts) if key not in done]
+    return [Task("capture", key, need, result_bytes=size, weight=tokens, length=tokens) for key in left]
+
+
+@dataclass(frozen=True)
+class ProbeWorker(PlanWorker):
+    """The plans of a run and of its evaluation (without config), the prompts' tokens, and the model."""
+
+    evaluation: EvalPlan
+    tokens: Mapping[str, list[int]]
+
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
+        """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
+
+        Capture wraps the model: nothing can be measured after it. Raises Refused for values that the store cannot
+        hold.
+        """
+        loaded = self.source.loaded()
+        self._try_values(loaded.model)
+        measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
+
+        def result(task: Task) -> object:
+            nonlocal bridge
+            if task.kind != "capture":
+                return measure(task)
+            bridge = bridge or mesa.bridge(loaded.model, loaded.tokenizer)
+            return self._states(bridge, *map(str, task.key))
+
+        return result
+
+    @torch.no_grad()
+    def _try_values(self, model: Any) -> None:
+        """Raises Refused where a short pass under a method has values that the store cannot hold."""
+        plan, request, kept = self.plan, self.plan.request, self.plan.kept
+        tried = kept.axes.get("resid_post")
+        for name, method in plan.methods.items():
+            ids = torch.tensor([self.tokens[plan.prompts[0]][:_TRIED]], device=model.device)
+            with mesa.applied(model, method, executor=request.executor):
+                states = model(ids, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in kept.layers if tried else ():
+                values = states[layer + 1][0][:, list(tried["dim"])].float().cpu().numpy()
+                store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
+
+    def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
+        from probe.capture.capture import capture  # with transformer-lens, which plans do without
+
+        request, plan = self.plan.request, self.plan
+        return capture(bridge, self.tokens[prompt], plan.methods[method], plan.kept, executor=request.executor)
+
+
+def check_folder(plan: ProbePlan, out: Path) -> None:
+    """Raises FileExistsError where the folder `out` is another command's, or of another model."""
+    check_apart(out, ("journal.jsonl",))
+    known = {**provenance(plan), **identity(plan.request.model, plan.config)}
+    check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
+
+
+def work(plan: ProbePlan, out: Path | None = None) -> Work:
+    """The tasks of a run, measured and captured, with their methods; out: a folder, for those left there.
+
+    Raises FileExistsError for the folder of another run, as that run would.
+    """
+    rows, captured = dict[Any, Any](), set[tuple[str, str]]()
+    if out is not None:
+        check_run_folder(out)
+        check_folder(plan, out)
+        if path := store.find_store(store_of(out), template(plan)):
+            rows, captured = known_rows(out / JOURNAL), whole_passes(path)
+    failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
+    measured = failure.tasks(rows) if plan.request.samples else ()
+    return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]

@@ -20,14 +20,25 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.capture.memory import check_memory
-from probe.commands.eval import by_length
-from probe.commands.eval.worker import eval_tasks
-from probe.commands.probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
+from probe.commands.eval.plan import eval_tasks
+from probe.commands.probe import ProbeRequest, RuleOptions
+from probe.commands.probe import plan as by_length
+from probe.commands.probe.plan import (
+    FailureByLength,
+    HiddenStates,
+    ProbePlan,
+    ProbeWorker,
+    check_folder,
+    evaluation_plan,
+    kept_text,
+    pass_tasks,
+    template,
+    work,
+)
 from probe.commands.probe.plan import plan as make_plan
+from probe.commands.probe.plan import plan as plan_probe
 from probe.commands.probe.report import check_report, remove_report, write_report
-from probe.commands.probe.request import RuleOptions
 from probe.commands.probe.result import Summary, run_summary
-from probe.commands.probe.stages import FailureByLength, HiddenStates, ProbeWorker, check_folder, pass_tasks
 from probe.commands.probe.verdict import terminal_text
 from probe.eval_tasks import score
 from probe.eval_tasks.likelihood import TAIL
@@ -35,11 +46,12 @@ from probe.eval_tasks.retrieval import first_ids, repeated_word
 from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.token_texts import token_texts
+from probe.experiment.estimate import Estimate, passes_of, work_text
 from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
 from probe.experiment.pool import Pool
 from probe.experiment.resume import REQUEST, recorded
-from probe.experiment.run import run_tasks
+from probe.experiment.run import CommandResult, run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import TasksLost
 from probe.store import store
@@ -266,3 +278,22 @@ def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarr
     for name, ids in tokens.items():
         check_distinct(ids, f"prompt {name}")
     return tokens
+
+
+def plan(request: ProbeRequest, rule: RuleOptions) -> ProbePlan:
+    """The plan of a request."""
+    return plan_probe(request)
+
+
+def estimate(planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool) -> Estimate:
+    """What the plan takes, with what is stored."""
+    everything, left = work(planned), work(planned, None if overwrite else out)
+    return f"{kept_text(planned)}\n{work_text(everything, left, out)}", passes_of(left)
+
+
+def run_and_report(
+    planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool, until: None, runner: Runner
+) -> CommandResult:
+    """Measures and captures what the folder `out` lacks of the plan, and writes its report."""
+
+    return CommandResult(*run_plan(planned, out, overwrite=overwrite, by=rule.rule, runner=runner), 0, "")

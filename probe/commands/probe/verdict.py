@@ -1,27 +1,653 @@
-"""The verdict of a run, as summary.json holds it: what report, dashboard and terminal show."""
+"""Tables of a summary: the ranked methods, scores and their differences from the reference, drift prompt by prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+import xarray as xr
+
+from mesa.plan import Plan, restarts
 from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
-from probe.commands.probe.result import Row, Sentence, Summary, Verdict
-from probe.commands.probe.rows import RANKED, ranked, reference_of, same_model
-from probe.commands.probe.sentences import (
-    about_truncation,
-    how_sure,
-    listed,
-    measured_on,
-    what_fails,
-    what_fixes,
-    where,
+from probe.commands.probe.result import (
+    RANKED,
+    HeadSet,
+    MethodRows,
+    Row,
+    Sentence,
+    Summary,
+    Verdict,
+    beats,
+    is_worse,
+    ranked,
+    reference_of,
+    same_model,
+    to_truncation,
 )
-from probe.commands.probe.tables import difference_table, method_table, score_table
-from probe.glossary import about
-from probe.tables import plain_table
-from probe.thresholds.result import Evidence
-from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL, StatedWindow
+from probe.glossary import about, window
+from probe.heads import head_name
+from probe.statistics import shown
+from probe.store.results import percent
+from probe.tables import Table, plain_table
+from probe.thresholds.drift_onset import DriftOnset, ranges
+from probe.thresholds.failure import NLL, PASSKEY, Failure
+from probe.thresholds.result import MEAN, Difference, DriftResult, Evidence, Level, PromptDrift, Scores
+from probe.thresholds.stated_window import FITS, MIN_ACCURACY, NATS_ABOVE, TOO_SMALL, StatedWindow, times_of_m
+from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
+
+_HEADS = 4  # of a set, that are named
+_RESTARTS = 4  # positions that are named
+_NONE = "–"
+_SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
+
+
+def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
+    """A line a row, as `ranked` orders them."""
+    reference = evidence.reference
+    longest = evidence.measured_lengths[-1] if evidence.measured_lengths else None
+    is_predicted = any(row.predicted for row in rows)
+    columns = {
+        "rank": [str(row.rank or _NONE) for row in rows],
+        "method": [row.method for row in rows],
+        "measured failure": [failure_text(row.measured) for row in rows],
+        **({"predicted failure": [str(row.predicted or _NONE) for row in rows]} if is_predicted else {}),
+        f"NLL at {longest} (minus {reference}); lower is better" if longest else "NLL": [_nll(row) for row in rows],
+        **(
+            {"NLL minus truncation": [difference_to_truncation(row) for row in rows]}
+            if any(map(to_truncation, rows))
+            else {}
+        ),
+        "drift onset": [_drift_onset(row.drift) for row in rows],
+    }
+    if any(row.heads for row in rows):
+        columns["smallest set of heads"] = [_heads_cell(row.heads) for row in rows]
+    return Table("", tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def score_table(evidence: Evidence) -> Table:
+    """Each method's drift onset, or threshold onset by the rule `paper`, and its scores by length."""
+    rows = [
+        (
+            row.method,
+            str(evidence.onset_of(row)),
+            *(_number_cell(getattr(row.scores[at], name)) for name, at in _score_columns(evidence)),
+        )
+        for row in evidence.methods
+    ]
+    return Table("", ("method", onset_title(evidence.onset_by), *_columns(evidence)), tuple(rows))
+
+
+def interval_table(evidence: Evidence) -> Table:
+    """`score_table` with the scores' 95% intervals."""
+    table = score_table(evidence)
+    cells = [[score_text(row.scores[at], name) for name, at in _score_columns(evidence)] for row in evidence.methods]
+    rows = tuple((*row[:2], *texts) for row, texts in zip(table.rows, cells, strict=True))
+    return Table("scores [95% interval]", table.head, rows, "curves-scores")
+
+
+def failure_text(failure: Failure | None) -> str:
+    """The measured failure in words."""
+    return "not measured" if failure is None else str(failure)
+
+
+def onset_title(rule: str) -> str:
+    """What the onset by a rule is called."""
+    return "threshold onset" if rule == "paper" else "drift onset"
+
+
+def difference_table(evidence: Evidence) -> Table | None:
+    """Each method's scores minus the reference's on the same prompts; None where nothing was compared."""
+    rows = []
+    for row in evidence.methods:
+        less = [getattr(row.scores[length], f"{name}_difference") for name, length in _score_columns(evidence)]
+        if any(less):
+            rows.append((row.method, *("-" if one is None else difference(one) for one in less)))
+    title = f"scores minus {evidence.reference}'s on the same prompts [95% interval, paired]"
+    return Table(title, ("method", *_columns(evidence)), tuple(rows), "curves-differences") if rows else None
+
+
+def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Table:
+    """Every method's drift onset on a prompt, the layers it is detected in and the share of false detections."""
+    head = (
+        "method",
+        "drift onset",
+        "in layers",
+        "layers not judged",
+        "begins before M",
+        "false detections",
+        "in any layer",
+    )
+    rows = [
+        (
+            onset.method,
+            onset.text if onset.length is None else position(onset),
+            ranges(onset.layers) or _NONE,
+            ranges(onset.untrusted) or _NONE,
+            _NONE if onset.before is None else str(onset.before),
+            _NONE if onset.false_positive_rate is None else f"{onset.false_positive_rate:.1%}",
+            _NONE if onset.any_false_positive_rate is None else f"{onset.any_false_positive_rate:.0%}",
+        )
+        for onset in onsets
+    ]
+    return Table(f"drift on prompt {prompt}, in tokens, with 95% intervals over dims", head, tuple(rows), name)
+
+
+def crossing_table(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Table:
+    """Of one prompt's hidden states, score, threshold, limit and where each method crosses that, by layer:dim."""
+    rows = []
+    for layer, dim in pairs:
+        at = search.sel(layer=layer, dim=dim)
+        scores = [f"{float(at[name]):z.{digits}f}" for name, digits in (("score", 1), ("threshold", 2), ("limit", 2))]
+        rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
+    head = ("layer:dim", "score", "threshold", "limit", *search["method"].values)
+    where = f"{hidden.name} on prompt {hidden['prompt'].item()}" if "prompt" in hidden.coords else hidden.name
+    title = f"thresholds of {where}, and where each method crosses their limits"
+    return Table(title, head, tuple(rows))
+
+
+def crossings_at_restarts(search: xr.Dataset, plans: Mapping[str, Plan]) -> list[str]:
+    """Of one prompt's `search`, how many of a method's crossings lie where states settle after it restarts positions.
+
+    A sentence a method that restarts them, by its plan, and crosses.
+    """
+    settling, sentences = max(search.attrs["warm_up"], search.attrs["smoothing"]), []
+    for method in search["method"].values.tolist():
+        begins = np.array([*restarts(plans[method])] if method in plans else [])
+        at = search.sel({"method": method})
+        crossings = at["crossing"].where(at["threshold_dim"] & ~excluded(at)).values
+        crossings = crossings[np.isfinite(crossings)]
+        if not begins.size or not crossings.size:
+            continue
+        after = crossings[:, None] - begins
+        near = int(((after >= 0) & (after < settling)).any(axis=1).sum())
+        most = (
+            [*map(str, begins)] if len(begins) <= _RESTARTS else [*map(str, begins[:_RESTARTS]), "…", str(begins[-1])]
+        )
+        sentences.append(
+            f"{method} restarts positions at {', '.join(most)}: {near} of its {len(crossings)} crossings of threshold "
+            f"dims lie within {settling} tokens of such a restart, where states settle as at the start of a prompt."
+        )
+    return sentences
+
+
+def threshold_doubt(evidence: Evidence) -> str:
+    """Whether the negative control leaves the threshold dims in doubt; empty where it does not."""
+    control = evidence.control
+    if isinstance(control, str):
+        return f"Cannot tell whether threshold dims are above chance: no negative control ({control})."
+    share = control.prompts[evidence.prompt].as_many
+    if share <= ALPHA:
+        return ""
+    return f"Cannot tell threshold dims from chance: {share:.0%} of the positions inside M have as many as M, or more."
+
+
+def position(onset: DriftOnset) -> str:
+    """Where a method's states drift, with its interval where that is wider."""
+    if onset.low == onset.high == onset.length:
+        return str(onset.length)
+    return f"{onset.length} [{onset.low}, {onset.high or 'none'}]"
+
+
+def difference(less: Difference) -> str:
+    """A paired difference with its interval."""
+    return shown(less.mean, less.low, less.high, "+z.2f")
+
+
+def difference_to_truncation(row: Row) -> str:
+    """The tail NLL minus truncation's, with its interval; a dash where it was not measured."""
+    less = to_truncation(row)
+    return _NONE if less is None else difference(less)
+
+
+def score_text(scores: Scores, name: str) -> str:
+    """A score with its interval, where it has one; a dash where it was not measured."""
+    value, (low, high) = getattr(scores, name), getattr(scores, f"{name}_interval")
+    return _NONE if math.isnan(value) else shown(value, low, high, "z.2f")
+
+
+def _heads_cell(smallest: HeadSet | None) -> str:
+    """How many heads recover how much, such as '2 (L1H3, L1H5): 92% [80, 104]'; a dash where none were searched."""
+    if smallest is None:
+        return _NONE
+    names = ", ".join(head_name(*head) for head in smallest.heads[:_HEADS])
+    more = ", …" if len(smallest.heads) > _HEADS else ""
+    share = percent(smallest.share, smallest.low, smallest.high)
+    state = "" if smallest.is_enough else "not enough: " if smallest.finished else "search not done: "
+    return f"{state}{len(smallest.heads)} ({names}{more}): {share}"
+
+
+def _nll(row: Row) -> str:
+    nll = row.nll
+    if nll is None:
+        return "not measured"
+    less = "" if row.is_reference or nll.difference is None else f" ({difference(nll.difference)})"
+    return f"{nll.mean:z.2f}{less}"
+
+
+def _drift_onset(onset: DriftOnset | None) -> str:
+    if onset is None:
+        return "not judged"
+    return onset.text if onset.layer is None else f"{position(onset)}, layer {onset.layer}"
+
+
+def _score_columns(evidence: Evidence) -> list[tuple[str, int]]:
+    """The scores' names and the lengths that they are of, in the columns' order."""
+    return [(name, length) for name in _SCORES.values() for length in evidence.methods[0].scores]
+
+
+def _columns(evidence: Evidence) -> list[str]:
+    return [f"{label} {length}" for label in _SCORES for length in evidence.methods[0].scores]
+
+
+def _number_cell(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:z.2f}"
+
+
+MAX_NAMED = 4
+"""More methods than these are counted."""
+_PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
+
+
+def what_fails(evidence: Evidence, rows: MethodRows) -> str:
+    """Between which lengths the reference fails, or that it does not, is at chance or was not measured."""
+    reference, trained = reference_of(rows), evidence.trained_length
+    name, measured = model_name(reference.method), reference.measured
+    if measured is None:
+        return f"Nothing was measured by length (--samples 0). {window(trained, evidence.trained_length_by)}."
+    if reference.longest_passing is None and evidence.level:
+        return f"Cannot tell: {name} is at chance inside M. {level(evidence.level, name)}"
+    prompts = counted(evidence)
+    if measured.length is None:
+        dips = f"It does fail at {listed(measured.dips)} tokens, but not beyond." if measured.dips else ""
+        none = f"No failure{_by(evidence, measured)} {_up_to(evidence, measured)}, for {name} ({prompts})."
+        return _joined(none, dips, _alone(evidence, measured), *_open([reference]))
+    rules = [*_reasons(evidence, measured), _alone(evidence, measured)]
+    if measured.high is None or measured.after is None:
+        none = f"not at all up to {measured.longest}: {prompts} cannot tell"
+        return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
+    times = times_of_m(evidence.stated_window, measured.after, measured.high)
+    interval = "95% interval" if measured.sampled else "no interval"
+    ends = f"between {measured.after} and {measured.high} tokens"
+    return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
+
+
+def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
+    """Which methods fail later than the reference or not at all, the best at the longest length, and truncation."""
+    reference, others = reference_of(rows), [row for row in rows if not row.is_reference]
+    name = model_name(reference.method)
+    if not others:
+        return "No other method was run."
+    if reference.measured is None:
+        return "Nothing was measured by length."
+    if reference.longest_passing is None:
+        return f"Cannot tell: {name} is at chance inside M ({measured_on(evidence)})."
+    if reference.failure.length is None:
+        return f"Nothing to fix: {_unfailing(evidence, reference)}"
+    better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
+    if not better:
+        return f"No method fixes it: none fails later than {name} ({counted(evidence)})."
+    whole = [row for row in better if row.failure.length is None]
+    part = [row for row in better if row.failure.length is not None]
+    unsure = reference.failure.high is None
+    return _joined(
+        f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
+        *(_whole(evidence, whole, reference, unsure) if whole else ()),
+        f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
+        *against_truncation(evidence, others, whole),
+        _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
+    )
+
+
+def where(evidence: Evidence, rows: MethodRows) -> str:
+    """Where the reference's states first leave their in-window range, and which heads are enough to fix it."""
+    reference = reference_of(rows)
+    if reference.longest_passing is not None and reference.failure.length is None:
+        return _joined(f"No failure to locate: {_unfailing(evidence, reference)}", *_drift(evidence, reference))
+    sets = [(row.method, row.heads) for row in rows if row.heads and row.heads.is_enough and row.heads.is_clear]
+    smallest = min(sets, key=lambda pair: len(pair[1].heads), default=None)
+    return _joined(*_drift(evidence, reference), _heads(*smallest) if smallest else "")
+
+
+def how_sure(evidence: Evidence, rows: MethodRows) -> str:
+    """False detections of drift, what guessing scores, and what was not judged."""
+    unjudged = _unjudged(evidence, rows)
+    return _joined(
+        _control(rows),
+        _by_chance(reference_of(rows)),
+        level(evidence.level, model_name(reference_of(rows).method)) if evidence.level else "",
+        *(f"Not judged: {what}." for what in unjudged),
+        "" if unjudged else "Everything was judged.",
+    )
+
+
+def model_name(method: str) -> str:
+    """The method in a sentence: origin is the unmodified model."""
+    return "the unmodified model" if method == "origin" else method
+
+
+def _capital(text: str) -> str:
+    return "The unmodified model" if text == "the unmodified model" else text
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _unfailing(evidence: Evidence, reference: Row) -> str:
+    """That the reference does not fail, by what can be judged, and what its prompts leave open."""
+    measured = reference.failure
+    by = f"{_by(evidence, measured)} up to {measured.longest} tokens ({counted(evidence)})"
+    none = f"{model_name(reference.method)} does not fail{by}."
+    return _joined(none, *_open([reference]))
+
+
+def _drift(evidence: Evidence, reference: Row) -> list[str]:
+    """Where the reference's hidden states begin to drift, on which prompts."""
+    onset, name = reference.drift, model_name(reference.method)
+    if onset is None:
+        return [f"Cannot tell: drift of hidden states was not judged ({evidence.drift})."]
+    if onset.reason:
+        return [f"Cannot tell: drift of {name} was not judged on {_prompt(evidence)} ({onset.reason})."]
+    if onset.length is None:
+        return [f"No drift is detected in the hidden states of {name} on {_prompt(evidence)}: {onset.text}."]
+    prompts = evidence.drift.prompts.items() if isinstance(evidence.drift, DriftResult) else ()
+    without = [_text_name(prompt) for prompt, drift in prompts if _is_none(drift, onset.method)]
+    others = f", not detected on {listed(without)}" if without else ""
+    leave = "leave" if onset.high is not None else "may leave"
+    return [
+        f"Drift onset: position {position(onset)}, first in layer {onset.layer}.",
+        f"There the hidden states of {name} {leave} the range that they keep inside M.",
+        f"Detected on {_prompt(evidence)}{others}.",
+        "" if onset.before is None else f"The drift begins before M, at position {onset.before}.",
+    ]
+
+
+def _heads(method: str, heads: HeadSet) -> str:
+    """What a method recovers in its smallest set of heads alone."""
+    count = f"{len(heads.heads)} head{'s' * (len(heads.heads) > 1)}"
+    names = f" ({listed([head_name(*head) for head in heads.heads])})" if len(heads.heads) <= MAX_NAMED else ""
+    lost = "excess loss" if heads.measure == "nll" else f"{heads.measure} accuracy lost"
+    share = percent(heads.share, heads.low, heads.high)
+    return (
+        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens (n = {heads.items})."
+    )
+
+
+def _prompt(evidence: Evidence) -> str:
+    """What the headline prompt is: the paper's is one word, repeated."""
+    word = f" ('{evidence.word}')" if evidence.word else ""
+    return f"one repeated word{word}" if evidence.prompt == "repeated" else _text_name(evidence.prompt)
+
+
+def _text_name(prompt: str) -> str:
+    """A prompt in a sentence; the mean over several texts is ordinary text."""
+    return "ordinary text" if prompt == MEAN else f"prompt {prompt}"
+
+
+def _is_none(drift: PromptDrift, method: str) -> bool:
+    """Whether a method was judged on a prompt, and no drift detected."""
+    onset = next(onset for onset in drift.methods if onset.method == method)
+    return onset.length is None and not onset.reason
+
+
+def _whole(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
+    """Those that do not fail up to the longest length, and the lowest tail NLL there.
+
+    Their use is advised unless the reference's failure is `unsure`, or tail NLL alone judges them and not all of them
+    are better than truncation.
+    """
+    measured, names = rows[0].failure, several(rows)
+    longest, prompts = _up_to(evidence, measured), counted(evidence)
+    if not _advised(rows, unsure):
+        do = "does" if len(rows) == 1 else "do"
+        texts = [f"{names} {do} not fail{_by(evidence, measured)} {longest} ({prompts}).", _alone(evidence, measured)]
+    else:
+        use = f"any of {names}" if len(rows) > MAX_NAMED else listed([row.method for row in rows], "or")
+        none = {1: "it does not fail", 2: "neither fails"}.get(len(rows), "none of them fails")
+        texts = [f"Use {use}: {none} {longest} ({prompts}).", _alone(evidence, measured)]
+    texts += _open(rows)
+    nll = rows[0].nll
+    if nll is None or nll.difference is None:
+        return texts
+    sharing = [row for row in rows if row.rank == rows[0].rank]
+    unclear = f" (not clearly below {several(sharing[1:])})" if len(sharing) > 1 else ""
+    lowest = f"{rows[0].method} has the lowest mean tail NLL there" if len(rows) > 1 else "Its mean tail NLL there is"
+    return [
+        *texts,
+        f"{lowest}{unclear}{',' * (len(rows) > 1)} {_below(nll.difference)} {model_name(reference.method)}.",
+    ]
+
+
+def _advised(rows: MethodRows, unsure: bool) -> bool:
+    """Whether the use of methods that do not fail is advised; see `_whole`."""
+    if unsure or not rows or rows[0].failure.chance:
+        return False
+    return rows[0].failure.judged_by != (NLL,) or all(map(beats, rows))
+
+
+def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
+    """Why methods are advised that do not beat truncation by tail NLL; empty where none was compared."""
+    rows = [row for row in rows if to_truncation(row) and not beats(row)]
+    if evidence.level is None or not rows:
+        return ""
+    use = f"The case for {several(rows)} rests on passkeys ({_number(evidence.level.prompts.get('sample'), 'passkey')})"
+    return f"{use}: truncation cannot see those before its last {evidence.level.length} tokens."
+
+
+def _below(less: Difference) -> str:
+    """How far below or above a loss is, such as '4.38 [4.05, 4.71] nats/token below'."""
+    if less.mean > 0:
+        return f"{shown(less.mean, less.low, less.high, 'z.2f')} nats/token above"
+    return f"{shown(-less.mean, -less.high, -less.low, 'z.2f')} nats/token below"
+
+
+def _fails(rows: MethodRows) -> str:
+    """Where methods fail: one by one, or before the longest length where they are many."""
+    if len(rows) > MAX_NAMED:
+        return f"all by {rows[0].failure.longest} tokens"
+    measured = [row.failure for row in rows]
+    ends = [f"between {one.after} and {one.high}" if one.high else f"after {one.after} if ever" for one in measured]
+    return f"{listed(ends)} tokens"
+
+
+def _up_to(evidence: Evidence, measured: Failure) -> str:
+    times = times_of_m(evidence.stated_window, measured.longest)
+    return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, the longest length measured"
+
+
+def _by(evidence: Evidence, measured: Failure) -> str:
+    """By what a method does not fail, where something else was measured and judges nothing."""
+    return f" by {measured.judged_by[0]}" if measured.judged_by and _left(evidence) else ""
+
+
+def _left(evidence: Evidence) -> list[str]:
+    """What was measured and judges nothing."""
+    known = [NLL, *([PASSKEY] if evidence.level and evidence.level.passkeys is not None else [])]
+    return [rule for rule in known if rule not in evidence.judged_by]
+
+
+def _open(rows: MethodRows) -> list[str]:
+    """Of methods that do not fail, after which length their prompts do not rule a failure out."""
+    open_ = [row for row in rows if row.failure.after is not None]
+    if len(rows) == 1 and open_:
+        return [f"A failure after {open_[0].failure.after} tokens is not ruled out."]
+    doubt = f"For {several(open_)}, an earlier failure is not ruled out." if open_ else ""
+    return [doubt, "" if rows[0].failure.sampled else "One prompt rules no failure out."]
+
+
+def _reasons(evidence: Evidence, measured: Failure) -> list[str]:
+    """Which rule fails at every measured length from which on, of a method that does fail."""
+    prompts = evidence.level.prompts if evidence.level else {}
+    at, texts, passkeys = (
+        (evidence.level.length if evidence.level else "M"),
+        prompts.get("window"),
+        prompts.get("sample"),
+    )
+    above = f"its tail NLL is over {NATS_ABOVE} nats/token above that at {at} ({_number(texts, 'text')})"
+    fewer = f"it finds fewer than half of {_number(passkeys, 'passkey')}"
+    rules = [(measured.by_nll, above), (measured.by_passkey, fewer)]
+    known: dict[int, list[str]] = {}
+    for length, rule in rules:
+        if length is not None:
+            known.setdefault(length, []).append(rule)
+    some = f"It fails by tail NLL at some lengths and by passkey accuracy at the others ({counted(evidence)})."
+    return [
+        f"At every length measured from {at} tokens on, {', and '.join(texts)}." for at, texts in known.items()
+    ] or [some]
+
+
+def _alone(evidence: Evidence, measured: Failure) -> str:
+    """What judges nothing, with the counts that this rests on; or that the one thing measured judges alone."""
+    level, left = evidence.level, _left(evidence)
+    if not measured.judged_by or level is None:
+        return ""
+    if NLL in left:
+        texts = f"{level.tail_nll:z.2f} at {level.length} tokens ({_number(level.prompts.get('window'), 'text')})"
+        return f"Tail NLL is at chance, {texts}, and is not judged."
+    if PASSKEY not in left:
+        return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
+    counts = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
+    scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
+    more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
+    than = f", though half or more at {listed(more)}" if more else ""
+    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "is not judged"
+    return f"Passkey accuracy {is_chance}: {counts}{than}."
+
+
+def _control(rows: MethodRows) -> str:
+    """Of the tests of a layer in a window inside M, where nothing breaks, those with a false detection of drift."""
+    tried = [row for row in rows if row.drift is not None and row.drift.tried]
+    if not tried:
+        return "Control: none could be made inside M, so false detections are unknown."
+    false, tests = (sum(getattr(row.drift, name) for row in tried) for name in ("false_positives", "tried"))
+    text = f"{false} false detection{'s' * (false != 1)} in {tests} tests inside M"
+    control = f"Control: {text} ({several(tried)}; a test is a layer in a window)."
+    if any(row.drift.untrusted for row in rows if row.drift):
+        control += " Which layers are judged was decided by other windows."
+    return control
+
+
+def _by_chance(reference: Row) -> str:
+    """In how many models without a break the reference's drift would be as clear; empty where none is detected."""
+    chance = reference.drift.chance if reference.drift else None
+    if chance is None:
+        return ""
+    share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
+    return f"If positions were independent, chance alone would give drift this clear in {share} models."
+
+
+def level(level: Level, name: str) -> str:
+    """What guessing scores, and the reference, of this name, inside M."""
+    prompts = level.prompts
+    guess = "that of guessing is unknown" if level.guess is None else f"guessing gives {level.guess:z.2f}"
+    texts = f"{level.tail_nll:z.2f} ({_number(prompts['window'], 'text')})"
+    hits = "" if level.passkeys is None else f"It finds {level.passkeys} of {prompts['sample']} passkeys there."
+    return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
+
+
+def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
+    """What failure is not judged by, and whose drift is not judged, with the reasons."""
+    level, left = evidence.level, []
+    if not level:
+        left.append("failure by length (not measured)")
+    elif NLL in evidence.at_chance:
+        left.append(f"{NLL} (at chance inside M)")
+    if level and level.passkeys is not None and PASSKEY not in evidence.judged_by:
+        left.append(f"{PASSKEY} ({level.passkeys} of {level.prompts['sample']} found inside M)")
+    if isinstance(evidence.drift, str):
+        return [*left, "drift"]
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.drift and row.drift.reason:
+            reasons.setdefault(row.drift.reason, []).append(row)
+    left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
+    layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
+    layers = {method: doubts for method, doubts in layers.items() if doubts}
+    if len(layers) > MAX_NAMED:
+        named = sorted({doubt for doubts in layers.values() for doubt in doubts.values()})
+        return [*left, f"drift of {len(layers)} methods in single layers ({listed(named, 'or')})"]
+    for method, doubts in layers.items():
+        for doubt in dict.fromkeys(doubts.values()):
+            numbers = [layer for layer, reason in doubts.items() if reason == doubt]
+            left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({doubt})")
+    return left
+
+
+def against_truncation(evidence: Evidence, rows: MethodRows, lasting: MethodRows | None = None) -> list[str]:
+    """Which methods beat truncation by tail NLL, and which of the `lasting` (None: of all) are worse, as sentences.
+
+    Empty where none was compared.
+    """
+    compared = [row for row in rows if to_truncation(row) is not None]
+    if not compared:
+        return []
+    if all(math.isnan(less.high) for row in compared if (less := to_truncation(row))):
+        return ["One text cannot tell a method from truncation."]
+    better = [row for row in compared if beats(row)]
+    worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
+    one = f"{compared[0].method} does not clearly beat"
+    texts = _number(evidence.level.prompts.get("window") if evidence.level else None, "text")
+    none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation by tail NLL ({texts})."
+    return [
+        f"By tail NLL ({texts}), {_named(better)} beat{verb(better)} truncation." if better else none,
+        f"{_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than truncation." if worse else "",
+    ]
+
+
+def about_truncation(evidence: Evidence, rows: MethodRows) -> list[str]:
+    """What truncation is, where methods are compared with it."""
+    if evidence.level is None or not any(to_truncation(row) for row in rows):
+        return []
+    name, length = model_name(reference_of(rows).method), evidence.level.length
+    return [
+        f"Truncation: {name} on the last {length} tokens; what the tokenizer puts first is among them. Its tail NLL is "
+        f"that at {length} tokens, of the same texts. A tail NLL no better than that shows no use of earlier tokens."
+    ]
+
+
+def _named(rows: MethodRows) -> str:
+    """The methods with their differences, counted where they are many."""
+    if len(rows) > MAX_NAMED:
+        return f"{len(rows)} methods"
+    return listed([f"{row.method} ({difference_to_truncation(row)} nats/token)" for row in rows])
+
+
+def several(rows: MethodRows) -> str:
+    """The methods, counted where they are many."""
+    return f"{len(rows)} methods" if len(rows) > MAX_NAMED else listed([row.method for row in rows])
+
+
+def counted(evidence: Evidence) -> str:
+    """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
+    return _prompts(evidence, evidence.judged_by)
+
+
+def measured_on(evidence: Evidence) -> str:
+    """How many prompts each length was measured with, whatever judges; empty where nothing was measured."""
+    return _prompts(evidence, [rule for _, _, rule in _PROMPTS]) if evidence.level else ""
+
+
+def _prompts(evidence: Evidence, rules: Sequence[str]) -> str:
+    prompts = evidence.level.prompts if evidence.level else {}
+    return listed([_number(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules])
+
+
+def _number(count: int | None, name: str) -> str:
+    return f"{name}s" if count is None else f"{count} {name}{'s' * (count > 1)}"
+
+
+def verb(rows: MethodRows) -> str:
+    """The verb's ending."""
+    return "s" if len(rows) == 1 else ""
+
+
+def listed(names: Sequence[object], word: str = "and") -> str:
+    """Names as text, such as 'a, b and c'."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
 
 FAILS, FIXES, WHERE, SURE = "What fails", "What fixes it", "Where inside", "How sure"
 """Headings of the sentences."""
@@ -49,7 +675,7 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
         notes=[
             RANKED,
             *predicted_by(evidence, rows, prediction),
-            *_heads(rows, located, heads),
+            *_heads_lines(rows, located, heads),
             *about_truncation(evidence, rows),
             *_following(evidence),
         ],
@@ -105,7 +731,7 @@ def predicted_by(evidence: Evidence, rows: Sequence[Row], prediction: Prediction
     ]
 
 
-def _heads(rows: Sequence[Row], located: Located | None, heads: Located | None) -> list[str]:
+def _heads_lines(rows: Sequence[Row], located: Located | None, heads: Located | None) -> list[str]:
     """What located heads rest on, or how they are located; nothing where the reference does not fail."""
     if heads is not None and not any(row.heads for row in heads.smallest):
         return ["Heads: mesa-lens locate searched for no smallest set of heads in this folder."]

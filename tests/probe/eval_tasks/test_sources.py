@@ -11,17 +11,17 @@ import pytest
 from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
-from probe.commands.anatomy.plan import plan as anatomy_plan
-from probe.commands.anatomy.request import AnatomyRequest
-from probe.commands.eval.plan import plan as eval_plan
-from probe.commands.eval.request import EvalRequest
+from probe.commands.anatomy import AnatomyRequest
+from probe.commands.anatomy.run import plan as anatomy_plan
+from probe.commands.eval import EvalRequest
+from probe.commands.eval.plan import plan_evaluation as eval_plan
+from probe.commands.locate import LocateRequest
 from probe.commands.locate.plan import plan as locate_plan
-from probe.commands.locate.request import LocateRequest
 from probe.commands.locate.result import LOCATED
-from probe.commands.predict.plan import plan as predict_plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
+from probe.commands.predict.run import plan as predict_plan
+from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import plan as probe_plan
-from probe.commands.probe.request import ProbeRequest
 from probe.commands.probe.run import prepare
 from probe.eval_tasks import sources
 from probe.eval_tasks.score import documents_of

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 import mesa
-from probe.commands.anatomy.plan import plan as anatomy_plan
-from probe.commands.anatomy.request import AnatomyRequest
+from probe.commands.anatomy import AnatomyRequest
+from probe.commands.anatomy.run import plan as anatomy_plan
+from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import plan as probe_plan
-from probe.commands.probe.request import ProbeRequest
 from probe.commands.probe.run import prepare, stored_tokens
 from probe.eval_tasks.token_texts import characters, token_texts
 

@@ -108,7 +108,7 @@ def test_what_a_callback_swallows_is_raised_soon_after_without_a_word(capfd):
 
 
 def test_a_command_ends_by_an_interrupt_that_its_imports_swallow(model, tmp_path, monkeypatch, capsys):
-    from probe.commands.locate import command as planning
+    from probe.commands.locate import run as planning
 
     former = planning.plan
     monkeypatch.setattr(planning, "plan", lambda request: swallowed(signal.SIGINT) or time.sleep(1) or former(request))

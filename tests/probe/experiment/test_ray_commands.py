@@ -64,7 +64,7 @@ def kept(cluster, actors, monkeypatch):
     monkeypatch.setattr(cluster, "remote", lambda kind: started)
     monkeypatch.setattr(cluster, "kill", lambda actor: None)
     for name in ("locate", "anatomy"):
-        monkeypatch.setattr(f"probe.commands.{name}.command.write_page", lambda folder, *_: folder / "report.html")
+        monkeypatch.setattr(f"probe.commands.{name}.run.write_page", lambda folder, *_: folder / "report.html")
 
 
 @pytest.mark.usefixtures("undrawn", "kept")

@@ -15,7 +15,7 @@ from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.probe.export import curves_export, threshold_export
+from probe.commands.probe.report import curves_export, threshold_export
 from probe.figures import tables
 from probe.figures.export import formats, heatmap_export
 from probe.figures.heatmap import difference, regions

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from mesa.methods import METHODS
 from mesa_lens.dashboard.elements import on_both_themes
-from probe.commands.anatomy import token_views
+from probe.commands.anatomy import page
 from probe.figures import interactive, static, styles
 from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, tiles
 from probe.figures.styles import style
@@ -88,7 +88,7 @@ def test_numbers_read_on_their_tiles(scale, colours):
 def test_tokens_read_on_their_colour():
     for colour in ((220, 38, 38), (30, 136, 229)):
         for text, ground in (("#222222", 255), ("#dddddd", 20)):
-            mixed = [round(token_views._DEEPEST * part + (1 - token_views._DEEPEST) * ground) for part in colour]
+            mixed = [round(page._DEEPEST * part + (1 - page._DEEPEST) * ground) for part in colour]
             assert ratio("#" + "".join(f"{part:02x}" for part in mixed), text) >= 4.5
 
 

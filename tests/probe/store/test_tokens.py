@@ -3,7 +3,7 @@
 import pytest
 from synthetic import hidden_states, tokens_of, write_run
 
-from probe.commands.probe.export import threshold_export
+from probe.commands.probe.report import threshold_export
 from probe.figures.export import heatmap_export
 from probe.figures.heatmap import regions
 from probe.figures.interactive import draw

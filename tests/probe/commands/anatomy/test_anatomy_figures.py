@@ -3,7 +3,7 @@
 import anatomized
 import pytest
 
-from probe.commands.anatomy.figures import STATISTICS, head_map
+from probe.commands.anatomy.page import STATISTICS, head_map
 from probe.commands.anatomy.result import ANATOMY
 from probe.store.result_file import having
 

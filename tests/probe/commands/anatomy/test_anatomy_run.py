@@ -9,10 +9,9 @@ import pytest
 import tiny
 from commands import main
 
+from probe.commands.anatomy.page import attention_view, loss_view
 from probe.commands.anatomy.result import TOKENS, Mean, Retrieval
-from probe.commands.anatomy.results import intervals, retrieval_heads
-from probe.commands.anatomy.run import AnatomyExperiment
-from probe.commands.anatomy.token_views import attention_view, loss_view
+from probe.commands.anatomy.run import AnatomyExperiment, intervals, retrieval_heads
 
 M, LENGTH = 160, 320
 METHODS = ("origin", "rerope")

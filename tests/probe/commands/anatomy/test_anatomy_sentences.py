@@ -3,8 +3,7 @@
 import anatomized
 from located import matching
 
-from probe.commands.anatomy.sections import all_heads
-from probe.commands.anatomy.sentences import anatomy_findings
+from probe.commands.anatomy.page import all_heads, anatomy_findings
 
 
 def retrieval(**changes):

@@ -28,7 +28,7 @@ def test_uniform_attention_gives_key_shares():
         np.testing.assert_allclose(data["mean_distance"].sel(query=query), query / 2, atol=1e-5)
         for name in ("sink", "previous"):
             np.testing.assert_allclose(data[name].sel(query=query), 1 / (query + 1), atol=1e-6)
-    assert data["part"].values.tolist() == list(heads.PARTS)
+    assert data["part"].values.tolist() == list(heads.MASS_PARTS)
     assert data["span"].values.tolist() == ["inside M", "inside M", "beyond M"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from anatomized import typed_tokens as tokens
 
-from probe.commands.anatomy.token_views import SHOWN, attention_view, loss_view
+from probe.commands.anatomy.page import SHOWN, attention_view, loss_view
 
 
 def test_the_tokens_that_break_are_marked_and_counted():

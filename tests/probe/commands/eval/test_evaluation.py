@@ -11,9 +11,9 @@ import torch
 from elsewhere import table
 
 from mesa.models import tokenizer_of
-from probe.commands.eval.plan import TASKS, EvalRequest, plan
+from probe.commands.eval.plan import TASKS, EvalRequest, plan_evaluation
 from probe.commands.eval.result import EvalKey
-from probe.commands.eval.run import Evaluation, check_scores, run
+from probe.commands.eval.run import Evaluation, check_scores, run_evaluation
 from probe.eval_tasks import retrieval_tasks
 from probe.eval_tasks.base import EvalTask, Metric, Score
 from probe.eval_tasks.likelihood import Likelihood
@@ -30,7 +30,7 @@ def tokenizer(eval_request):
 
 @pytest.fixture(scope="module")
 def setting(eval_request):
-    return plan(eval_request).setting
+    return plan_evaluation(eval_request).setting
 
 
 def rows(out):
@@ -66,7 +66,7 @@ def test_lengths_are_read(text, lengths):
 )
 def test_bad_input_is_refused_before_anything_runs(eval_request, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan(replace(eval_request, **changes))
+        plan_evaluation(replace(eval_request, **changes))
 
 
 @pytest.mark.parametrize("task", RETRIEVAL, ids=lambda task: task.name)
@@ -103,7 +103,7 @@ def test_every_method_is_given_the_same_prompts(eval_request, tmp_path, monkeypa
 
     original = retrieval_tasks.RetrievalTask.measure
     monkeypatch.setattr(retrieval_tasks.RetrievalTask, "measure", watched)
-    run(plan(replace(eval_request, tasks=("passkey", "niah-noise"))), tmp_path / "out")
+    run_evaluation(plan_evaluation(replace(eval_request, tasks=("passkey", "niah-noise"))), tmp_path / "out")
     assert len(given) == 4
     assert all(first == second for first, second in given.values())
 
@@ -112,7 +112,7 @@ def test_every_method_is_given_the_same_prompts(eval_request, tmp_path, monkeypa
 def finished(eval_request, tmp_path_factory):
     """A folder with the whole evaluation, for tests that change nothing in it."""
     out = tmp_path_factory.mktemp("finished")
-    run(plan(eval_request), out)
+    run_evaluation(plan_evaluation(eval_request), out)
     return out
 
 
@@ -127,12 +127,12 @@ def test_an_interrupted_run_goes_on_to_the_same_table(eval_request, finished, tm
 
     monkeypatch.setattr(Likelihood, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(plan(eval_request), tmp_path)
+        run_evaluation(plan_evaluation(eval_request), tmp_path)
     assert len(rows(tmp_path)) == 12  # all of passkey, two cells of nll
     assert not (tmp_path / "summary.json").exists()
     path = tmp_path / "journal.jsonl"
     path.write_text(path.read_text()[:-40])  # and its last line is cut
-    run(plan(eval_request), tmp_path)
+    run_evaluation(plan_evaluation(eval_request), tmp_path)
     assert len(calls) == 5
     assert rows(tmp_path) == rows(finished)
     assert (tmp_path / "summary.json").read_bytes() == (finished / "summary.json").read_bytes()
@@ -140,7 +140,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(eval_request, finished, tm
 
 def test_a_finished_run_loads_no_model(eval_request, finished, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    assert run(plan(eval_request), finished).tasks_left == 0
+    assert run_evaluation(plan_evaluation(eval_request), finished).tasks_left == 0
 
 
 def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(eval_request, finished):
@@ -152,20 +152,20 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(eval_re
         r"trained_length \(160 there, 150 now\)": {"trained_length": 150},
     }.items():
         with pytest.raises(FileExistsError, match=rf"another {message}; use --overwrite"):
-            run(plan(replace(eval_request, **changes)), finished)
+            run_evaluation(plan_evaluation(replace(eval_request, **changes)), finished)
     for settings in ("mesa.width=7", "mesa.heads=0:1,3;2:0-2"):
         with pytest.raises(FileExistsError, match="holds mesa with other parameters"):
-            run(plan(replace(eval_request, method_settings=(settings,))), finished)
+            run_evaluation(plan_evaluation(replace(eval_request, method_settings=(settings,))), finished)
 
 
 def test_tasks_methods_and_shorter_lengths_can_be_added(eval_request, tmp_path):
-    run(plan(replace(eval_request, tasks=("nll",), methods="origin", lengths=(200,))), tmp_path)
+    run_evaluation(plan_evaluation(replace(eval_request, tasks=("nll",), methods="origin", lengths=(200,))), tmp_path)
     before = rows(tmp_path)
-    summary = run(plan(eval_request), tmp_path)
+    summary = run_evaluation(plan_evaluation(eval_request), tmp_path)
     assert rows(tmp_path)[: len(before)] == before
     cells = {(cell.task, cell.method, cell.length) for cell in summary.cells}
-    assert cells == set(plan(eval_request).cells)
-    run(plan(replace(eval_request, methods="origin")), tmp_path)  # nothing is lost
+    assert cells == set(plan_evaluation(eval_request).cells)
+    run_evaluation(plan_evaluation(replace(eval_request, methods="origin")), tmp_path)  # nothing is lost
     assert {row["method"] for row in rows(tmp_path)} == {"origin", "mesa"}
 
 
@@ -173,7 +173,7 @@ def test_overwriting_removes_what_an_evaluation_writes_and_nothing_else(eval_req
     out = shutil.copytree(finished, tmp_path / "out")
     (out / "notes.txt").write_text("mine")
     (out / "lines.png").touch()
-    run(plan(replace(eval_request, seed=1, tasks=("nll",))), out, overwrite=True)
+    run_evaluation(plan_evaluation(replace(eval_request, seed=1, tasks=("nll",))), out, overwrite=True)
     assert {row["seed"] for row in rows(out)} == {"1"}
     assert (out / "notes.txt").read_text() == "mine"
     assert not (out / "lines.png").exists()
@@ -184,22 +184,22 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(eval_request, tmp_path
     shutil.copytree(eval_request.model, folder)
     text.write_text(former := Path(eval_request.text).read_text())
     here = replace(eval_request, model=str(folder), text=str(text), tasks=("passkey",), methods="origin")
-    run(plan(here), out)
+    run_evaluation(plan_evaluation(here), out)
     text.write_text(former.replace("says", "said"))
     with pytest.raises(FileExistsError, match=r"another documents \(the texts that prompts are drawn from\); use"):
-        run(plan(here), out)
+        run_evaluation(plan_evaluation(here), out)
     text.write_text(former)
-    run(plan(here), out)
+    run_evaluation(plan_evaluation(here), out)
     changed = tiny.model(seed=1, vocabulary=tokenizer_of(eval_request.model).vocab_size, trained=160)
     changed.save_pretrained(folder)
     with pytest.raises(FileExistsError, match=r"with other weights .*; use --overwrite or another --out"):
-        run(plan(here), out)
+        run_evaluation(plan_evaluation(here), out)
 
 
 def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
     on_cpu, sizes = RuntimeError("DefaultCPUAllocator: can't allocate memory"), []
     eval_request = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
-    run(plan(eval_request), tmp_path / "whole")
+    run_evaluation(plan_evaluation(eval_request), tmp_path / "whole")
     original = retrieval_tasks.retrieval_hits
     for name, error in {"gpu": torch.OutOfMemoryError("CUDA"), "cpu": on_cpu}.items():
 
@@ -210,7 +210,7 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
             return original(model, tokenizer, prompts)
 
         monkeypatch.setattr(retrieval_tasks, "retrieval_hits", small)
-        run(plan(eval_request), tmp_path / name)
+        run_evaluation(plan_evaluation(eval_request), tmp_path / name)
         assert rows(tmp_path / name) == rows(tmp_path / "whole")
     assert sizes == [6, 3, *[1] * 6] * 2
     assert {float(row["score"]) for row in rows(tmp_path / "whole")} == {0, 1}
@@ -227,7 +227,7 @@ def test_cells_that_do_not_fit_are_left_out_and_named(eval_request, tmp_path, mo
 
     original = Likelihood.measure
     monkeypatch.setattr(Likelihood, "measure", small)
-    summary = run(plan(three), tmp_path)
+    summary = run_evaluation(plan_evaluation(three), tmp_path)
     left_out = [("nll", method, length) for length in (150, 200) for method in ("origin", "mesa")]
     assert summary.out_of_memory == left_out
     assert tried == [("nll", 96)] * 2 + [("nll", 150)] * 2  # one at a time is tried once, longer ones not at all
@@ -235,12 +235,12 @@ def test_cells_that_do_not_fit_are_left_out_and_named(eval_request, tmp_path, mo
     assert measured == {("nll", 96), *(("passkey", length) for length in (96, 150, 200))}
     assert "left out: nll under mesa does not fit in memory at 200 tokens" in capsys.readouterr().err
     monkeypatch.setattr(Likelihood, "measure", original)
-    assert run(plan(three), tmp_path).out_of_memory == []
+    assert run_evaluation(plan_evaluation(three), tmp_path).out_of_memory == []
 
 
 def test_the_estimate_counts_tasks_tokens_and_bytes(eval_request, tokenizer):
     def text(request):
-        return work_text(work := work_of(every := Evaluation(plan(request)), every.tasks({})), work)
+        return work_text(work := work_of(every := Evaluation(plan_evaluation(request)), every.tasks({})), work)
 
     said = text(replace(eval_request, tasks=("passkey", "nll-position")))
     assert f"6 tasks: 12 passes, {2 * 2 * (96 + 200 + 200):,} tokens, at most 200 in one" in said
@@ -270,7 +270,7 @@ def test_rows_with_fewer_samples_than_a_task_has_are_refused(eval_request, monke
     rows = {
         EvalKey(name, "origin", 96): {"peak_mib": 1.0, "scores": [asdict(Score(96, n, metric, 1.0)) for n in range(2)]}
     }
-    planned = plan(replace(eval_request, tasks=("nll",), samples=3, methods="origin", lengths=(96,)))
+    planned = plan_evaluation(replace(eval_request, tasks=("nll",), samples=3, methods="origin", lengths=(96,)))
     journal = SimpleNamespace(path=Path("journal.jsonl"), rows=rows)
     if name in ("nll", "nll-position"):  # of texts there may be fewer
         check_scores(journal, planned)

@@ -7,11 +7,10 @@ import pytest
 from commands import main
 from elsewhere import Elsewhere, same_evaluation
 
-from probe.commands.eval import command
-from probe.commands.eval.plan import plan
+from probe.commands.eval import run as command
+from probe.commands.eval.plan import EvalWorker, plan_evaluation
 from probe.commands.eval.result import EVALUATED
-from probe.commands.eval.run import run
-from probe.commands.eval.worker import EvalWorker
+from probe.commands.eval.run import run_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -22,30 +21,30 @@ def eval_request(eval_request):
 @pytest.fixture(scope="module")
 def local(eval_request, tmp_path_factory):
     out = tmp_path_factory.mktemp("local")
-    run(plan(eval_request), out)
+    run_evaluation(plan_evaluation(eval_request), out)
     return out
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_cells_end_changes_nothing(eval_request, local, tmp_path, seed):
-    run(plan(eval_request), tmp_path, runner=Elsewhere(seed=seed))
+    run_evaluation(plan_evaluation(eval_request), tmp_path, runner=Elsewhere(seed=seed))
     same_evaluation(local, tmp_path)
 
 
 def test_what_no_worker_can_finish_is_left_out_and_run_by_the_same_command(eval_request, local, tmp_path, capsys):
-    summary = run(plan(eval_request), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
+    summary = run_evaluation(plan_evaluation(eval_request), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
     assert summary.failed == [("nll", "mesa", 96)]
     assert (summary.tasks_left, summary.out_of_memory) == (0, [])
     assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
     measured = {(cell.task, cell.method, cell.length) for cell in summary.cells}
     assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= measured
     whole = EVALUATED.read(local).cells
-    assert sorted(map(str, run(plan(eval_request), tmp_path).cells)) == sorted(map(str, whole))
+    assert sorted(map(str, run_evaluation(plan_evaluation(eval_request), tmp_path).cells)) == sorted(map(str, whole))
 
 
 def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_request, tmp_path, capsys, monkeypatch):
-    real, runner = command.run_cells, Elsewhere(lost=(("nll", "mesa", 96),))
-    monkeypatch.setattr(command, "run_cells", lambda *args, **options: real(*args, **options | {"runner": runner}))
+    real, runner = command.run_evaluation, Elsewhere(lost=(("nll", "mesa", 96),))
+    monkeypatch.setattr(command, "run_evaluation", lambda *args, **options: real(*args, **options | {"runner": runner}))
     words = f"--model {eval_request.model} --text {eval_request.text} --task nll --methods origin,mesa --lengths 96"
     assert main(["eval", *words.split(), "--samples", "1", "--out", str(tmp_path / "out"), "--json"]) == 1
     printed = capsys.readouterr()
@@ -54,7 +53,7 @@ def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_req
 
 
 def test_a_worker_with_another_model_is_refused_naming_what_differs(eval_request):
-    source = EvalWorker.of(plan(eval_request)).source
+    source = EvalWorker.of(plan_evaluation(eval_request)).source
     source.check()
     for what in ("weights", "tokenizer", "versions"):
         changed = replace(source, fingerprints={**source.fingerprints, what: "another"})

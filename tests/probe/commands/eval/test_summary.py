@@ -7,11 +7,9 @@ import pytest
 from results import COMMON
 from scipy.stats import multinomial
 
-from probe.commands.eval.figures import evaluation_charts, write_curves
+from probe.commands.eval.page import evaluation_charts, sections, title, write_curves
 from probe.commands.eval.plan import TASKS
-from probe.commands.eval.result import Cell, Evaluated, Sample
-from probe.commands.eval.sections import sections, title
-from probe.commands.eval.summary import score_tables, summarize
+from probe.commands.eval.result import Cell, Evaluated, Sample, score_tables, summarize
 from probe.eval_tasks.base import Metric
 from probe.eval_tasks.intervals import interval, paired
 from probe.figures.section import Section, as_text, page

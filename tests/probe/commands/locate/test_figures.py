@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mesa_lens.cli import main
-from probe.commands.locate.figures import recovery_map
+from probe.commands.locate.page import recovery_map
 from probe.commands.locate.result import LOCATED
 from probe.figures import interactive, static
 from probe.store.result_file import having

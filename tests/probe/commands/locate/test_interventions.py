@@ -8,10 +8,8 @@ from headed import HEAD, planted
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.models import tokenizer_of
-from probe.commands.locate.clamp import Clamp
-from probe.commands.locate.interventions import patches
-from probe.commands.locate.loss_gap import PairedLosses
-from probe.commands.locate.passes import BASELINE, PATCHED, Item, RunPair, Start, run
+from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Item, RunPair, Start, patches, run
+from probe.commands.locate.plan import PairedLosses
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]

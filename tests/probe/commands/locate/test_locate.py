@@ -10,8 +10,7 @@ from elsewhere import Elsewhere
 from headed import HEAD
 
 from probe.commands.locate.plan import LocateRequest, plan
-from probe.commands.locate.results import summarize
-from probe.commands.locate.run import Locate, locate
+from probe.commands.locate.run import Locate, locate, summarize
 from probe.experiment.estimate import passes_of, work_of
 from probe.experiment.runner import LOCAL
 from probe.files import read_result

@@ -5,9 +5,8 @@ import json
 import located
 import pytest
 
-from probe.commands.locate.figures import clamp_chart
+from probe.commands.locate.page import clamp_chart, located_findings
 from probe.commands.locate.result import LOCATED
-from probe.commands.locate.sentences import located_findings
 from probe.files import write_result
 from probe.store.result_file import as_json
 from probe.store.results import percent

@@ -2,11 +2,9 @@
 
 import pytest
 
-from probe.commands.locate.head_search import Round, random_sets, set_key
 from probe.commands.locate.interventions import by_layer
-from probe.commands.locate.plan import LocateRequest, plan
-from probe.commands.locate.results import summarize
-from probe.commands.locate.tasks import remaining, tasks
+from probe.commands.locate.plan import LocateRequest, Round, plan, random_sets, remaining, set_key, tasks
+from probe.commands.locate.run import summarize
 from probe.experiment.journal import Journal
 
 GROUP = ("nll", 320)

@@ -7,9 +7,25 @@ import pytest
 
 import mesa
 from mesa.plan import relative_positions
-from probe.commands.predict.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
-from probe.commands.predict.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys
-from probe.commands.predict.kind import HALF, ONE, Among, Moved, kind_of, kind_sentence
+from probe.commands.predict.formula import (
+    HALF,
+    LOG_N,
+    ONE,
+    ORIGIN,
+    POWERS,
+    REFERENCE,
+    Among,
+    Calibration,
+    FarKeys,
+    Law,
+    Moved,
+    excess_curve,
+    failure_length,
+    far_keys,
+    gap_methods,
+    kind_of,
+    kind_sentence,
+)
 
 M, LONGEST, TEXTS = 64, 512, 6
 

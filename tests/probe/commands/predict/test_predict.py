@@ -11,9 +11,9 @@ from synthetic import edit, hidden_states, write_run
 import probe
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
-from probe.commands.predict.plan import configs, plan
-from probe.commands.predict.request import PredictRequest
+from probe.commands.predict import PredictRequest
 from probe.commands.predict.result import PREDICTION
+from probe.commands.predict.run import configs, plan
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.sources import heldout, texts
 from probe.files import read_result

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.commands.probe.sentences import MAX_NAMED, listed
-from probe.commands.probe.verdict import verdict
+from probe.commands.probe.verdict import MAX_NAMED, listed, verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
 from probe.thresholds.drift_onset import DriftOnset

@@ -11,12 +11,15 @@ import xarray as xr
 
 from mesa.methods import Method
 from mesa.plan import relative_positions
-from probe.commands.predict.formula import Law, far_keys_by_length, length_grid
-from probe.commands.predict.result import AtLength, Prediction
+from probe.commands.predict.formula import ORIGIN, REFERENCE, Law, far_keys_by_length, kind_sentence, length_grid
+from probe.commands.predict.result import Agreement, AtLength, MethodPrediction, Prediction
 from probe.figures.export import Export
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, grouped, log_ticks, same_range, trained_rule
+from probe.figures.section import Section
 from probe.figures.styles import RED, STYLES, Look, nth, style
-from probe.thresholds.stated_window import NATS_ABOVE
+from probe.store.result_file import NOT_RECORDED
+from probe.tables import Table
+from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
 _QUERIES = 8
@@ -133,3 +136,116 @@ def _line(name: str, entries: Sequence[AtLength], look: Look, side: str) -> Line
     if side == "predicted":
         return Line(name, x, y, colour, dash, "none", interval=(low, high), band=True)
     return Line(name, x, y, colour, dash if name == "origin" else "none", symbol, interval=(low, high))
+
+
+def failure_table(prediction: Prediction) -> Table:
+    """Failure lengths and excess at the longest length, a row a method; beside what was measured, where it was."""
+    longest = prediction.longest
+    is_checked = any(row.measured for name, row in prediction.methods.items() if name != ORIGIN)
+    measured = ("measured", "excess") if is_checked else ()
+    head = ("method", "predicted failure", "interval", f"excess at {longest}", *measured)
+    rows = [_table_row(name, row, longest, is_checked) for name, row in prediction.methods.items()]
+    return Table("", head, tuple(rows))
+
+
+def left_out(prediction: Prediction) -> list[str]:
+    """The methods that nothing is predicted of, a sentence a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, row in prediction.methods.items():
+        if row.refusal:
+            by_reason.setdefault(row.refusal, []).append(name)
+    return [f"Not predicted: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+
+
+def law_sentences(prediction: Prediction) -> list[str]:
+    """What Origin loses, what is taken for the cause and how it was fitted, and how well it fits."""
+    law, trained, longest = prediction.law, prediction.trained_length, prediction.longest
+    if law is None:
+        return []
+    fails, (low, high) = law.origin_fails, law.needed_factors
+    text = [
+        f"The excess loss of origin over {REFERENCE} is {law.excess.value[-1]:z.2f} nats/token at {longest} tokens. "
+        f"origin {'does not fail up to there' if fails is None else f'fails at {fails} tokens'} (M = {trained}, "
+        f"{prediction.texts} texts). A method fails from where its excess loss is {NATS_ABOVE} nats/token or more.",
+        "Far keys are those at a distance of M or more. Z is their weighted number: each counts (distance - M + 1)^p. "
+        "A method's excess loss is predicted as that of origin at the length where its Z is the same, plus what the "
+        "method costs inside M.",
+        f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to position gaps, which move "
+        f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
+        f"{law.power_over_masked:z.1f} over the same keys masked).",
+    ]
+    if kind := kind_sentence(law.kind, fails):
+        text.insert(1, kind)
+    if law.scale_power:
+        text.append(
+            f"Where a method multiplies queries by a scale (log n), Z is divided by scale^q; q = {law.scale_power}."
+        )
+    text.append(
+        f"{prediction.misfit} Single gaps would need {low:.2g} to {high:.2g} times their Z; the intervals allow it."
+    )
+    if (longest if fails is None else fails) >= FAR_MULTIPLE * trained:
+        text.append(
+            f"origin passes up to {FAR_MULTIPLE}x M or more: M may be too small, and then nothing here holds; "
+            "`mesa-lens estimate-window` estimates M."
+        )
+    return text
+
+
+def _meaning(power: float) -> str:
+    """What a power says of far keys."""
+    if power < 0.3:
+        return "it is their number that counts"
+    if power < 2:
+        return "both their number and their distance count"
+    return "the farthest of them count most"
+
+
+def _table_row(name: str, row: MethodPrediction, longest: int, is_checked: bool) -> tuple[str, ...]:
+    predicted = ("-", "-", "-")
+    if name in (ORIGIN, REFERENCE):
+        predicted = ("(measured)" if name == ORIGIN else "(reference)", "", "")
+    elif row.failure:
+        ends = [_length(end, longest) for end in row.failure.ends]
+        interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+        predicted = (_length(row.failure.length, longest), interval, f"{row.predicted[-1].excess:z.2f}")
+    if not is_checked:
+        return (name, *predicted)
+    measured = ("-", "-")
+    if row.measured:
+        measured = (_length(row.measured_failure, longest), f"{row.measured[-1].excess:z.2f}")
+    return (name, *predicted, *measured)
+
+
+def _length(length: int | None, longest: int) -> str:
+    return f"none up to {longest}" if length is None else str(length)
+
+
+def title(prediction: Prediction) -> str:
+    """The page's heading."""
+    return f"{prediction.model}: predicted to fail beyond M = {prediction.trained_length} tokens"
+
+
+def sections(prediction: Prediction) -> list[Section]:
+    """The law, failure lengths, how they agree with what was measured, and what is left out."""
+    if prediction.refusal:
+        return [Section(sentences=[f"Nothing is predicted: {prediction.refusal}."])]
+    agreement = [_agreement(text, of) for text, of in prediction.agreement.items() if of.points]
+    text = [f"Text: {prediction.text_source or NOT_RECORDED}."]
+    known = prediction.origin or {}
+    text += [f"Weights: {known['quantization']}."] if "quantization" in known else []
+    text += [f"Tokenizer: {known['tokenizer_note']}."] if "tokenizer_note" in known else []
+    return [
+        Section(
+            "", law_sentences(prediction), {"prediction": prediction_chart(prediction)}, [failure_table(prediction)]
+        ),
+        *(Section("", sentences) for sentences in (agreement, left_out(prediction), text) if sentences),
+    ]
+
+
+def _agreement(text: str, agreement: Agreement) -> str:
+    rank = "" if math.isnan(agreement.auc) else f", AUC of fails or passes {agreement.auc:z.2f}"
+    return (
+        f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, bias {agreement.bias:+z.2f}{rank}; "
+        f"failure length exact for {agreement.exact} of {agreement.methods}, within one step for "
+        f"{agreement.within_one_step} ({agreement.fails} fail)."
+    )
