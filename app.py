@@ -2,7 +2,6 @@
 
 import streamlit as st
 
-from mesa_lens.dashboard.guard import GUARDED
-from mesa_lens.dashboard.server import ROUTES, SCRIPT, in_browser
+from mesa_lens.dashboard.server import GUARDED, ROUTES, SCRIPT, in_browser
 
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

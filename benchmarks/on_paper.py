@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mesa.engine import decode, launches, span_kernels
+from mesa.engine import decode, kernels, span_kernels
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
@@ -45,7 +45,7 @@ ENDS = ("attention", "attn", "mm", "matmul")
 class Counts:
     """What one span of work took. extra: peak of bytes allocated in it, what came out of it left out."""
 
-    launches: int = 0
+    kernels: int = 0
     extra: int = 0
     copied: int = 0
     """Bytes of keys and values that were copied."""
@@ -304,7 +304,7 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     device = device or Device()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
-        stack.enter_context(mock.patch.object(launches, "_triton_kernels", return_value=None))
+        stack.enter_context(mock.patch.object(kernels, "_triton_kernels", return_value=None))
         stack.enter_context(mock.patch.object(decode, "kernels_of", return_value=device.decoding))
         stack.enter_context(mock.patch.object(span_kernels, "scaled_dot_product_attention", device.causal))
         stack.enter_context(mock.patch.object(span_kernels, "_triton", return_value=device))

@@ -15,7 +15,7 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.probe.plan import ProbeRequest, plan
 from probe.commands.probe.run import work
 from probe.experiment.estimate import passes_of
-from probe.store.regions import layout
+from probe.store.reader import layout
 
 SHAPES = {
     "Llama-2-7B at 16k": (4096, 11008, 32, 32, 32, 4096, 16384),

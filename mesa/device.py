@@ -1,11 +1,18 @@
-"""Where a model runs, by torch.accelerator: CUDA, ROCm, XPU and others alike."""
+"""Where a model runs, by torch.accelerator (CUDA, ROCm, XPU and others), and whether its numbers are finite."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import psutil
 import torch
+
+from mesa.decoder import layers_of, removed
+from mesa.errors import Failed, Refused
 
 
 def is_accelerator(device: torch.device | str) -> bool:
@@ -27,3 +34,50 @@ def now(device: torch.device | str) -> float:
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+_WIDER = "run the model with --dtype {}"
+_REMEDIES = {
+    torch.float32: _WIDER.format("float64"),
+    torch.float64: "its config.json or its weights are another model's, or damaged",
+}
+"""By the dtype of a model whose states are not finite; of halves, float32."""
+
+
+@contextmanager
+def states_checked(model: Any) -> Iterator[None]:
+    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity."""
+    good: dict[int, torch.Tensor] = {}
+
+    def look(module: Any, args: Any, output: Any, layer: int) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        finite = states.isfinite().all()
+        good[layer] = good[layer] & finite if layer in good else finite
+
+    layers = layers_of(model)
+    heads = [head] if (head := model.get_output_embeddings()) is not None else []
+    handles = [module.register_forward_hook(partial(look, layer=n)) for n, module in enumerate([*layers, *heads])]
+    with removed(handles):
+        yield
+    bad = [layer for layer, finite in good.items() if not finite]
+    if bad:
+        what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
+        raise not_finite(model, what)
+
+
+def not_finite(model: Any, what: str) -> Failed:
+    """The error for values of a model's pass that are a NaN or an infinity."""
+    return Failed(f"the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
+
+
+def check_finite(name: str, model: torch.nn.Module) -> None:
+    """Raises Refused naming the first tensor of a model that holds a NaN or an infinity."""
+    for key, values in model.state_dict().items():
+        if values.is_meta or not values.is_floating_point():
+            continue
+        if not values.sum(dtype=torch.float32).isfinite() and not (finite := values.isfinite()).all():
+            count = finite.numel() - int(finite.sum())
+            raise Refused(
+                f"model {name!r}: {count} of {finite.numel()} numbers of {key} are not finite; its weights are "
+                "damaged, get them again"
+            )

@@ -24,12 +24,11 @@ from transformers import (
 from transformers import __version__ as version
 from transformers.utils import logging as transformers_logging
 
-from mesa.checkpoints.fitting import check_stored, within
-from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
+from mesa.checkpoints.gguf_file import as_plain, check_stored, mend_tokenizer, reading, within
 from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, place_with_options
 from mesa.constructed_config import ConstructedConfig  # transformers knows it from then on
+from mesa.device import check_finite
 from mesa.errors import NotFound, Refused
-from mesa.finite import check_finite
 from mesa.support import note_stated
 
 if TYPE_CHECKING:

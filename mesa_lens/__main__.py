@@ -15,7 +15,7 @@ def main() -> int:
         print(f"mesa-lens: {error}", file=sys.stderr)
         return 2
     try:
-        from probe.experiment.interrupts import interruptible
+        from probe.experiment.lock import interruptible
 
         with interruptible():
             from mesa_lens.cli import main as command

@@ -39,8 +39,8 @@ def run(options: AppOptions) -> int:
     """Starts Streamlit and waits for it."""
     if importlib.util.find_spec("streamlit") is None:
         raise Refused(f"the dashboard needs Streamlit; {install_command('app')}")
-    from mesa_lens.dashboard.guard import HOSTS_VARIABLE, host_name
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
+    from mesa_lens.dashboard.server import HOSTS_VARIABLE, host_name
 
     store = _store(options)
     try:

@@ -39,7 +39,7 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
     """Prints the table; 1 where a row failed."""
     from mesa.models import load
     from mesa.settings import make_methods
-    from probe.experiment.threads import check_threads, computing
+    from probe.experiment.pool import check_threads, computing
 
     check_threads(cpu.threads)
     make_methods(request.methods, request.pretended)

@@ -19,7 +19,7 @@ from mesa_lens import __version__
 from mesa_lens.arguments import add_command
 from mesa_lens.running import run_experiment, run_options
 from probe.commands.table import COMMANDS
-from probe.experiment.interrupts import interruptible
+from probe.experiment.lock import interruptible
 
 
 class _Once(argparse._StoreAction):

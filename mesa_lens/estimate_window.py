@@ -42,7 +42,7 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     from mesa.support import trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
     from probe.eval_tasks import score
-    from probe.experiment.threads import check_threads, computing
+    from probe.experiment.pool import check_threads, computing
     from probe.thresholds.window_estimate import SHORTEST
 
     check_threads(cpu.threads)
@@ -72,9 +72,9 @@ def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -
 
     from mesa.models import load
     from mesa.progress import Bar
-    from probe.eval_tasks.likelihood import tail_prompts
     from probe.eval_tasks.retrieval import first_ids
     from probe.eval_tasks.score import nll
+    from probe.eval_tasks.tasks import tail_prompts
     from probe.thresholds.failure import CHANCE_NATS
     from probe.thresholds.window_estimate import estimate_window
 

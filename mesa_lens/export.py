@@ -278,7 +278,7 @@ def add(commands: Any) -> None:
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
     from probe.figures.export import NUMBERS
-    from probe.figures.tables import check_size
+    from probe.figures.labels import check_size
 
     options.check()
     folder = read_as(Folder, options.folder / "exports") if options.out is None else options.out

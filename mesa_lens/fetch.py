@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from mesa.checkpoints.fetched import CACHE, CHECKPOINTS, PROVENANCE, Checkpoint, folder_of, is_fetched
+from mesa.checkpoints.place import CACHE, CHECKPOINTS, PROVENANCE, Checkpoint, folder_of, is_fetched
 from mesa.errors import NotFound, Occupied, Refused
 from probe.experiment.lock import owned
 from probe.options import Folder, InputPath, Text, option

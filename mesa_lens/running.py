@@ -14,16 +14,16 @@ from probe.commands.table import Command
 from probe.experiment.lock import how_to_resume
 
 if TYPE_CHECKING:
-    from probe.experiment.runner import Runner
+    from probe.experiment.pool import Runner
 
 
 def runner_of(workers: WorkerOptions, load: Mapping[str, object]) -> Runner:
     """The `Runner` of these options. load: options of `mesa.load`. Raises Refused for one that cannot be."""
-    from probe.experiment.runner import Runner
+    from probe.experiment.pool import Runner
 
     kind, _, address = workers.runner.partition(":")
     if kind == "ray":
-        from probe.experiment.ray_pool import RayRunner as Runner
+        from probe.experiment.ray import RayRunner as Runner
     runner = Runner(address or None, workers.workers, workers.gpus_per_worker, workers.verbose, workers.threads)
     runner.check(load)
     return runner
@@ -92,7 +92,7 @@ def print_estimate(
     left: as `passes_of` gives them. as_json: as {"estimate": its lines}.
     """
     from probe.experiment.estimate import time_text
-    from probe.experiment.threads import computing
+    from probe.experiment.pool import computing
 
     with computing(threads):
         whole = f"{text}\n{time_text(config, left, request.load, getattr(request, 'executor', 'fused'))}"

@@ -44,7 +44,7 @@ EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 
 def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Checks the claims and prints them; returns 1 where one fails that must hold."""
-    from probe.experiment.threads import computing
+    from probe.experiment.pool import computing
     from theory.claim import PAPER, summary
     from theory.claims import VerifyOptions, selected
 

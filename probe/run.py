@@ -50,8 +50,7 @@ from probe.figures.section import as_text
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
-from probe.store.labelled import labelled
-from probe.store.select import check_labels, hook_values, one_prompt
+from probe.store.select import check_labels, hook_values, labelled, one_prompt
 from probe.tables import Table, plain_table
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.drift_onset import drift_onsets

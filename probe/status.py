@@ -14,15 +14,13 @@ import zarr
 
 from mesa.errors import NotFound, Refused
 from probe.commands.table import resume_command
-from probe.experiment.journal import JournalFile, read_journal
+from probe.experiment.journal import REQUEST, JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
-from probe.experiment.resume import REQUEST
 from probe.files import JsonObject, read_result
 from probe.identity import not_of_run
 from probe.layout import LAYOUTS, REPORTED
-from probe.store.reader import partial_path, store_of
-from probe.store.regions import stored_array, whole_passes
+from probe.store.reader import partial_path, store_of, stored_array, whole_passes
 
 EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
 """Those that leave a journal and results; a probe leaves a store."""

@@ -67,7 +67,7 @@ def test_a_package_that_another_replaced_is_named_with_the_repair(tmp_path, name
     assert (code, said.count("\n")) == (2, 1)
     assert f"{tmp_path / name}" in said
     assert f"the package {name} 3.1 is installed over it; `pip uninstall -y {name}`" in said
-    imported = {"mesa": ("probe", "theory", "theory.bounds"), "probe": ("mesa_lens.dashboard.guard",)}.get(name, ())
+    imported = {"mesa": ("probe", "theory", "theory.bounds"), "probe": ("mesa_lens.dashboard.server",)}.get(name, ())
     for module in imported:
         code, raised = ends("-c", f"import {module}")
         assert (code, raised.splitlines()[-1]) == (1, said.strip().replace("mesa-lens: ", "ImportError: ", 1))

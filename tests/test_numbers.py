@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 from probe.statistics import shown
-from probe.store.results import ranged
+from probe.store.result_file import ranged
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research probe/commands probe/thresholds probe/figures mesa_lens/dashboard").split()
-FILES = ("probe/run.py probe/figures/section.py probe/store/results.py ").split()
+FILES = ("probe/run.py probe/figures/section.py probe/store/result_file.py ").split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
 """A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
 

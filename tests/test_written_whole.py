@@ -11,10 +11,10 @@ TO_A_PATH = {"to_csv", "to_json", "savez"}
 ELSEWHERE = {
     "probe/files.py": "writes what is renamed",
     "probe/experiment/lock.py": "the lock, which is known by its file and not its name",
-    "probe/experiment/ray_cluster.py": "no file",
+    "probe/experiment/ray.py": "no file",
     "probe/commands/eval/harness.py": "a temporary folder",
     "probe/figures/static.py": "to memory",
-    "probe/figures/tables.py": "to memory",
+    "probe/figures/labels.py": "to memory",
     "probe/store/cache.py": "to memory",
     "mesa_lens/fetch.py": "a folder that is renamed",
     "theory/pretrained.py": "a folder whose files are renamed",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mesa.checking import model_checks
-from mesa.checking.method_checks import CHECKS, method_rows
+from mesa.checking import checks as model_checks
+from mesa.checking.checks import CHECKS, method_rows
 from mesa.checking.rows import FAILED, NOT_RUN, CheckRow, Report
 from mesa.checking.subject import MOST_PRETENDED, Subject
 from mesa.engine.plug import check_free

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import capped, scores_of
-from mesa.engine.launches import tried_kernels
+from mesa.engine.kernels import capped, scores_of, tried_kernels
 from mesa.engine.layout import RotaryLayout, turned
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Read, Reads, Schedule, Turns

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.launches import add_sinks, merge, turn
+from mesa.engine.kernels import add_sinks, merge, turn
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_triton, by_varlen, kernel_for

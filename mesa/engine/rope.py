@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mesa.engine.compiled import by_launches
-from mesa.engine.launches import turned_states
+from mesa.engine.kernels import turned_states
 from mesa.engine.layout import RotaryLayout
 from mesa.plan import Bounded, Plan, Position, Region, rotary_base, token_index
 

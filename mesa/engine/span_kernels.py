@@ -24,8 +24,7 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from mesa.engine.compiled import compiled
-from mesa.engine.kernels import capped, scores_of
-from mesa.engine.launches import merge_plainly
+from mesa.engine.kernels import capped, merge_plainly, scores_of
 from mesa.engine.spans import PairSpan, sides_of
 from mesa.plan import Carry
 

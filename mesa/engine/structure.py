@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mesa.decoder import decoder_of, layers_of, removed, replaced
+from mesa.device import not_finite
 from mesa.engine.attention import dense
 from mesa.engine.layout import RotaryLayout
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
@@ -30,7 +31,6 @@ from mesa.engine.rope import OfKind, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.state import TOLERANCE, CarriedState, carried_state
 from mesa.errors import Refused
-from mesa.finite import not_finite
 from mesa.methods import Method, Origin
 from mesa.methods.base import only_distances
 from mesa.outside import CACHES, attention_called, attention_function, mask_function

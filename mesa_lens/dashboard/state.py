@@ -14,8 +14,7 @@ from mesa_lens.dashboard.runs import Entry, check_inside, find_status
 from probe.commands.probe.result import Summary
 from probe.run import Run, open_run
 from probe.store.cache import cached, load
-from probe.store.reader import partial_path, store_of
-from probe.store.regions import list_missing, missing_regions
+from probe.store.reader import list_missing, missing_regions, partial_path, store_of
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, judged_drifts
 from probe.thresholds.search import CrossingRule, search

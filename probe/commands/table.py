@@ -14,7 +14,7 @@ from probe.commands.eval import EvalRequest, HarnessOptions
 from probe.commands.locate import LocateRequest
 from probe.commands.predict import PredictRequest
 from probe.commands.probe import ProbeRequest, RuleOptions
-from probe.experiment.resume import NEVER_RECORDED
+from probe.experiment.journal import NEVER_RECORDED
 from probe.layout import LAYOUTS, Layout
 from probe.options import options
 

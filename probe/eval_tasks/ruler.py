@@ -1,21 +1,123 @@
-"""RULER's synthetic tasks, scored as RULER does: the share of the expected strings in what is generated."""
+"""RULER's variable tracking (Hsieh et al. 2024): prompts of an exact token length, and the task.
+
+Template and sizes are those of github.com/NVIDIA/RULER (Apache-2.0), commit c3f5e3b4, `scripts/data/synthetic/`:
+`variable_tracking.py`, `constants.py`. Names and values are drawn by us; no space ends a prompt (the answer begins with
+it). Pieces are tokenized one by one; line breaks after the header make up the length.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from mesa.errors import Refused
 from mesa.models import Loaded
-from probe.eval_tasks import ruler_prompts
 from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
-from probe.eval_tasks.retrieval import TooShortError
-from probe.eval_tasks.ruler_prompts import ListPrompt
+from probe.eval_tasks.retrieval import (
+    PASSKEY_FILLER,
+    Prompt,
+    TooShortError,
+    encode,
+    encode_once,
+    first_ids,
+    random_key,
+    room_for,
+)
 from probe.eval_tasks.score import greedy, until_end
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
+
+Ids = tuple[int, ...]
+Random = np.random.Generator
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+
+
+@dataclass(frozen=True)
+class ListPrompt(Prompt):
+    """A prompt with several answers. expected: the strings that RULER looks for in what is generated.
+
+    key_position: where what follows the header begins.
+    """
+
+    expected: tuple[str, ...]
+
+
+def insert_pieces(filler: Sequence[Ids], needles: Sequence[Ids], rng: Random) -> list[Ids]:
+    """The needles, in order, between pieces of filler; no two side by side where there is filler enough."""
+    gaps = len(filler) + 1
+    drawn = np.sort(rng.choice(gaps, len(needles), replace=gaps < len(needles)))
+    pieces = list(filler)
+    for offset, (gap, needle) in enumerate(zip(drawn, needles, strict=True)):
+        pieces.insert(int(gap) + offset, needle)
+    return pieces
+
+
+def draw_distinct(draw: Callable[[], str], count: int) -> list[str]:
+    """`count` different texts, in the order drawn."""
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        texts[draw()] = None
+    return list(texts)
+
+
+def assemble(
+    tokenizer: Tokenizer, start: Ids, body: Sequence[Ids], end: Ids, length: int, expected: Sequence[str]
+) -> ListPrompt:
+    """The prompt, answered by all strings `expected`; line breaks after its header make up the length."""
+    missing = length - len(start) - sum(map(len, body)) - len(end)
+    newline = encode(tokenizer, "\n")[-1:]
+    answer = " ".join(expected)
+    ids = (*start, *(newline * missing), *itertools.chain(*body), *end)
+    return ListPrompt(ids, encode_once(tokenizer, " " + answer), answer, len(start) + missing, tuple(expected))
+
+
+def _example(tokenizer: Tokenizer, header: str, body: Sequence[Ids], question: Ids, answer: str) -> Ids:
+    """A worked example that stands before the task."""
+    answer_ids = (*encode_once(tokenizer, " " + answer), *encode(tokenizer, "\n"))
+    return (*encode(tokenizer, header), *itertools.chain(*body), *question, *answer_ids)
+
+
+VT_HEADER = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n"
+VT_NOISE = "\n" + "".join(PASSKEY_FILLER).strip()
+VT_QUESTION = (
+    "\nQuestion: Find all variables that are assigned the value {value} in the text above."
+    " Answer: According to the chain(s) of variable assignment in the text above, {count} variables are assigned the "
+    "value {value}, they are:"
+)
+
+
+def variables(
+    tokenizer: Tokenizer, length: int, rng: Random, setting: PromptSpec, *, hops: int, example: int | None
+) -> ListPrompt:
+    """RULER's variable tracking, one chain in repeated sentences. example: its rounds of them; None: no example."""
+    start = first_ids(tokenizer)
+    if example is not None:
+        names, chain, end = _chain(tokenizer, rng, hops, 3)
+        rounds = [encode(tokenizer, VT_NOISE)] * example
+        start += _example(tokenizer, VT_HEADER, insert_pieces(rounds, chain, rng), end, " ".join(names))
+    names, chain, end = _chain(tokenizer, rng, hops, 5)
+    start += encode(tokenizer, VT_HEADER)
+    noise = encode(tokenizer, VT_NOISE)
+    room = room_for(length, start, end, *chain)
+    rounds = [noise[: room - at] for at in range(0, room, len(noise))]
+    return assemble(tokenizer, start, insert_pieces(rounds, chain, rng), end, length, names)
+
+
+def _chain(tokenizer: Tokenizer, rng: Random, hops: int, letters: int) -> tuple[list[str], list[Ids], Ids]:
+    """Names, assignments and the question of a chain of variables."""
+    names = draw_distinct(lambda: "".join(rng.choice(LETTERS, letters)).upper(), hops + 1)
+    value = random_key(rng)
+    assigned = [value, *(f"VAR {name}" for name in names)]
+    lines = [encode_once(tokenizer, f"\nVAR {name} = {text}") for name, text in zip(names, assigned, strict=False)]
+    return names, lines, encode_once(tokenizer, VT_QUESTION.format(value=value, count=hops + 1))
+
 
 Build = Callable[..., ListPrompt]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""
@@ -150,5 +252,5 @@ _VT = tuple(
     for hops, example in ((4, 10), (4, 0), (4, None), (3, None), (2, None), (1, None))
 )
 
-RULER = (RulerTask("vt", "RULER: all variables of a chain of assignments", ruler_prompts.variables, 30, _VT),)
+RULER = (RulerTask("vt", "RULER: all variables of a chain of assignments", variables, 30, _VT),)
 """RULER's variable tracking, beside its single needles (`retrieval_tasks.py`); lm-eval has the other tasks."""

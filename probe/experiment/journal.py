@@ -1,4 +1,4 @@
-"""Finished tasks of a run, a row each on disk, so that an interrupted run continues where it was."""
+"""The journal of an experiment: a row a task, appended as it is finished, and what it records of the request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,27 @@ from typing import Any, get_type_hints
 
 from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
-from probe.experiment.resume import REQUEST
 from probe.experiment.task import Key
 from probe.files import JsonObject, checksum, difference
 from probe.identity import CHECKSUM, is_whole, same_model
+from probe.options import options
+
+REQUEST = "request"
+"""The key of what `recorded` gives, in a journal and in a store's attributes."""
+NEVER_RECORDED = "trust_remote_code"
+"""The option that no file gives: a file does not allow code to run."""
+
+
+def recorded(*parts: Any) -> dict[str, list[str]]:
+    """The options of a request that are not at their defaults: by key the values as they are typed; a flag has none."""
+    record: dict[str, list[str]] = {}
+    for part in parts:
+        for item in options(type(part)):
+            value = item.of(part)
+            if item.key != NEVER_RECORDED and value not in (None, (), item.default):
+                record[item.key] = [] if item.is_flag else [*value] if item.repeated else [item.written(value)]
+    return record
+
 
 JournalRows = Mapping[Key, JsonObject]
 """What a journal holds, by the key of the task."""

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 from mesa.methods import Method
 from mesa.models import chosen_dtype, origin
 from probe.capture.memory import check_beside
-from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import check_apart, owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import Pool
+from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.progress import is_over, showing_progress
-from probe.experiment.resume import recorded
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, Task, Worker
 from probe.files import JsonObject, check_ours
 from probe.identity import check_of_run

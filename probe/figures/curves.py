@@ -8,8 +8,21 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from probe.figures.figure_data import Chart, Line, Panel, Point, Rule, grouped, log_ticks, trained_rule, value_title
-from probe.figures.styles import DASHES, RED, nth, style
+from probe.figures.figure_data import (
+    DASHES,
+    RED,
+    Chart,
+    Line,
+    Panel,
+    Point,
+    Rule,
+    grouped,
+    log_ticks,
+    nth,
+    style,
+    trained_rule,
+    value_title,
+)
 from probe.statistics import Ends, student, wilson
 from probe.thresholds.failure import (
     MIN_ACCURACY,

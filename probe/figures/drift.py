@@ -8,8 +8,19 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.export import safe_name
-from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, grouped, trained_rule
-from probe.figures.styles import RED, style
+from probe.figures.figure_data import (
+    RED,
+    Chart,
+    Heatmap,
+    Heatmaps,
+    Line,
+    Panel,
+    Point,
+    Rule,
+    grouped,
+    style,
+    trained_rule,
+)
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 
 TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}

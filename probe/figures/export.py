@@ -19,8 +19,8 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.figures.figure_data import Figure, Heatmaps, Raster
 from probe.figures.heatmap import CELLS, block_size, heatmap_grid, layer_limits, pool, pooling, row_name
+from probe.figures.labels import csv_bytes, npz_bytes
 from probe.figures.render import PICTURES, rendered
-from probe.figures.tables import csv_bytes, npz_bytes
 from probe.files import write
 from probe.store.select import captured_ranges
 

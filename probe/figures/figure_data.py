@@ -1,17 +1,59 @@
-"""What figures show, worked out once for both renderers: charts of lines, and heatmaps."""
+"""Figures as data, before anything is drawn: panels, lines, points, maps, and what a method looks like."""
 
 from __future__ import annotations
 
 import html
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import entry_points
+from itertools import product
 
 import numpy as np
 import xarray as xr
 
-from probe.figures.styles import BLACK, Look, rank
-from probe.store.results import percent, ranged
+from mesa.methods import ENTRY_POINTS, METHODS
+from probe.store.result_file import percent, ranged
+
+Look = tuple[str, str, str]
+BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
+FAINT = 0.7
+"""Width of the line of what does not count, as a share of others': in full colour, it can be seen on any page."""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+STYLES: dict[str, Look] = {name: method.look for name, method in METHODS.items() if method.look}
+"""Of the methods that come with the package: after Okabe and Ito; colour, dash, symbol.
+
+Colours have a contrast of at least 3:1 on white and, but for black, on a dark page.
+"""
+
+_COLOURS = ("#6F63C5", "#B5651D", "#2E8B9A", "#AA4499", "#5F8A1E", "#C4516C", "#4F7CAC")
+_SYMBOLS = ("cross", "star", "pentagon", "triangle-left", "triangle-right", "hexagon")
+_OTHERS = tuple(
+    (_COLOURS[number % len(_COLOURS)], dash, symbol) for number, (dash, symbol) in enumerate(product(DASHES, _SYMBOLS))
+)
+
+
+def style(method: str) -> Look:
+    """A method's colour, dash and symbol: those of an installed one differ from all others'."""
+    return STYLES.get(method) or _installed().get(method) or nth(zlib.crc32(method.encode()))
+
+
+def rank(colour: str) -> int:
+    """Where in a legend what has the colour stands: methods in the order of `METHODS`, all others behind them."""
+    return next((place for place, look in enumerate(STYLES.values()) if look[0] == colour), len(STYLES))
+
+
+def nth(number: int) -> Look:
+    """The look of the number-th of what is not a method, such as prompts: one that no method of the package has."""
+    return _OTHERS[number % len(_OTHERS)]
+
+
+@cache
+def _installed() -> dict[str, Look]:
+    """Looks of the methods that installed packages name."""
+    return {name: nth(at) for at, name in enumerate(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))}
+
 
 WRITTEN = 64
 """Tiles of a block in which numbers are written; with more of them numbers appear on hovering only."""

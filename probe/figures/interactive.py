@@ -11,8 +11,20 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Point, Rule, escaped
-from probe.figures.styles import BLACK, FAINT, GREY
+from probe.figures.figure_data import (
+    BLACK,
+    FAINT,
+    GREY,
+    Chart,
+    Drawable,
+    Heatmap,
+    Heatmaps,
+    Line,
+    Panel,
+    Point,
+    Rule,
+    escaped,
+)
 
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 _AXIS = {

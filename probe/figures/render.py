@@ -13,8 +13,7 @@ import plotly.graph_objects as go
 from mesa.errors import Refused
 from probe.figures.figure_data import Chart, Drawable, Figure, Raster
 from probe.figures.interactive import ROOM_BELOW, draw
-from probe.figures.raster import write_png
-from probe.figures.static import picture
+from probe.figures.static import picture, write_png
 from probe.files import GENERATOR
 
 PICTURES = ("html", "png", "svg", "pdf")

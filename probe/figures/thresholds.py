@@ -9,17 +9,19 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.figure_data import (
+    FAINT,
+    RED,
     Chart,
     Panel,
     Point,
     Rule,
     grouped,
     line_of_positions,
+    style,
     trained_rule,
     value_name,
     value_title,
 )
-from probe.figures.styles import FAINT, RED, style
 from probe.thresholds.search import smooth
 from probe.thresholds.threshold_onset import excluded
 

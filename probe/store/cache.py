@@ -17,8 +17,7 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.store.reader import StoredRun, store_mark
-from probe.store.regions import region_sums
+from probe.store.reader import StoredRun, region_sums, store_mark
 
 DERIVED = "derived"
 """The folder beside a store that holds derived values."""

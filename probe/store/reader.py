@@ -1,22 +1,235 @@
-"""Opens the store of a run, after checking that it is whole."""
+"""A store on disk as it is read: its regions, a file for each (method, prompt, layer), and which are undamaged."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numpy as np
 import xarray as xr
+import zarr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+from zarr.codecs import Crc32cCodec
 
 from mesa.errors import NotFound, Refused
-from probe.files import SEAL
-from probe.store.integrity import AGAIN, check_whole, with_checks
-from probe.store.regions import FILED, list_missing, missing_regions
+from probe.files import SEAL, seal_of
+
+FILED = ("method", "prompt", "layer")
+"""The first dimensions of every variable; a region holds what has one label of each."""
+WHOLE = 64 * 2**20
+"""Bytes up to which a region is one chunk: it is read about as fast as a slice of it."""
+_CHUNK = (1024, 256)
+"""Positions and dims of a chunk of larger regions, about: half a MiB in float16; of further axes before them one.
+
+Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
+"""
+SUM, _ENTRY = 4, 16
+"""Bytes of a check sum, and of a chunk's entry in the index of its file."""
+
+
+Shape = tuple[int, ...]
+
+
+def layout(region: Shape, itemsize: int) -> tuple[Shape, Shape | None]:
+    """Shape of a region's chunks, and of the shard that holds them; None: the region is one chunk."""
+    if math.prod(region) * itemsize <= WHOLE:
+        return region, None
+    about = (*(1,) * (len(region) - len(_CHUNK)), *_CHUNK)[-len(region) :]
+    counts = [math.ceil(size / each) for size, each in zip(region, about, strict=True)]
+    chunk = tuple(math.ceil(size / count) for size, count in zip(region, counts, strict=True))
+    return chunk, tuple(size * count for size, count in zip(chunk, counts, strict=True))
+
+
+def is_label(name: str, array: zarr.Array) -> bool:
+    """Whether the array holds the labels of the dimension of its name."""
+    return getattr(array.metadata, "dimension_names", None) == (name,)
+
+
+def variables(group: zarr.Group) -> dict[str, zarr.Array]:
+    """The arrays of a store that are not labels, by name."""
+    return {name: array for name, array in sorted(group.arrays()) if not is_label(name, array)}
+
+
+def region_bytes(array: zarr.Array) -> int:
+    """Size of a whole region's file: nothing is compressed."""
+    chunk = math.prod(array.chunks) * array.dtype.itemsize
+    if array.shards is None:
+        return chunk + (SUM if array.compressors else 0)
+    count = math.prod(array.shards) // math.prod(array.chunks)
+    return count * (chunk + SUM + _ENTRY) + SUM
+
+
+def stored_array(group: zarr.Group, name: str) -> zarr.Array:
+    """The array `name` of a store; Refused lists those that it holds."""
+    array = group.get(name)
+    if not isinstance(array, zarr.Array):
+        raise Refused(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
+    return array
+
+
+def stored_labels(group: zarr.Group, name: str) -> list:
+    """The labels of a dimension."""
+    return np.asarray(stored_array(group, name)[:]).tolist()
+
+
+def missing_regions(store: Path) -> list[str]:
+    """The regions without a file of the right size: as nothing is compressed, a region cut short shows."""
+    if not (store / "zarr.json").exists():
+        return ["everything"]
+    return [
+        f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
+        for hook, method, prompt, layer, _, is_whole in _regions(store)
+        if not is_whole
+    ]
+
+
+def list_missing(missing: Sequence[str]) -> str:
+    """What `missing_regions` returns, in one line; empty if nothing is missing."""
+    return f"{len(missing)} region(s) missing or cut short, the first is {missing[0]}" if missing else ""
+
+
+def whole_passes(store: Path) -> set[tuple[str, str]]:
+    """The (method, prompt) pairs all of whose regions are whole."""
+    regions = list(_regions(store))
+    return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
+
+
+def region_sums(store: Path) -> Iterator[bytes]:
+    """The check sum at the end of every region's file, which changes with its values.
+
+    A sharded file ends with the sum of its index alone: its time of writing follows.
+    """
+    names = [name for *_, name, _ in _regions(store)]
+    for path in map(store.joinpath, names):
+        with path.open("rb") as file:
+            file.seek(-SUM, io.SEEK_END)
+            yield file.read(SUM)
+        if path.stat().st_size > WHOLE:
+            yield str(path.stat().st_mtime_ns).encode()
+
+
+def _regions(store: Path) -> Iterator[tuple[str, str, str, int, str, bool]]:
+    """Hook, method, prompt, layer, file name of every region, and whether the file has the right size."""
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    labels = [stored_labels(group, name) for name in FILED]
+    for hook, array in variables(group).items():
+        size = region_bytes(array)
+        for index in np.ndindex(*map(len, labels)):
+            name = "/".join([hook, "c", *map(str, index), *"0" * (array.ndim - len(index))])
+            path = store / name
+            stored = path.stat().st_size if path.exists() else None
+            method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
+            yield hook, method, prompt, layer, name, stored == size
+
+
+AGAIN = "capture it again with --overwrite"
+_SLICES = 16
+"""Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
+
+
+def check_whole(store: Path, groups: tuple[str, ...]) -> None:
+    """Refused where a store, or one of its groups, has other attributes than when it was sealed.
+
+    And where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in. An unfinished
+    store has no seal.
+    """
+    for place in (store, *(store / name for name in groups)):
+        group = zarr.open_group(place, mode="r", use_consolidated=False)
+        if place == store and not group.attrs.get(SEAL):
+            return
+        if group.attrs.get(SEAL) != seal_of(place):
+            whose = "its" if place == store else f"its {place.name}'s"
+            raise Refused(f"{whose} attributes are not those that were sealed")
+        for name, array in sorted(group.arrays()):
+            if (place != store or is_label(name, array)) and array.nchunks_initialized < array.nchunks:
+                raise Refused(f"a chunk of {name} is missing")
+
+
+def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:
+    """The store's dataset with its variables checked as their values are read: Refused, naming store and array."""
+    group: Any = zarr.open_group(path, mode="r", use_consolidated=False)
+    variables = {}
+    for name, array in hidden.data_vars.items():
+        lazy = indexing.LazilyIndexedArray(_CheckedArray(group[str(name)], path, str(name)))
+        variables[name] = xr.Variable(array.dims, lazy, array.attrs, array.encoding)
+    return hidden.assign(variables)
+
+
+class _CheckedArray(BackendArray):
+    def __init__(self, values: zarr.Array, path: Path, name: str) -> None:
+        self.values, self.path, self.name = values, path, name
+        self.shape, self.dtype = values.shape, values.dtype
+        is_chunk = values.chunks[len(FILED) :] == values.shape[len(FILED) :]
+        self.is_plain = is_chunk and values.compressors == (Crc32cCodec(),)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+        try:
+            is_basic = not any(isinstance(part, np.ndarray) for part in key)
+            if self.is_plain and all(isinstance(at, int | np.integer) for at in key[: len(FILED)]):
+                read = _read_region(self.path / self.name, self.values, key)
+            elif self.values.shards is not None:
+                read = _read_slices(self.values, key)
+            else:
+                read = np.asarray(self.values[key] if is_basic else self.values.oindex[key])
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            if not isinstance(error, OSError | ValueError | RuntimeError):
+                raise
+            raise Refused(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
+        if not _all_finite(read):
+            raise Refused(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
+        return read
+
+
+def _read_region(folder: Path, values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:
+    """`values.oindex[key]` in a region that is one chunk: in half of zarr's CPU time, which copies it once more."""
+    inner = values.shape[len(FILED) :]
+    file = folder.joinpath("c", *map(str, key[: len(FILED)]), *"0" * len(inner))
+    whole = np.fromfile(file, np.uint8)
+    if len(whole) != region_bytes(values):
+        raise ValueError(f"{file.relative_to(folder)} has {len(whole)} bytes, not {region_bytes(values)}")
+    chunk = whole[:-SUM]
+    if google_crc32c.value(chunk) != int.from_bytes(whole[-SUM:].tobytes(), "little"):  # type: ignore[arg-type]
+        raise ValueError("the check sum is another than when it was written")
+    read = chunk.view(values.dtype.newbyteorder("<")).reshape(inner)
+    for axis in reversed(range(len(inner))):
+        read = read[(slice(None),) * axis + (key[len(FILED) + axis],)]
+    return read
+
+
+def _read_slices(values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:
+    """`values.oindex[key]`, read by slices: within a shard, zarr reads indices value by value."""
+    at = next((axis for axis, part in enumerate(key) if isinstance(part, np.ndarray)), None)
+    if at is None:
+        return np.asarray(values[key])
+    indices, axis = key[at], sum(not isinstance(part, int | np.integer) for part in key[:at])
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    if not indices.size or len(runs) > _SLICES:
+        first, stop = (indices.min(), indices.max() + 1) if indices.size else (0, 0)
+        return np.take(_read_slices(values, (*key[:at], slice(first, stop), *key[at + 1 :])), indices - first, axis)
+    slices = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
+    return np.concatenate([_read_slices(values, (*key[:at], part, *key[at + 1 :])) for part in slices], axis)
+
+
+def _all_finite(values: np.ndarray) -> bool:
+    """Whether all values are finite; of float16 by their bits, which is many times faster."""
+    if values.dtype != np.float16:
+        return bool(np.isfinite(values).all())
+    return bool((np.ascontiguousarray(values).view(np.uint16) & 0x7FFF).max(initial=0) < 0x7C00)
+
 
 STORE = "store.zarr"
 """The store's name in the folder of a run."""

@@ -31,11 +31,22 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from mesa.errors import Occupied, Refused
-from probe.experiment.resume import REQUEST
+from probe.experiment.journal import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
 from probe.identity import same_model
-from probe.store.reader import FINGERPRINTS, TEXT_SOURCE, open_run, partial_path
-from probe.store.regions import FILED, layout, list_missing, missing_regions, stored_array, stored_labels, variables
+from probe.store.reader import (
+    FILED,
+    FINGERPRINTS,
+    TEXT_SOURCE,
+    layout,
+    list_missing,
+    missing_regions,
+    open_run,
+    partial_path,
+    stored_array,
+    stored_labels,
+    variables,
+)
 
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"

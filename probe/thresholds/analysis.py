@@ -15,13 +15,11 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa.methods import Method, make
 from mesa.plan import Plan, follows_length
-from probe.eval_tasks.base import Metric
-from probe.eval_tasks.intervals import interval, paired
+from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import TEXT_SOURCE, StoredRun
-from probe.store.result_file import having
-from probe.store.results import or_nan
+from probe.store.result_file import having, or_nan
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims

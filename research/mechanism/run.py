@@ -28,7 +28,7 @@ from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.heads import by_span
 from probe.commands.anatomy.run import plan
 from probe.heads import head_name
-from probe.store.results import percent
+from probe.store.result_file import percent
 from research.mechanism.rankings import rankings
 from research.phases import unmet_share
 from research.pictures import ROOT, draw_recovery_map

@@ -15,8 +15,8 @@ from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.result import run_summary
 from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.experiment.model_spec import ModelSpec
+from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.progress import is_over
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED, Outcome

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import Prompt
-from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.score import retrieval_hits
+from probe.eval_tasks.tasks import PASSKEY
 
 M = 8192
 PROMPTS = {12288: 5, 16384: 1}

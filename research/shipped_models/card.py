@@ -16,8 +16,7 @@ from mesa.methods import Method, registry
 from mesa.models import Loaded
 from probe.eval_tasks import score, sources
 from probe.eval_tasks.base import EvalTask, PromptSpec
-from probe.eval_tasks.likelihood import TAIL, tail_tokens
-from probe.eval_tasks.retrieval_tasks import RETRIEVAL
+from probe.eval_tasks.tasks import RETRIEVAL, TAIL, tail_tokens
 from research.shipped_models.key_values import KEY_VALUE, TRACKING
 from research.shipped_models.mixture import SHARES
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, random_name
-from probe.eval_tasks.retrieval_tasks import RetrievalTask
+from probe.eval_tasks.tasks import RetrievalTask
 from research.shipped_models import quizzes
 
 if TYPE_CHECKING:

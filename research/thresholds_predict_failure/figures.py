@@ -11,8 +11,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from probe.figures.figure_data import nth, style
 from probe.figures.static import MARKERS
-from probe.figures.styles import nth, style
 from probe.files import write
 from research.figure_numbers import write_numbers
 from research.thresholds_predict_failure.results import DRIFT, REFERENCE, write_results

@@ -14,7 +14,7 @@ from mesa.models import tokenizer_of
 from probe.eval_tasks import score as texts_of
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import first_ids, repeated_ids
-from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.tasks import PASSKEY
 from research.thresholds_predict_failure.study import Study
 
 

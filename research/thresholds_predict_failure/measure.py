@@ -11,13 +11,12 @@ import numpy as np
 from tqdm import tqdm
 
 import mesa
-from mesa.finite import states_checked
+from mesa.device import states_checked
 from mesa.methods import Method
 from mesa.models import load
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL, tail_prompts
 from probe.eval_tasks.retrieval import first_ids
-from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_prompts
 from research.script import Journal
 from research.thresholds_predict_failure.inputs import Inputs
 from research.thresholds_predict_failure.results import REFERENCE, judges

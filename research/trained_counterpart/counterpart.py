@@ -25,9 +25,9 @@ from probe.commands.locate.interventions import run as one_pass
 from probe.commands.locate.plan import PairedLosses
 from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL, tail_tokens
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.score import heldout_ids
+from probe.eval_tasks.tasks import TAIL, tail_tokens
 from probe.heads import head_name
 from probe.statistics import student
 from probe.thresholds.search import CrossingRule, check_positions, search

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
-from mesa_lens.dashboard.guard import Guard, host_name, refusal
+from mesa_lens.dashboard.server import Guard, host_name, refusal
 from probe.commands.probe.report import write_report
 from probe.files import write_result
 

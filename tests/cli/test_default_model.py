@@ -11,8 +11,7 @@ from mesa.models import load
 from mesa.support import trained_length
 from probe.eval_tasks import score
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL
-from probe.eval_tasks.retrieval_tasks import PASSKEY
+from probe.eval_tasks.tasks import PASSKEY, TAIL
 from research.shipped_models import card
 
 

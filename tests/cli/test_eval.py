@@ -6,7 +6,7 @@ import pytest
 from commands import main
 
 from probe.commands.eval import run as running
-from probe.eval_tasks.retrieval_tasks import RetrievalTask
+from probe.eval_tasks.tasks import RetrievalTask
 from probe.files import read_result
 from probe.identity import RUN
 

@@ -9,7 +9,7 @@ import pytest
 import tiny_gguf
 import torch
 
-from mesa.checkpoints.fetched import CACHE, CHECKPOINTS
+from mesa.checkpoints.place import CACHE, CHECKPOINTS
 from mesa.models import config_of, load, origin
 from mesa_lens import fetch
 from mesa_lens.cli import main

@@ -15,9 +15,9 @@ import pytest
 from mesa.progress import Bar
 from probe.experiment.journal import Journal
 from probe.experiment.lock import owned
+from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.progress import Progress
-from probe.experiment.ray_pool import RayRunner
-from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.ray import RayRunner
 from probe.experiment.task import Task
 from probe.files import write
 

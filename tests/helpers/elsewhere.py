@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.experiment.runner import Runner
+from probe.experiment.pool import Runner
 from probe.experiment.task import TaskOutcome
 
 

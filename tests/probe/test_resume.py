@@ -20,13 +20,13 @@ from probe.commands.probe import plan as planning
 from probe.commands.probe import run
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
-from probe.eval_tasks import likelihood
+from probe.eval_tasks import tasks
 from probe.experiment import model_spec as source
 from probe.experiment.journal import Journal
 from probe.experiment.task import TasksLost
 from probe.files import read_result
 from probe.store import store
-from probe.store.regions import whole_passes
+from probe.store.reader import whole_passes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -88,7 +88,7 @@ def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, 
 
 @pytest.mark.parametrize(
     ("place", "name", "calls_before", "calls"),
-    [(capture, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
+    [(capture, "capture", 2, 3), (tasks, "nll", 4, 5), (run, "write_report", 1, 2)],
 )
 def test_a_terminated_run_goes_on_to_the_same_bytes(
     model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls

@@ -14,9 +14,8 @@ from holding import held
 from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
 from probe.commands.table import COMMANDS, resume_command
-from probe.experiment.journal import Journal
+from probe.experiment.journal import Journal, recorded
 from probe.experiment.lock import LOCK
-from probe.experiment.resume import recorded
 from probe.files import write_result
 from probe.layout import LAYOUTS
 from probe.status import status_of

@@ -18,13 +18,13 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
-from probe.figures.tables import csv_bytes
+from probe.figures.labels import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from probe.tables import Table
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
 from theory.claim import OURS, PAPER, THEOREMS, ClaimVerdict, summary
-from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
+from theory.report import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000

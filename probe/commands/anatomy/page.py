@@ -1,4 +1,4 @@
-"""What `mesa-lens anatomy` measured: maps of heads."""
+"""What the pages of `mesa-lens anatomy` show: maps of heads, tokens with their losses, sentences, sections, exports."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tiles
 from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import Section, figures_of, provenance, write_page
-from probe.store.result_file import having
-from probe.store.results import ranged
+from probe.store.result_file import having, ranged
 from probe.tables import Table
 
 INSIDE, BEYOND = "inside M", "beyond M"

@@ -1,4 +1,4 @@
-"""What `mesa-lens anatomy` is asked for, checked against the model's config before any weights are loaded."""
+"""`mesa-lens anatomy` from its request to its report: plan, tasks, worker, and the summary of what was measured."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ from probe.commands.anatomy.result import (
 )
 from probe.commands.eval.plan import PROMPTS
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL
 from probe.eval_tasks.retrieval import Prompt
-from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.tasks import PASSKEY, TAIL
 from probe.eval_tasks.token_texts import token_texts
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows

@@ -1,4 +1,4 @@
-"""Scores of an evaluation by length: charts and their numbers."""
+"""What the pages of `mesa-lens eval` show: scores by length as charts, tables, notes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from probe.commands.eval.result import (
     places,
 )
 from probe.figures.curves import MEAN, seen_lines, y_range
-from probe.figures.figure_data import Chart, Line, Panel, log_ticks, trained_rule
+from probe.figures.figure_data import Chart, Line, Panel, log_ticks, style, trained_rule
 from probe.figures.render import rendered
 from probe.figures.section import Section
-from probe.figures.styles import style
 from probe.files import write
 from probe.glossary import about
 from probe.store.result_file import NOT_RECORDED

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for, and the check of all of it before any weights are loaded into a run."""
+"""An evaluation's plan, checked before any weights are loaded, and the worker that measures its tasks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from typing import Any
 import torch
 
 import mesa
-from mesa.device import free_bytes
+from mesa.device import free_bytes, states_checked
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.finite import states_checked
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.commands.eval import EvalRequest
 from probe.commands.eval.result import EvalKey
 from probe.eval_tasks.base import EvalTask, PromptSpec
-from probe.eval_tasks.latency import Latency, devices, watched_peak
-from probe.eval_tasks.likelihood import LIKELIHOOD
-from probe.eval_tasks.retrieval_tasks import RETRIEVAL
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject

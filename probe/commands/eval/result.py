@@ -1,4 +1,4 @@
-"""What `mesa-lens eval` measured, as its summary.json and harness.json hold it. No torch."""
+"""What `mesa-lens eval` measured, as its summary.json and harness.json hold it, with means and intervals. No torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import numpy as np
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from probe.eval_tasks.base import EvalTask, Metric, Score
-from probe.eval_tasks.intervals import interval, paired
+from probe.eval_tasks.base import EvalTask, Metric, Score, interval, paired
 from probe.files import JsonObject
 from probe.statistics import shown
-from probe.store.result_file import Number, ResultFile, RunSummary
-from probe.store.results import or_nan
+from probe.store.result_file import Number, ResultFile, RunSummary, or_nan
 from probe.tables import Table, cross_table
 
 

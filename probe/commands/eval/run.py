@@ -1,4 +1,4 @@
-"""Runs an evaluation, and stores every score in a folder."""
+"""`mesa-lens eval` from its plan to its report: runs the tasks, and stores every score in a folder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from probe.commands.eval.plan import plan_evaluation as plan_tasks
 from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, score_tables, scores_of, summarize
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows, bad_row
+from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.progress import is_over
 from probe.experiment.run import CommandResult, Experiment, opened, run_tasks, summary_of
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.figures.section import Section, as_text, provenance, write_page
 from probe.files import write

@@ -1,4 +1,8 @@
-"""What is tried on a model that fails: the method in one layer or head alone, everywhere else, or in a set of heads."""
+"""Passes over a model with something changed inside: the method in one layer, head or set of heads, or clamped dims.
+
+A pass may begin in the middle: layers below `Start.layer` are left out and their output is injected. This halves the
+cost of a sweep over all layers.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,8 @@ from mesa.methods import Method
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL, tail_tokens
-from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.score import token_losses
+from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.search import CrossingRule, search
 

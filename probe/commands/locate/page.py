@@ -1,4 +1,4 @@
-"""What `mesa-lens locate` measured: maps of heads, effects by layer, smallest sets, clamps."""
+"""What the pages of `mesa-lens locate` show: maps of heads, effects by layer, smallest sets, clamps, sentences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from mesa.errors import Refused
 from probe.commands.locate.result import DIMS, LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import (
+    GREY,
+    RED,
     Chart,
     Heatmaps,
     Line,
+    Look,
     Panel,
     Point,
     Rule,
@@ -27,16 +30,15 @@ from probe.figures.figure_data import (
     offset,
     same_range,
     spaced_ticks,
+    style,
     tile_map,
     tiles,
 )
 from probe.figures.labels import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
 from probe.figures.section import Section, figures_of, provenance, write_page
-from probe.figures.styles import GREY, RED, Look, style
 from probe.heads import head_name
 from probe.statistics import shown
-from probe.store.result_file import having
-from probe.store.results import percent
+from probe.store.result_file import having, percent
 from probe.tables import Table
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}

@@ -1,4 +1,4 @@
-"""The share of an excess loss that an intervention recovers, with its interval; no torch."""
+"""A locate run's plan: items, the share of a loss that an intervention recovers, the search for heads, and tasks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from probe.commands.locate.interventions import (
 )
 from probe.commands.locate.result import PATCH
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import tail_tokens
 from probe.eval_tasks.retrieval import word_ids
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.tasks import tail_tokens
 from probe.experiment.journal import JournalRows
 from probe.experiment.task import Key, Task
 from probe.files import JsonObject

@@ -1,4 +1,4 @@
-"""The experiment of a `LocatePlan`: its worker, its folder, and what a worker does with a task."""
+"""`mesa-lens locate` from its plan to its report: the worker, and the summary of what was measured."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from probe.eval_tasks.retrieval import repeated_word
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker
+from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.run import CommandResult, Experiment, run, summary_of
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject

@@ -1,4 +1,4 @@
-"""Excess loss beyond the trained window, from the distances that a plan gives; docs/law.md. Loads no torch."""
+"""The law of docs/law.md: excess loss from a plan's distances, and its fit to a model's own losses. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mesa.methods.gap import Gap
 from mesa.plan import Plan, Stepped, query_scales, relative_positions
 from probe.commands.predict.result import Estimate, FarKeyCosts, FittedLaw
 from probe.statistics import shown, student
-from probe.store.results import or_nan
+from probe.store.result_file import or_nan
 from probe.thresholds.failure import lasting
 from probe.thresholds.stated_window import NATS_ABOVE
 

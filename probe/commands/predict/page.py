@@ -1,4 +1,4 @@
-"""Excess loss by length: predicted and measured; and of one method, beside its distances."""
+"""What the pages of `mesa-lens predict` show: excess loss by length, one method's distances, sentences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,23 @@ from mesa.plan import relative_positions
 from probe.commands.predict.formula import ORIGIN, REFERENCE, Law, far_keys_by_length, kind_sentence, length_grid
 from probe.commands.predict.result import Agreement, AtLength, MethodPrediction, Prediction
 from probe.figures.export import Export
-from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, grouped, log_ticks, same_range, trained_rule
+from probe.figures.figure_data import (
+    RED,
+    STYLES,
+    Chart,
+    Line,
+    Look,
+    Panel,
+    Rule,
+    axis_range,
+    grouped,
+    log_ticks,
+    nth,
+    same_range,
+    style,
+    trained_rule,
+)
 from probe.figures.section import Section
-from probe.figures.styles import RED, STYLES, Look, nth, style
 from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE

@@ -1,4 +1,4 @@
-"""What `mesa-lens predict` is asked for, checked before any weights are loaded, and the passes it comes to."""
+"""`mesa-lens predict` from its request to its report: passes, their losses in a journal, and what follows from them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 import mesa
+from mesa.device import states_checked
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.finite import states_checked
 from mesa.methods import Method, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
@@ -67,15 +67,15 @@ from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.model_spec import PlanWorker
+from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.run import CommandResult, Experiment, origin_of
 from probe.experiment.run import run as run_plan
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.render import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject
 from probe.files import write as write_file
-from probe.store.results import or_nan
+from probe.store.result_file import or_nan
 from probe.thresholds.stated_window import NATS_ABOVE
 
 GAP_TOKENS = 4096

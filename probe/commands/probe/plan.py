@@ -1,4 +1,4 @@
-"""A probe run, checked against the model's config; needs no weights."""
+"""A probe run's plan, checked against the model's config, its stages and their tasks; needs no weights."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from probe.commands.eval.result import EvalKey, scores_of
 from probe.commands.eval.run import Evaluation
 from probe.commands.probe import ProbeRequest
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.likelihood import TAIL, tail_tokens
 from probe.eval_tasks.retrieval import repeated_word, word_ids
-from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.sources import check_there
+from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows
 from probe.experiment.lock import check_apart, check_run_folder
@@ -45,8 +44,7 @@ from probe.files import JsonObject
 from probe.identity import SHIPPED_TEXT, check_of_run
 from probe.request import MethodsRequest, warn_skipped
 from probe.store import store
-from probe.store.reader import partial_path, store_of
-from probe.store.regions import whole_passes
+from probe.store.reader import partial_path, store_of, whole_passes
 from probe.store.select import reference_method
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure

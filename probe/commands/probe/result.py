@@ -1,4 +1,4 @@
-"""The verdict of a run, and the whole summary.json, as types."""
+"""The summary of a run as types, with the rows of its verdict."""
 
 from __future__ import annotations
 

@@ -41,22 +41,18 @@ from probe.commands.probe.report import check_report, remove_report, write_repor
 from probe.commands.probe.result import Summary, run_summary
 from probe.commands.probe.verdict import terminal_text
 from probe.eval_tasks import score
-from probe.eval_tasks.likelihood import TAIL
 from probe.eval_tasks.retrieval import first_ids, repeated_word
-from probe.eval_tasks.retrieval_tasks import PASSKEY
 from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.tasks import PASSKEY, TAIL
 from probe.eval_tasks.token_texts import token_texts
 from probe.experiment.estimate import Estimate, passes_of, work_text
-from probe.experiment.journal import Journal, known_rows
+from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
-from probe.experiment.pool import Pool
-from probe.experiment.resume import REQUEST, recorded
+from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.run import CommandResult, run_tasks
-from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import TasksLost
 from probe.store import store
-from probe.store.reader import EVALUATION, FINGERPRINTS, TEXT_SOURCE, TOKENS, partial_path, store_of
-from probe.store.regions import whole_passes
+from probe.store.reader import EVALUATION, FINGERPRINTS, TEXT_SOURCE, TOKENS, partial_path, store_of, whole_passes
 
 
 def run_probe(

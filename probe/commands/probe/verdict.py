@@ -1,4 +1,4 @@
-"""Tables of a summary: the ranked methods, scores and their differences from the reference, drift prompt by prompt."""
+"""The verdict of a run in words: tables of the ranked methods, and sentences with their counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from probe.commands.probe.result import (
 from probe.glossary import about, window
 from probe.heads import head_name
 from probe.statistics import shown
-from probe.store.results import percent
+from probe.store.result_file import percent
 from probe.tables import Table, plain_table
 from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure

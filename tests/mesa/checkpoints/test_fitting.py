@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, MptConfig
 
 import mesa
-from mesa.checkpoints import hub
+from mesa.checkpoints import place
 from mesa.errors import NotFound, Refused
 from mesa.models import config_of, load, tokenizer_of
 from mesa.support import length_choice, note_stated, trained_length
@@ -234,14 +234,14 @@ def test_a_model_that_is_nowhere_is_refused_without_waiting(monkeypatch):
     calls = Mock(side_effect=ConnectionError("no route"))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", calls)
     for call in (load, config_of, tokenizer_of):
-        hub.cache_only.cache_clear()
+        place.cache_only.cache_clear()
         with pytest.raises(NotFound, match=r"no model 'no-such/model' .*cannot be reached \(no route\)"):
             call("no-such/model")
     assert calls.call_count == 3
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **options: "there")
-    hub.cache_only.cache_clear()
-    assert hub.cache_only("no-such/model")
-    hub.cache_only.cache_clear()
+    place.cache_only.cache_clear()
+    assert place.cache_only("no-such/model")
+    place.cache_only.cache_clear()
 
 
 @pytest.mark.parametrize("command", ["probe", "eval --task nll --lengths 256", "locate", "predict", "anatomy", "check"])

@@ -13,17 +13,8 @@ from attended import given, states
 from triton import language as tl
 from triton.runtime import interpreter
 
-from mesa.engine import (
-    attention,
-    decode,
-    launches,
-    rope,
-    schedule,
-    span_kernels,
-    triton_attention,
-    triton_decode,
-    triton_kernels,
-)
+from mesa.engine import attention, decode, rope, schedule, span_kernels, triton_attention, triton_decode, triton_kernels
+from mesa.engine import kernels as launches
 from mesa.engine.layout import RotaryLayout
 from mesa.engine.spans import PairSpan
 from mesa.plan import Carry

@@ -15,7 +15,8 @@ from torch.nn.attention import flex_attention as flex
 
 import mesa
 from mesa.engine import compiled as compiled_module
-from mesa.engine import launches, rope, span_kernels
+from mesa.engine import kernels as launches
+from mesa.engine import rope, span_kernels
 from mesa.methods import make
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
-from mesa.engine import attention, decode, device_attention, launches, layout, rope, schedule, span_kernels
+from mesa.engine import attention, decode, device_attention, kernels, layout, rope, schedule, span_kernels
 from mesa.engine.schedule import Schedule, Span
 from mesa.engine.spans import PairSpan, parts, sides_of, tiles_of
 from mesa.methods.chunked import MesaExtrapolation
@@ -71,10 +71,10 @@ def attend(query, carry_query, key, value, spans, scale, softcap, known, into, l
     if not added:
         into.zero_()
         log_sum.fill_(-math.inf)
-    launches.merge_plainly(into, log_sum, *span_kernels.by_operations(query, key, value, spans, scoring, {}))
+    kernels.merge_plainly(into, log_sum, *span_kernels.by_operations(query, key, value, spans, scoring, {}))
     if carry_query is not None:
         others = [span._replace(holds=replace(span.holds, carried=not span.holds.carried)) for span in spans]
-        launches.merge_plainly(into, log_sum, *span_kernels.by_operations(carry_query, key, value, others, scoring, {}))
+        kernels.merge_plainly(into, log_sum, *span_kernels.by_operations(carry_query, key, value, others, scoring, {}))
 
 
 KERNELS = [span_kernels.by_triton, span_kernels.by_varlen, span_kernels.by_flex, span_kernels.by_operations]
@@ -236,7 +236,7 @@ def test_trials_are_the_same_whatever_torchs_defaults_are():
 
     def turn(into, *given):
         assert into.dtype == torch.float32
-        launches._turned_plainly(into, *given)
+        kernels._turned_plainly(into, *given)
 
     spans = span_kernels.TRIALS["a band"]
     drawn = span_kernels.trial(spans, torch.float32, 16)
@@ -246,7 +246,7 @@ def test_trials_are_the_same_whatever_torchs_defaults_are():
             torch.testing.assert_close(span_kernels.trial(spans, torch.float32, 16), drawn)
             assert span_kernels.trial_error(span_kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
             assert decode._difference(decode.PLAINLY, cpu, torch.float32, 16, 4) is None
-            assert launches._difference(SimpleNamespace(turn=turn, merge=launches.merge_plainly), cpu) is None
+            assert kernels._difference(SimpleNamespace(turn=turn, merge=kernels.merge_plainly), cpu) is None
     finally:
         torch.set_default_dtype(default)
 
@@ -383,7 +383,7 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
         torch.testing.assert_close(got, layout.turned(*given), atol=1e-5, rtol=0)
         turned, whole = [], random(7, 32)
         rows = torch.arange(tokens, dtype=torch.int32) % 7  # of a table that several positions share
-        for turn in (launches._turned_plainly, torch.compile(launches._turned_plainly, dynamic=True)):
+        for turn in (kernels._turned_plainly, torch.compile(kernels._turned_plainly, dynamic=True)):
             into = torch.zeros(500, 1, 4, 64)
             turn(into.narrow(0, 50, tokens).permute(1, 2, 0, 3), rows, states, whole.cos(), whole.sin(), *given[3:])
             turned.append(into)
@@ -397,7 +397,7 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
             random(8),
         )
         log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
-        merge, sink = launches.merge_plainly, launches._sink
+        merge, sink = kernels.merge_plainly, kernels._sink
         results = []
         for compiler in (lambda function: function, lambda function: torch.compile(function, dynamic=True)):
             for apart in (True, False):  # sinks after the merge, or in it

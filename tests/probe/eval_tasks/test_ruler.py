@@ -10,8 +10,7 @@ import torch
 from probe.eval_tasks import ruler
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import encode, first_ids
-from probe.eval_tasks.ruler import RULER, string_match_all
-from probe.eval_tasks.ruler_prompts import ListPrompt
+from probe.eval_tasks.ruler import RULER, ListPrompt, string_match_all
 
 TASKS = {task.name: task for task in RULER}
 M = 1200

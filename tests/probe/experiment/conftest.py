@@ -7,7 +7,7 @@ import drawn
 import pytest
 import torch
 
-from probe.experiment.ray_cluster import ray_at
+from probe.experiment.ray import ray_at
 
 
 @pytest.fixture(scope="module")

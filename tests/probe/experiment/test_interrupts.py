@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from mesa_lens import cli
-from probe.experiment.interrupts import interruptible
+from probe.experiment.lock import interruptible
 
 
 @pytest.fixture(autouse=True)

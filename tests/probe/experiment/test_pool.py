@@ -10,8 +10,7 @@ import torch
 from drawn import outcomes, results
 
 from probe.experiment.pool import LocalPool
-from probe.experiment.ray_cluster import Resources
-from probe.experiment.ray_pool import RayPool, RayWorker
+from probe.experiment.ray import RayPool, RayWorker, Resources
 from probe.experiment.task import Task
 
 TASKS = [Task("toy", (number,)) for number in range(6)]

@@ -14,7 +14,7 @@ from elsewhere import journal, table
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
-from probe.experiment.ray_pool import RayWorker
+from probe.experiment.ray import RayWorker
 
 pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 

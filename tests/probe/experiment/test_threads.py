@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from mesa_lens.cli import main
-from probe.experiment import threads
+from probe.experiment import pool
 
 EVAL = "eval --task nll --methods origin --lengths 96 --samples 1"
 
@@ -26,11 +26,11 @@ def machine(tmp_path, monkeypatch):
     """Pretends a machine: how many CPUs this process may use, the container's quota, and how many CPUs are busy."""
 
     def pretend(count, quota=None, busy=0):
-        monkeypatch.setattr(threads.psutil, "cpu_percent", lambda seconds, percpu: [100.0] * busy + [4.0] * 8)
+        monkeypatch.setattr(pool.psutil, "cpu_percent", lambda seconds, percpu: [100.0] * busy + [4.0] * 8)
         if quota:
             (tmp_path / "cpu.max").write_text(quota)
-        monkeypatch.setattr(threads, "_CPU_MAX", tmp_path / "cpu.max")
-        monkeypatch.setattr(threads, "_affinity", lambda: {*range(count)})
+        monkeypatch.setattr(pool, "_CPU_MAX", tmp_path / "cpu.max")
+        monkeypatch.setattr(pool, "_affinity", lambda: {*range(count)})
 
     return pretend
 
@@ -49,7 +49,7 @@ def machine(tmp_path, monkeypatch):
 )
 def test_one_an_idle_cpu_at_most_as_many_as_torch_has(count, quota, busy, expected, machine):
     machine(count, quota, busy)
-    with threads.computing() as chosen:
+    with pool.computing() as chosen:
         assert chosen == torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4
 
@@ -75,4 +75,4 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
 )
 def test_workers_share_the_cpus_unless_threads_are_stated(workers, stated, environment, threads_each, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", environment)
-    assert threads.worker_threads(workers, 8, stated) == threads_each
+    assert pool.worker_threads(workers, 8, stated) == threads_each

@@ -16,10 +16,10 @@ from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.probe.report import curves_export, threshold_export
-from probe.figures import tables
+from probe.figures import labels
 from probe.figures.export import formats, heatmap_export
 from probe.figures.heatmap import difference, regions
-from probe.figures.tables import npz_bytes
+from probe.figures.labels import npz_bytes
 from probe.files import json_text, write
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, search
@@ -208,12 +208,12 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
 @pytest.mark.parametrize("kind", ["drift", "thresholds", "curves", "heatmap"])
 def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
     assert run(folder, tmp_path, kind, "--methods", "rerope", "--format", "csv") == 0
-    tables = [pd.read_csv(path) for path in tmp_path.glob("*.csv")]
-    assert {tuple(item["method"].unique()) for item in tables if "method" in item} == {("rerope",)}
+    labels = [pd.read_csv(path) for path in tmp_path.glob("*.csv")]
+    assert {tuple(item["method"].unique()) for item in labels if "method" in item} == {("rerope",)}
 
 
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "ROWS", 1000)
+    monkeypatch.setattr(labels, "ROWS", 1000)
     assert run(folder, tmp_path / "none", "heatmap", "--format", "csv") == 2
     size = 4 * 2 * 12 * 128  # methods, layers, dims, positions of the default regions
     assert f"csv: {size} rows are more than 1000; choose fewer layers, dims or" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from synthetic import evaluation, hidden_states, write_run
 import probe
 from probe.figures import heatmap, static
 from probe.figures.export import heatmap_export
-from probe.figures.tables import csv_bytes, row_table
-from probe.store.labelled import labelled
+from probe.figures.labels import csv_bytes, row_table
+from probe.store.select import labelled
 
 ODD = [*range(3, 90, 2), *range(120, 160)]
 LABELS = ("method", "layer", "dim", "position")

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states
 
-from probe.figures import interactive, styles
+from probe.figures import figure_data, interactive
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_map
-from probe.figures.figure_data import Chart, Line, Panel, Rule
+from probe.figures.figure_data import BLACK, Chart, Line, Panel, Rule, style
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.render import html_embed, least_width
 from probe.figures.static import draw, picture, pictures
-from probe.figures.styles import BLACK, style
 from probe.figures.thresholds import dim_chart, small_thresholds, threshold_chart
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import PredictedFailure, measured_failure
@@ -48,7 +47,7 @@ def test_threshold_marks(hidden, crossings):
     assert [rule.at for rule in first.rules] == [M]
     at = crossings.sel(layer=layer, dim=dim)
     assert [rule.at for rule in observing.rules] == [M, float(at["threshold"]), float(at["limit"])]
-    assert [rule.colour for rule in observing.rules] == [styles.BLACK, styles.RED, styles.RED]
+    assert [rule.colour for rule in observing.rules] == [figure_data.BLACK, figure_data.RED, figure_data.RED]
     crossing = {method: float(at["crossing"].sel({"method": method})) for method in ("origin", "dynamic-ntk")}
     assert {(point.text.split(",")[0], point.x) for point in observing.points} == set(crossing.items())
     for line, method in zip(observing.lines, hidden["method"].values, strict=True):

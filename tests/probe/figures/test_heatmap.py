@@ -12,7 +12,7 @@ from xarray.core import indexing
 
 from probe.figures import heatmap
 from probe.figures.export import heatmap_export
-from probe.figures.raster import LEFT, TOP, write_png
+from probe.figures.static import LEFT, TOP, write_png
 
 
 def panel(values, positions, bounds, first_dim=0):

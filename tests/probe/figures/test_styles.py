@@ -13,17 +13,16 @@ from matplotlib.colors import to_hex
 from mesa.methods import METHODS
 from mesa_lens.dashboard.elements import on_both_themes
 from probe.commands.anatomy import page
-from probe.figures import interactive, static, styles
-from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, tiles
-from probe.figures.styles import style
+from probe.figures import figure_data, interactive, static
+from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, style, tiles
 
 
 def test_no_two_methods_share_a_look(monkeypatch):
     points = [SimpleNamespace(name=name) for name in ("theirs", "another", "a-third")]
-    monkeypatch.setattr(styles, "entry_points", lambda group: points)
-    styles._installed.cache_clear()
+    monkeypatch.setattr(figure_data, "entry_points", lambda group: points)
+    figure_data._installed.cache_clear()
     looks = [style(name) for name in (*METHODS, *(point.name for point in points))]
-    styles._installed.cache_clear()
+    figure_data._installed.cache_clear()
     assert len({colour for colour, _, _ in looks}) == len(looks)
     assert len({(dash, symbol) for _, dash, symbol in looks}) == len(looks)  # told apart in grey
     assert style("not installed") == style("not installed")
@@ -62,10 +61,12 @@ def test_a_mark_on_a_line_shows_its_own_text():
     assert (unseen.marker.opacity, unseen.showlegend) == (0, False)
 
 
-@pytest.mark.parametrize("colour", [*(look[0] for look in styles.STYLES.values()), *styles._COLOURS, "#222222"])
+@pytest.mark.parametrize(
+    "colour", [*(look[0] for look in figure_data.STYLES.values()), *figure_data._COLOURS, "#222222"]
+)
 def test_every_colour_reads_on_a_dark_page(colour):
     """A chart is turned by the filter of `page.css`: its colours are inverted, and keep their hue."""
-    css = Path(styles.__file__).with_name("page.css").read_text()
+    css = Path(figure_data.__file__).with_name("page.css").read_text()
     share = float(re.search(r"\.chart .*invert\(([0-9.]+)\) hue-rotate\(180deg\)", css)[1])
     ground = re.findall(r"--page: (#\w+)", css)[1]
     inverted = share - (2 * share - 1) * np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])

@@ -9,9 +9,8 @@ import pytest
 import xarray as xr
 import zarr
 
-from probe.store import integrity, regions, store
-from probe.store.reader import EVALUATION, open_run, partial_path
-from probe.store.regions import missing_regions, whole_passes
+from probe.store import reader, store
+from probe.store.reader import EVALUATION, missing_regions, open_run, partial_path, whole_passes
 from probe.store.select import hook_values, in_ranges
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
@@ -270,12 +269,12 @@ def test_the_evaluation_travels_with_the_store(path, late):
 
 
 def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monkeypatch):
-    assert regions.layout((2048, 512), 4) == ((2048, 512), None)
-    assert regions.layout((32768, 8192), 2) == ((1024, 256), (32768, 8192))
-    assert regions.layout((2, 32768, 4096), 4) == ((1, 1024, 256), (2, 32768, 4096))
-    assert regions.layout((20001, 5000), 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
-    monkeypatch.setattr(regions, "WHOLE", 8)
-    monkeypatch.setattr(regions, "_CHUNK", (2, 1))
+    assert reader.layout((2048, 512), 4) == ((2048, 512), None)
+    assert reader.layout((32768, 8192), 2) == ((1024, 256), (32768, 8192))
+    assert reader.layout((2, 32768, 4096), 4) == ((1, 1024, 256), (2, 32768, 4096))
+    assert reader.layout((20001, 5000), 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
+    monkeypatch.setattr(reader, "WHOLE", 8)
+    monkeypatch.setattr(reader, "_CHUNK", (2, 1))
     begin(path, dtype="float16")
     fill(path, skip=[("mesa", 3)])
     assert whole_passes(partial_path(path)) == {("origin", "repeated")}
@@ -285,7 +284,7 @@ def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monk
     whole = np.array([[[region(method, layer) for layer in LAYERS]] for method in METHODS])
     np.testing.assert_array_equal(values, whole)
     for slices in (16, 1):
-        monkeypatch.setattr(integrity, "_SLICES", slices)
+        monkeypatch.setattr(reader, "_SLICES", slices)
         for method, layer, position, dim in (
             ([1], [0, 1], [0, 2], 1),
             (0, [1, 0], [2, 0, 1], [1]),

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.bounds import Blocks, median_sizes, medians, partitioned, quantile
-from probe.thresholds.search import CrossingRule, SearchWindow, _beyond, search, searches
+from probe.thresholds.search import (
+    Blocks,
+    CrossingRule,
+    SearchWindow,
+    _beyond,
+    median_sizes,
+    medians,
+    partitioned,
+    quantile,
+    search,
+    searches,
+)
 from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
 M, LENGTH = 128, 320

@@ -14,10 +14,9 @@ from mesa.models import tokenizer_of
 from probe.commands.eval.plan import TASKS, EvalRequest, plan_evaluation
 from probe.commands.eval.result import EvalKey
 from probe.commands.eval.run import Evaluation, check_scores, run_evaluation
-from probe.eval_tasks import retrieval_tasks
+from probe.eval_tasks import tasks
 from probe.eval_tasks.base import EvalTask, Metric, Score
-from probe.eval_tasks.likelihood import Likelihood
-from probe.eval_tasks.retrieval_tasks import RETRIEVAL
+from probe.eval_tasks.tasks import RETRIEVAL, Likelihood
 from probe.experiment import model_spec as source
 from probe.experiment.estimate import work_of, work_text
 from probe.options import parse_lengths
@@ -101,8 +100,8 @@ def test_every_method_is_given_the_same_prompts(eval_request, tmp_path, monkeypa
         given.setdefault((self.name, length), []).append([tuple(prompt.ids) for prompt in prepared])
         return original(self, loaded, length, prepared, setting)
 
-    original = retrieval_tasks.RetrievalTask.measure
-    monkeypatch.setattr(retrieval_tasks.RetrievalTask, "measure", watched)
+    original = tasks.RetrievalTask.measure
+    monkeypatch.setattr(tasks.RetrievalTask, "measure", watched)
     run_evaluation(plan_evaluation(replace(eval_request, tasks=("passkey", "niah-noise"))), tmp_path / "out")
     assert len(given) == 4
     assert all(first == second for first, second in given.values())
@@ -200,7 +199,7 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
     on_cpu, sizes = RuntimeError("DefaultCPUAllocator: can't allocate memory"), []
     eval_request = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
     run_evaluation(plan_evaluation(eval_request), tmp_path / "whole")
-    original = retrieval_tasks.retrieval_hits
+    original = tasks.retrieval_hits
     for name, error in {"gpu": torch.OutOfMemoryError("CUDA"), "cpu": on_cpu}.items():
 
         def small(model, tokenizer, prompts, error=error):
@@ -209,7 +208,7 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
                 raise error
             return original(model, tokenizer, prompts)
 
-        monkeypatch.setattr(retrieval_tasks, "retrieval_hits", small)
+        monkeypatch.setattr(tasks, "retrieval_hits", small)
         run_evaluation(plan_evaluation(eval_request), tmp_path / name)
         assert rows(tmp_path / name) == rows(tmp_path / "whole")
     assert sizes == [6, 3, *[1] * 6] * 2

@@ -8,8 +8,8 @@ from transformers import GenerationConfig
 
 from mesa.errors import Refused
 from mesa.models import load
-from probe.commands.eval import harness_model
-from probe.commands.eval.harness_model import HarnessModel, check_tokenizer, room
+from probe.commands.eval import harness
+from probe.commands.eval.harness import HarnessModel, check_tokenizer, room
 
 TEXT = "The pass key is hidden here, and nobody remembers it. " * 12
 LONGEST = 40
@@ -75,7 +75,7 @@ def test_decoding_follows_the_task_not_the_checkpoint(loaded, model, capsys):
     plain, former = model.generate_until(requests, disable_tqdm=True), loaded.model.generation_config
     other = GenerationConfig(**former.to_diff_dict() | {"max_new_tokens": 9, "repetition_penalty": 5.0})
     loaded.model.generation_config = other
-    harness_model._warn_left_out.cache_clear()
+    harness._warn_left_out.cache_clear()
     try:
         assert model.generate_until(requests, disable_tqdm=True) == plain
         assert loaded.model.generation_config is other

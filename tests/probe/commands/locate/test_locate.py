@@ -12,7 +12,7 @@ from headed import HEAD
 from probe.commands.locate.plan import LocateRequest, plan
 from probe.commands.locate.run import Locate, locate, summarize
 from probe.experiment.estimate import passes_of, work_of
-from probe.experiment.runner import LOCAL
+from probe.experiment.pool import LOCAL
 from probe.files import read_result
 from probe.identity import RUN
 from probe.status import status_of

@@ -8,8 +8,7 @@ import pytest
 from probe.commands.locate.page import clamp_chart, located_findings
 from probe.commands.locate.result import LOCATED
 from probe.files import write_result
-from probe.store.result_file import as_json
-from probe.store.results import percent
+from probe.store.result_file import as_json, percent
 
 
 def text_of(summary, method="rerope", length=1024):
