@@ -45,7 +45,7 @@ ENDS = ("attention", "attn", "mm", "matmul")
 class Counts:
     """What one span of work took. extra: peak of bytes allocated in it, what came out of it left out."""
 
-    kernels: int = 0
+    launches: int = 0
     extra: int = 0
     copied: int = 0
     """Bytes of keys and values that were copied."""

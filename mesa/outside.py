@@ -39,6 +39,9 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_dynamo.eval_frame:compile_wrapper": "a compiled function calls",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention with its log-sum-exp",
     },
+    "tqdm 4.66 to 4.70": {
+        "tqdm._decr_instances": "a closed bar frees its line, as its own close does",
+    },
     "transformer_lens 4.3": {
         "factories.architecture_adapter_factory.ArchitectureAdapterFactory._adapters": "adapters by architecture",
         "model_bridge.TransformerBridge._generate_tokens": "the steps of its own loop",

@@ -35,7 +35,8 @@ from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
 from theory.bounds import first_failure, step_failure
 from theory.claims import VerifyOptions
-from theory.report import STYLES, curve_end, curves
+from theory.figures import STYLES, curve_end
+from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"

@@ -11,7 +11,8 @@ from mesa_lens.cli import main
 from probe.files import read_result
 from theory.claim import Measurement
 from theory.claims import CLAIMS, VerifyOptions
-from theory.report import IDEAL, PE, STAIR, WEAVE, curves, excess_figure
+from theory.figures import IDEAL, PE, STAIR, WEAVE, excess_figure
+from theory.report import curves
 
 
 def command(words: str) -> int:

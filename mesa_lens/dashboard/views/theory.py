@@ -24,7 +24,7 @@ from probe.glossary import REMAP
 from probe.tables import Table
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
 from theory.claim import OURS, PAPER, THEOREMS, ClaimVerdict, summary
-from theory.report import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
+from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
