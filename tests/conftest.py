@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 else:
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+os.environ["HF_HUB_OFFLINE"] = "1"  # without a network each question to the hub takes 20 s of retries
 gc.disable()  # while modules are imported, which takes a tenth less then
 
 
