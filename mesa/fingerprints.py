@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mesa.checkpoints.place import place_of
+from mesa.support import windows_of
 
 IDENTITY = ("weights", "config", "tokenizer", "versions")
 """What `identity` tells of a model and of what runs it."""
@@ -29,10 +30,13 @@ _PACKAGES = ("mesa-lens", "torch", "transformers")
 def identity(name: str, config: Any) -> dict[str, str]:
     """By the names of `IDENTITY`: sha256 sums of a model's files where they lie here, else the hub's commit; versions.
 
+    And the rule by which layers with windows take a method, for which earlier releases had another.
+
     Raises what `place_of` raises.
     """
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
-    return {**{what: _fingerprint(what, name, config) for what in _FILES}, "versions": versions}
+    rule = {"windows": "as trained below M"} if windows_of(config) else {}
+    return {**{what: _fingerprint(what, name, config) for what in _FILES}, "versions": versions, **rule}
 
 
 def _fingerprint(what: str, name: str, config: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mesa.errors import Refused
 from mesa.methods import Method, known_method, make, parameters_of, registry, standard_methods
-from mesa.support import check_method
+from mesa.support import check_acts, check_method
 
 ALL = "all"
 """Among names of methods: every one but the experimental."""
@@ -83,6 +83,7 @@ def fitting_methods(
             method = make(name, trained_length, **parameters)
             if config is not None:
                 check_method(config, method)
+                check_acts(config, method)
             fitting[name] = method
         except Refused as error:
             if parameters or name in named:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mesa.errors import Refused
 from mesa.families import family_of
-from mesa.methods import Method, meant, registry, standard_methods
+from mesa.methods import Method, Origin, meant, registry, standard_methods
 
 UNSCALED = ("default", "dynamic")
 """Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
@@ -63,6 +63,15 @@ def check_method(config: Any, method: Method) -> None:
             raise Refused(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
 
 
+def check_acts(config: Any, method: Method) -> None:
+    """Refused for a method that would act in no layer, as far as a config says; `mesa.applied` sees it on the model."""
+    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
+    attending = {layer for layer, kind in enumerate(kinds) if "attention" in str(kind) and "linear" not in str(kind)}
+    windows = windows_of(config)
+    if attending and attending == as_trained(windows, method).keys():
+        raise Refused(no_layer_acts(method, config, windows.values()))
+
+
 def heads_of(config: Any, layer: int) -> int:
     """The query heads of a layer, which a config may state layer by layer."""
     stated = getattr(config, "num_attention_heads_per_layer", None)
@@ -115,8 +124,70 @@ def _parts(rope: Any) -> list[Mapping[str, Any]]:
     return [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
 
 
-_ORIGINAL = "original_max_position_embeddings"
 _CHUNK = "attention_chunk_size"
+
+
+def windows_of(config: Any) -> dict[int, int]:
+    """The tokens (itself included) that a layer with a sliding window or chunks sees, by layer.
+
+    As transformers' `DynamicCache` reads a config; a layer that sees everything is left out.
+    """
+    sizes = {
+        "sliding_attention": getattr(config, "sliding_window", None),
+        "chunked_attention": getattr(config, _CHUNK, None),
+    }
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = [next((kind for kind, size in sizes.items() if size), "")] * config.num_hidden_layers
+    return {layer: size for layer, kind in enumerate(kinds) if (size := sizes.get(kind))}
+
+
+def as_trained(windows: Mapping[int, int], method: Method) -> dict[int, int]:
+    """The `windows` (tokens, by layer) that hold no distance of M or more: the method leaves these layers as trained.
+
+    So do transformers and Gemma 3's authors, who scale the rotary frequencies of full-attention layers only. None where
+    the method names its layers or heads.
+    """
+    if method.layers is not None or method.heads is not None or isinstance(method, Origin):
+        return {}
+    return {layer: size for layer, size in windows.items() if size <= method.trained_length}
+
+
+def as_trained_text(windows: Mapping[int, int], trained_length: int) -> str:
+    """Which layers `as_trained` names, and why; empty for none."""
+    sizes: dict[int, list[int]] = {}
+    for layer, size in windows.items():
+        if size <= trained_length:
+            sizes.setdefault(size, []).append(layer)
+    parts = [f"{layers_text(layers)} ({size} tokens seen)" for size, layers in sorted(sizes.items())]
+    if not parts:
+        return ""
+    return f"{' and '.join(parts)} stay as trained under every method: no distance there reaches M = {trained_length}"
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Layers in words, e.g. 'layers 0-4, 6'."""
+    spans: list[list[int]] = []
+    for layer in sorted(layers):
+        if spans and layer == spans[-1][1] + 1:
+            spans[-1][1] = layer
+        else:
+            spans.append([layer, layer])
+    named = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+    return f"layer{'s' * (len(layers) > 1)} {named}"
+
+
+def no_layer_acts(method: Method, config: Any, sizes: Collection[int], trained: int | None = None) -> str:
+    """Why a method would change nothing, in one line with the remedy. trained: M; default the method's."""
+    seen, trained = " and ".join(str(size) for size in sorted({*sizes})), trained or method.trained_length
+    return (
+        f"{method.name} would change nothing: layers of this {config.model_type} model see {seen} tokens, and no "
+        f"distance there reaches M = {trained}; use the model as it is, name layers= to change them all the same, or "
+        f"state a trained length below {min(sizes)}"
+    )
+
+
+_ORIGINAL = "original_max_position_embeddings"
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _UNSTATED, _BEFORE = "states_no_trained_length", "states_length_before_scaling"
 """A config's attributes, true where its length is transformers' default and not its file's word; and where a file

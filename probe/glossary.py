@@ -90,10 +90,12 @@ def window(trained_length: int, by: str) -> str:
     return f"M = {trained_length} tokens, {'as stated by' if by.startswith('--') else 'by'} {by}"
 
 
-def about(model: str | None, trained_length: int, reference: str, by: str = "") -> str:
-    """What M and origin are. by: as for `window`."""
+def about(model: str | None, trained_length: int, reference: str, by: str = "", as_trained: str = "") -> str:
+    """What M and origin are. by: as for `window`. as_trained: layers that no method changes, and why."""
     trained = "takes" if by.startswith("--") else "was trained on"
     model = f"Model {model} {trained} {window(trained_length, by)}."
+    if as_trained:
+        model = f"{model} {as_trained[0].upper()}{as_trained[1:]}."
     if reference != "origin":
         return model
     return f"{model} origin is the unmodified model; every other method changes its attention, not its weights."

@@ -13,7 +13,7 @@ from mesa.checkpoints.place import place_with_options
 from mesa.errors import Refused
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
-from mesa.support import check_config, length_choice
+from mesa.support import as_trained_text, check_config, length_choice, windows_of
 from mesa.support import trained_length as stated_length
 from probe.options import JoinedNames, Repeated, Seed, Text, Window, check, option, options_in
 
@@ -91,7 +91,7 @@ class ModelOptions:
         if self.trained_length is not None:
             return config, self.trained_length
         length = stated_length(config)
-        warn_length_choice(length_choice(config))
+        say_once(length_choice(config))
         return config, length
 
     def trained_length_by(self, config: Any) -> str:
@@ -102,6 +102,11 @@ class ModelOptions:
             return "--trained-length; its config states none"
         is_stated = self.trained_length not in (None, by_config)
         return f"--trained-length; its config says {by_config}" if is_stated else "its config"
+
+    @staticmethod
+    def as_trained(config: Any, trained_length: int) -> str:
+        """Which layers stay as trained under every method, and why; empty for none."""
+        return as_trained_text(windows_of(config), trained_length)
 
     def check_names(self) -> None:
         """Raises, before torch is loaded, for a model that is not there."""
@@ -167,14 +172,15 @@ class MethodsRequest(ModelRequest):
         check_executor(self.executor)
         methods, left_out = self.fitting_methods(config, trained_length, self.method_settings)
         warn_skipped(left_out)
+        say_once(self.as_trained(config, trained_length))
         return methods
 
 
 @cache
-def warn_length_choice(choice: str) -> None:
-    """Says on stderr, once, which of two lengths a config's M is."""
-    if choice:
-        sys.stderr.write(f"{choice}\n")
+def say_once(note: str) -> None:
+    """Says on stderr, once, what was taken from a config, if anything needs saying."""
+    if note:
+        sys.stderr.write(f"{note}\n")
 
 
 def warn_skipped(left_out: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from mesa.methods import Method, ReRoPE
 from mesa.progress import Bar
 from mesa.settings import make_methods
 from mesa.support import check_config
+from mesa.support import trained_length as stated_length
 
 PRETENDED = 64
 """The M that methods are made for while they are checked, in tokens."""
@@ -69,7 +70,11 @@ def check(
         raise Refused("the model is in training mode; call model.eval() first")
     if not _LEAST <= pretended <= MOST_PRETENDED:
         raise Refused(f"pretended={pretended} is not within {_LEAST} to {MOST_PRETENDED} tokens")
-    subject = Subject(model, tokenizer, pretended)
+    try:
+        reached = trained_length or stated_length(model.config)
+    except Refused:  # nothing states M
+        reached = pretended
+    subject = Subject(model, tokenizer, pretended, reached)
     steps = _steps(subject, make_methods(methods, pretended), trained_length)
     with torch.no_grad():
         rows = tuple(_rows(steps, minutes))

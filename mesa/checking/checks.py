@@ -36,11 +36,12 @@ from mesa.device import check_finite
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import Attachment, applied
 from mesa.engine.structure import state_of
+from mesa.engine.structure import windows as windows_of_model
 from mesa.errors import Refused
 from mesa.methods import LMInfinite, Method, NoPE, Origin
 from mesa.outside import with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
-from mesa.support import is_rotary, length_choice, trained_length, unfit
+from mesa.support import as_trained_text, is_rotary, length_choice, trained_length, unfit
 
 HOOKS = "bridge against hidden states"
 """A check's name."""
@@ -95,6 +96,7 @@ def hooks(subject: Subject, method: Method) -> CheckRow:
         return CheckRow(HOOKS, NOT_RUN, _NO_TOKENIZER)
     setting = subject.settings[-1]
     ids, stock = subject.ids(setting.length), subject.stock[setting]
+    method = subject.acting(method, 0)
     with applied(subject.model, method):
         states = run(subject.model, ids, output_hidden_states=True).hidden_states
     shared = {id(tensor): tensor for tensor in (*subject.model.parameters(), *subject.model.buffers())}
@@ -143,7 +145,7 @@ def stock_against_origin(subject: Subject) -> CheckRow:
         stock, logits = subject.stock[setting], []
         turns = not stock.positions or not all(at.none for at in stock.positions)
         for method in (Origin, NoPE if turns else LMInfinite):
-            with applied(subject.model, method(trained_length=subject.pretended)):
+            with applied(subject.model, subject.acting(method(trained_length=subject.pretended), 0)):
                 logits.append(run(subject.model, subject.ids(setting.length)).logits)
         difference, mistake = (max_difference(other, stock.logits) for other in logits)
         comparisons.append(Comparison(difference, stock.allowed, mistake, f"at {setting.length} tokens"))
@@ -185,6 +187,9 @@ def windows(subject: Subject) -> Iterator[CheckRow]:
     name, shown = "sliding windows", ", ".join(map(str, sizes))
     if not unfilled:
         yield CheckRow(name, NOTE, f"of {shown} tokens; filled at {tried}")
+    if text := as_trained_text(windows_of_model(subject.model), subject.trained_length):
+        yield CheckRow("layers of methods", NOTE, text)
+    if not unfilled:
         return
     needed = -(-(unfilled[-1] + STEPS) // 3)
     remedy = f"use --pretended {needed}" if needed <= MOST_PRETENDED else "no --pretended fills it"
@@ -243,8 +248,12 @@ _PADDING = 7
 
 def method_rows(subject: Subject, method: Method) -> Iterator[CheckRow]:
     """A row for each of `CHECKS`, each over all settings; not run where the model cannot have the method."""
-    if why := unfit(subject.model.config, type(method)):
-        yield from (CheckRow(check, NOT_RUN, why, method.name) for check in CHECKS)
+    try:
+        if why := unfit(subject.model.config, type(method)):
+            raise Refused(why)
+        method = subject.acting(method)
+    except Refused as error:
+        yield from (CheckRow(check, NOT_RUN, str(error), method.name) for check in CHECKS)
         return
     comparisons: dict[str, list[Comparison]] = defaultdict(list)
     last = subject.settings[-1]
@@ -258,7 +267,7 @@ def method_rows(subject: Subject, method: Method) -> Iterator[CheckRow]:
             fused = run(subject.model, ids).logits
         comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
         if setting == last:
-            nope = NoPE(trained_length=subject.pretended)
+            nope = subject.acting(NoPE(trained_length=subject.pretended), 0)
             other = _logits(subject, nope, setting, "fused") if method.uses_model_rope else fused
             mistake = max_difference(other, stock.logits)
         results = {
@@ -316,10 +325,14 @@ _LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
 def against_pairs(subject: Subject, setting: PromptSizes, attachment: Attachment, calls: Calls) -> Iterator[Comparison]:
     """Comparisons in some layers."""
-    plan = attachment.method.plan(setting.length, setting.prompt)
+    plans = [
+        method.plan(setting.length, setting.prompt)
+        for method in (Origin(trained_length=subject.pretended), attachment.method)
+    ]
     unrotated = before_rotation(subject.model, subject.ids(setting.length), calls)
     for number in _some(range(len(calls.functions)), _LAYERS):
         call = calls.functions[number]
+        plan = plans[attachment.method.heads_in(call.attends.layer) != ()]
         if attachment.slopes is None:
             at = _scaled(subject.stock[setting].positions[number], plan)
         else:

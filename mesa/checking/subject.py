@@ -17,9 +17,10 @@ from mesa.checking.oracle import Positions
 from mesa.decoder import decoder_of, removed, replaced
 from mesa.engine import structure
 from mesa.engine.plug import Attachment
-from mesa.errors import Failed
+from mesa.errors import Failed, Refused
+from mesa.methods import Method, Origin
 from mesa.outside import attention_called, attention_function, cache_in, mask_function
-from mesa.support import is_rotary
+from mesa.support import is_rotary, no_layer_acts
 
 
 @dataclass(frozen=True)
@@ -200,11 +201,15 @@ class Stock:
 
 @dataclass
 class Subject:
-    """A model, its tokenizer, and the M that methods are made for: one at which a short pass reaches beyond it."""
+    """A model, its tokenizer, and the M that methods are made for: one at which a short pass reaches beyond it.
+
+    trained_length: M as it is, which says in which layers methods act.
+    """
 
     model: Any
     tokenizer: Any
     pretended: int
+    trained_length: int
     stock: dict[PromptSizes, Stock] = field(default_factory=dict)
 
     @property
@@ -212,6 +217,17 @@ class Subject:
         """A prompt short of M that is decoded across it, and one beyond it."""
         half, beyond = STEPS // 2, 3 * self.pretended
         return PromptSizes(self.pretended - half, self.pretended + half), PromptSizes(beyond - STEPS, beyond)
+
+    def acting(self, method: Method, trained_length: int | None = None) -> Method:
+        """A method in the layers in which it acts at M; Refused where there are none. trained_length: 0: in all."""
+        if not structure.windows(self.model) or isinstance(method, Origin):
+            return method
+        real = self.trained_length if trained_length is None else trained_length
+        layers = structure.acting_layers(self.model, method, real)
+        if not layers:
+            sizes = structure.windows(self.model).values()
+            raise Refused(no_layer_acts(method, self.model.config, sizes, real))
+        return replace(method, layers=layers)
 
     def ids(self, length: int, row: int = 0) -> Tensor:
         """Random tokens (1, length) of the vocabulary, the same ones at every length."""

@@ -76,6 +76,7 @@ class Attachment:
         self._attends = self._attending() if turned else {}
         self.state = structure.state_of(model) if turned else None
         self._check_chosen()
+        self._as_trained = structure.layers_as_trained(model, method)
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self._by_length = any(frozen.by_length for frozen in self._frozen.values())
         self._chosen: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -216,7 +217,7 @@ class Attachment:
         plan = self.method.plan(length, prompt)
         if type(self.method) not in METHODS.values():
             check_plan(self.method.name, plan, length, start)
-        everywhere = self.method.layers is None and self.method.heads is None
+        everywhere = self.method.layers is None and self.method.heads is None and not self._as_trained
         schedule, baseline = (
             plan and Schedule(plan, start, self.method.cached_position, slopes=self.slopes)
             for plan in (plan, None if everywhere else self._origin.plan(length))
@@ -442,7 +443,8 @@ class Attachment:
     def _heads_in(self, layer: int, module: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The query heads of a layer that are in this process, `count` of them, and of those the method's."""
         if (layer, count) not in self._chosen:
-            heads, total = self.method.heads_in(layer), heads_of(self.model.config, layer)
+            heads = () if layer in self._as_trained else self.method.heads_in(layer)
+            total = heads_of(self.model.config, layer)
             every = _heads_here(module, count, total)
             if heads and (every is None or heads[-1] >= total):
                 raise Refused(
@@ -558,9 +560,10 @@ def applied(
 ) -> Iterator[Attachment]:
     """Attaches a method to a model for the length of a `with` block.
 
-    The model is restored after it, also by an error. Batches may be padded on either side; `generate` needs left
-    padding, as without a method. A KV cache filled in the block serves only there. Threads may share the block; passes,
-    and backward() under gradient checkpointing, must end in it.
+    A layer whose sliding window or chunk holds no distance of M or more stays as trained, unless the method names it
+    (`layers=`, `heads=`). The model is restored after it, also by an error. Batches may be padded on either side;
+    `generate` needs left padding, as without a method. A KV cache filled in the block serves only there. Threads may
+    share the block; passes, and backward() under gradient checkpointing, must end in it.
 
     Args:
         model: A Hugging Face model, also one within `bridge`.

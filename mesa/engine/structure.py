@@ -34,8 +34,8 @@ from mesa.errors import Refused
 from mesa.methods import Method, Origin
 from mesa.methods.base import only_distances
 from mesa.outside import CACHES, attention_called, attention_function, mask_function
-from mesa.plan import Plan, Region, token_index
-from mesa.support import is_rotary
+from mesa.plan import LARGEST, Plan, Region, token_index
+from mesa.support import as_trained, is_rotary, no_layer_acts
 
 TOKENS = 32
 """Tokens of the probe's rows."""
@@ -63,11 +63,15 @@ class LayerRotation(NamedTuple):
 
 @dataclass(frozen=True)
 class Attends:
-    """What an attention module does: in which layer it is; how it rotates (None: not), and what norms follow that."""
+    """What an attention module does: in which layer it is; how it rotates (None: not), and what norms follow that.
+
+    window: tokens that it sees, itself included, of a sliding window or a chunk; None: all.
+    """
 
     layer: int
     kind: LayerRotation | None
     norms: tuple[str, str] | None = None
+    window: int | None = None
 
 
 Structure = Mapping[str, Attends]
@@ -110,6 +114,38 @@ def idle_layers(model: Any, method: Method) -> dict[int, str]:
         why = f"which has no positions, and the method changes distances only; layers with: {names[1]}"
         idle |= dict.fromkeys({*kinds} - {*turning}, why)
     return idle
+
+
+def windows(model: Any) -> dict[int, int]:
+    """The tokens (itself included) that a layer with a sliding window or chunks sees, by layer.
+
+    None of a model whose rotary base grows with the prompt: its layers cannot be told apart (`mesa.support`).
+    """
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if not is_rotary(model.config.model_type) or rope.get("rope_type") == "dynamic":
+        return {}
+    sizes: dict[int, int] = {}
+    for attends in structure_of(model).values():
+        sizes[attends.layer] = max(sizes.get(attends.layer, 0), attends.window or LARGEST)
+    return {layer: size for layer, size in sizes.items() if size < LARGEST}
+
+
+def acting_layers(model: Any, method: Method, trained_length: int | None = None) -> tuple[int, ...]:
+    """The layers that a method changes where it names none.
+
+    trained_length: M; default the method's; 0: also layers where no distance reaches M.
+    """
+    trained_length = method.trained_length if trained_length is None else trained_length
+    reached = {layer for layer, size in windows(model).items() if size <= trained_length}
+    return tuple(sorted({*range(len(layers_of(model)))} - reached - idle_layers(model, method).keys()))
+
+
+def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
+    """The layers that a method leaves as trained, with their window (`as_trained`); Refused where those are all."""
+    left = as_trained(windows(model), method)
+    if left and not acting_layers(model, method):
+        raise Refused(no_layer_acts(method, model.config, left.values()))
+    return left
 
 
 def _examined(model: Any) -> Examined:
@@ -357,7 +393,8 @@ class _Probe:
         self.normed.clear()
         kind, norms = self._kind(layer, query, key, norms)
         names = tuple(self.path_of[id(norm)] for norm in norms) if norms else None
-        self.layers[path] = Attends(layer, kind, names)  # pyright: ignore[reportArgumentType]
+        window = mask.span.size if mask.span else None
+        self.layers[path] = Attends(layer, kind, names, window)  # pyright: ignore[reportArgumentType]
         own = self._own(module, query, key, value, mask, scale, kwargs)
         self._compare(layer, own, query, key, value, mask, scale, arguments)
         return own.expand(_ROWS, -1, -1, -1), None

@@ -38,7 +38,8 @@ class Method(ABC):
     Args:
         trained_length: M, the length in tokens that the model was trained on; at least 2.
         log_n: Whether the query at position t is scaled by max(1, ln(t + 1) / ln M); default False.
-        layers: Layers, from 0, to apply the method to; the others attend as trained. Default: all.
+        layers: Layers, from 0, to apply the method to; the others attend as trained. Default: all but those that never
+            see a distance of M or more, by their sliding window or chunks.
         heads: The same by query head, {2: (0, 3), 1: (5,)} or "2:0,3;1:5". Default: all. Kept as (layer, heads) pairs
             in rising order.
 

@@ -139,6 +139,7 @@ def summary_of(plan: Any) -> JsonObject:
         "model": plan.request.model,
         "trained_length": plan.trained_length,
         "trained_length_by": plan.request.trained_length_by(plan.config),
+        "as_trained": plan.request.as_trained(plan.config, plan.trained_length),
         "seed": plan.request.seed,
         "executor": plan.request.executor,
         "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},

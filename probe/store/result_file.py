@@ -143,6 +143,8 @@ class RunSummary:
     """Configs by name; Origin's first where others are compared with it."""
     trained_length_by: str = field(default="", kw_only=True)
     """What states M; empty in earlier files."""
+    as_trained: str = field(default="", kw_only=True)
+    """Layers that stay as trained under every method, and why; empty: none, or not recorded."""
     origin: dict[str, str] | None = field(default=None, kw_only=True)
     """Of weights and tokenizer, as `mesa.models.origin` tells them; None: not recorded, by an earlier version."""
     text_source: TextSource | None = field(default=None, kw_only=True)

@@ -58,6 +58,7 @@ _NOT_COMPARED = (
     "left_out",
     REQUEST,
     "trained_length_by",
+    "as_trained",
     TEXT_SOURCE,
     "quantization",
     "tokenizer_note",

@@ -239,6 +239,7 @@ def summarize(analysis: Analysis) -> Evidence:
         model_revision=attrs.get("model_revision"),
         trained_length=analysis.trained_length,
         trained_length_by=attrs.get("trained_length_by", ""),
+        as_trained=attrs.get("as_trained", ""),
         captured_length=crossings.attrs["length"],
         hook=crossings.attrs["hook"],
         prompt=analysis.prompt,

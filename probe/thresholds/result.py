@@ -216,6 +216,8 @@ class Evidence:
     created: str | None
     trained_length_by: str = ""
     """What states M; empty in runs of earlier releases."""
+    as_trained: str = ""
+    """Layers that stay as trained under every method, and why; empty: none, or not recorded."""
     quantization: str | None = None
     """Of weights that were quantized."""
     tokenizer_note: str | None = None

@@ -13,7 +13,7 @@ SIZES = {
     "max_position_embeddings": tiny.TRAINED, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 1,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-SLIDING = {**GROUPED, "sliding_window": 17}
+SLIDING = {**GROUPED, "sliding_window": 27}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 HALF = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}
 LONG_ROPE = {

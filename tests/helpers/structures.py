@@ -3,6 +3,7 @@
 The queries and keys are the model's own from before the rotation: its rotary modules are given position 0 everywhere.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import cases
@@ -14,6 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 import mesa
+from mesa.engine import structure
 
 TRAINED = 24
 NAMES = ("rerope", "origin", "self-extend", "stair", "mesa", "lm-infinite", "streaming-llm", "dynamic-ntk")
@@ -122,13 +124,20 @@ def run(model, ids, mask):
     return tiny.in_pieces(model, ids, *range(LENGTH - DECODED, LENGTH), mask=mask, placed=True)[mask.bool()]
 
 
+def everywhere(model, method):
+    """The method in all layers that it can change, also where a window holds no distance of M."""
+    if not structure.windows(model) or method.name == "origin":
+        return method
+    return replace(method, layers=structure.acting_layers(model, method, 0) or None)
+
+
 @torch.no_grad()
 def held_to_pairs(model, name, absolute=False, **options):
     """A padded batch under a method, decoded with a cache, by both executors, held to pairs; gives these logits.
 
     absolute: a distance does not say a score; the positions of a pair are then the plan's. Logits of each row alone.
     """
-    method, sizes = cases.method(name, **options), cases.CASES[name]
+    method, sizes = everywhere(model, cases.method(name, **options)), cases.CASES[name]
     (ids, mask), wanted = padded(), []
     padding_of = mask.logical_not().sum(1).tolist()
     if model.config.model_type == "recurrent_gemma":  # whose recurrence takes padding for text

@@ -99,7 +99,11 @@ def sections(result: Evaluated) -> list[Section]:
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
     drawn = {task: chart for task, chart in charts.items() if task not in _COSTS}
     parts = [
-        Section("", [about(result.model, result.trained_length, reference, result.trained_length_by)], drawn),
+        Section(
+            "",
+            [about(result.model, result.trained_length, reference, result.trained_length_by, result.as_trained)],
+            drawn,
+        ),
         Section("", sentences(result), tables=list(difference_tables(scores))),
         Section("All scores", tables=list(mean_tables(scores)), folded=True),
     ]

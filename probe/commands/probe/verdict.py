@@ -684,7 +684,9 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
 
 def about_run(evidence: Evidence) -> str:
     """What M, what states it, and the reference are."""
-    return about(evidence.model, evidence.trained_length, evidence.reference, evidence.trained_length_by)
+    return about(
+        evidence.model, evidence.trained_length, evidence.reference, evidence.trained_length_by, evidence.as_trained
+    )
 
 
 def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str) -> dict[str, str]:

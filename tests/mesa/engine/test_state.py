@@ -43,7 +43,7 @@ HYBRIDS = {
 }  # fmt: skip
 WRONG = {"JambaConfig": "several", "RecurrentGemmaConfig": "left"}
 """What transformers' own code of a family gets wrong besides padding between tokens."""
-METHOD = mesa.ReRoPE(trained_length=48)
+METHOD = mesa.ReRoPE(trained_length=16)
 
 
 def build(name, **changes):

@@ -71,7 +71,7 @@ def test_a_cache_that_drops_what_a_layer_sees_is_refused():
     """transformers gives Moshi a cache of its window, and a mask without one."""
     sizes = {**structures.SIZES, "audio_vocab_size": 8, "ffn_dim": 96, "sliding_window": 9}
     model, ids = structures.built("moshi", sizes), tokens(1, 30)
-    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope", layers=(0, 1))):
         wanted = model(ids, use_cache=False).logits
         cache = model(ids[:, :20]).past_key_values
         with pytest.raises(

@@ -1,0 +1,88 @@
+"""A method acts where the model can look too far: layers whose window holds no distance of M stay as trained."""
+
+from dataclasses import replace
+
+import families
+import matrix
+import pytest
+import torch
+from tiny import tokens
+
+import mesa
+from mesa.engine import structure
+from mesa.errors import Refused
+from mesa.settings import fitting_methods
+from mesa.support import as_trained_text, windows_of
+
+MIXED = "cohere2 gemma3 gemma3n gemma4 gpt_oss olmo3".split()
+"""Families with a sliding window of 17 tokens in layer 0, and full attention in layer 1."""
+NAMES = ("rerope", "pi", "dynamic-ntk", "mesa", "lm-infinite")
+
+
+@torch.no_grad()
+def logits(model, method):
+    with mesa.applied(model, method) as attachment:
+        return model(tokens(1, 60), use_cache=False).logits, attachment.heads
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", MIXED)
+def test_windows_below_m_stay_as_trained_and_wider_ones_do_not(family):
+    model = matrix.build(family)
+    assert structure.windows(model) == windows_of(model.config) == {0: 17}
+    for name in NAMES if family != "cohere2" else ("lm-infinite",):  # whose full layer has no positions
+        method = mesa.make(name, trained_length=24)
+        (got, heads), (full, _), (all_layers, _) = (
+            logits(model, each) for each in (method, replace(method, layers=(1,)), replace(method, layers=(0, 1)))
+        )
+        assert heads == {0: (), 1: (0, 1, 2, 3)}
+        assert torch.equal(got, full)
+        assert name != "pi" or not torch.allclose(got, all_layers, atol=1e-3)
+        within = replace(mesa.make(name, trained_length=16), log_n=False)  # a distance of 16 is in the window
+        assert torch.equal(logits(model, within)[0], logits(model, replace(within, layers=(0, 1)))[0])
+
+
+@torch.no_grad()
+def test_the_last_distance_in_a_window_is_one_below_its_size():
+    """17 tokens hold distances up to 16: at M = 17 nothing changes, at M = 16 the farthest does."""
+    model = families.build("mistral sliding", sliding_window=17)
+    with pytest.raises(Refused, match=r"rerope would change nothing.* see 17 tokens, .* M = 17; .* below 17"):
+        logits(model, mesa.ReRoPE(trained_length=17))
+    stock = model(tokens(1, 60), use_cache=False).logits
+    window = {"window": 15, "log_n": False}
+    changed = logits(model, mesa.ReRoPE(trained_length=16, **window))[0]
+    assert float((changed - stock).abs().max()) > 1e-3
+    assert torch.equal(changed, logits(model, mesa.ReRoPE(trained_length=17, layers=(0, 1, 2), **window))[0])
+    torch.testing.assert_close(logits(model, mesa.Origin(trained_length=17))[0], stock, atol=1e-5, rtol=0)
+
+
+def test_a_config_says_before_any_weights_are_read_that_no_layer_acts():
+    config = families.build("mistral sliding", sliding_window=17).config
+    fitting, left_out = fitting_methods("origin,rerope", 24, config=config, by_default=True)
+    assert list(fitting) == ["origin"]
+    assert "would change nothing" in left_out["rerope"]
+    with pytest.raises(Refused, match="use the model as it is, name layers="):
+        fitting_methods("origin,rerope", 24, config=config)
+    assert list(fitting_methods("origin,rerope", 16, config=config)[0]) == ["origin", "rerope"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_check_names_the_layers_that_stay_as_trained():
+    model = matrix.build("gemma3")
+    rows = mesa.check(model, None, methods="rerope,pi", trained_length=40, pretended=32).rows
+    assert not [row for row in rows if row.result == "failed"]
+    (row,) = [row for row in rows if row.check == "layers of methods"]
+    assert row.detail == as_trained_text({0: 17}, 40)
+    assert row.detail == "layer 0 (17 tokens seen) stay as trained under every method: no distance there reaches M = 40"
+    rows = mesa.check(families.build("mistral sliding", sliding_window=17), None, methods="rerope", pretended=32).rows
+    assert not [row for row in rows if row.result == "failed"]
+    assert {row.detail[:27] for row in rows if row.method == "rerope"} == {"rerope would change nothing"}
+
+
+def test_layers_of_each_window_are_named_once():
+    windows = {layer: 512 for layer in range(18) if layer not in (5, 11, 17)} | {5: 64}
+    assert as_trained_text(windows, 512) == (
+        "layer 5 (64 tokens seen) and layers 0-4, 6-10, 12-16 (512 tokens seen) stay as trained under every method: "
+        "no distance there reaches M = 512"
+    )
+    assert as_trained_text(windows, 63) == ""
