@@ -13,6 +13,10 @@ UNSCALED = ("default", "dynamic")
 """Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
 
 
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+"""Of layer_types: those that end so attend; transformers names the others otherwise (linear_attention, conv, mamba)."""
+
+
 def is_rotary(kind: str) -> bool:
     """Whether models of a type are attached to by their rotary embeddings; others by ALiBi."""
     return not family_of(kind).alibi
@@ -65,11 +69,26 @@ def check_method(config: Any, method: Method) -> None:
 
 def check_acts(config: Any, method: Method) -> None:
     """Refused for a method that would act in no layer, as far as a config says; `mesa.applied` sees it on the model."""
-    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
-    attending = {layer for layer, kind in enumerate(kinds) if "attention" in str(kind) and "linear" not in str(kind)}
     windows = windows_of(config)
-    if attending and attending == as_trained(windows, method).keys():
+    if windows and {*attending_layers(config)} == as_trained(windows, method).keys():
         raise Refused(no_layer_acts(method, config, windows.values()))
+
+
+def attending_layers(config: Any) -> list[int]:
+    """The layers with attention, as far as a config says; the others are convolutions, or carry a state."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [layer for layer, kind in enumerate(kinds) if kind == "hybrid" or str(kind).endswith(_ATTENTION)]
+
+
+def headed_layers(config: Any, layers: Sequence[int] | None) -> list[int]:
+    """Those of some layers (None: all) that have heads; Refused for a named one without, and where counts differ."""
+    attending = attending_layers(config)
+    for layer in layers or ():
+        if layer not in attending:
+            raise Refused(f"layer {layer} has no attention, so no heads; those with: {layers_text(attending)}")
+    if len({heads_of(config, layer) for layer in attending}) > 1:
+        raise Refused(f"layers of this {config.model_type} model differ in their number of heads, which needs one")
+    return list(attending if layers is None else layers)
 
 
 def heads_of(config: Any, layer: int) -> int:

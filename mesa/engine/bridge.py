@@ -8,18 +8,21 @@ always the module's, with the hooks inside it called by the method's attention.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from threading import Lock
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformer_lens.ActivationCache import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.exceptions import StopAtLayerException
 from transformer_lens.model_bridge.generalized_components import (
     AttentionBridge,
     JointGateUpMLPBridge,
@@ -31,6 +34,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import ForwardPass
 from mesa.engine.plug import attachment_of, check_free
@@ -330,15 +334,80 @@ _BUILDING = Lock()
 """One bridge is built at a time: TransformerLens' adapters are those of all threads."""
 
 
+def adapted(model_class: type[Any]) -> str | None:
+    """The class for which TransformerLens has an adapter, of a model's class and those it is derived from."""
+    return next((base.__name__ for base in model_class.__mro__ if base.__name__ in _adapters()), None)
+
+
+def _adapters() -> dict[str, Any]:
+    return ArchitectureAdapterFactory._adapters
+
+
+def check_adapted(config: Any, what: str, remedy: str) -> None:
+    """Refused where TransformerLens has no adapter for a config's class, which `what` needs."""
+    named = (config.architectures or [""])[0]
+    model_class = getattr(transformers, named, None)
+    if model_class is not None and adapted(model_class) is None:
+        raise Refused(f"{what} needs TransformerLens, which has no adapter for a {named}; {remedy}")
+
+
+class LayerHooks:
+    """What captures and patches ask of a bridge, on a model that TransformerLens has no adapter for.
+
+    `blocks.N.hook_resid_pre` and `blocks.N.hook_resid_post` are the input and output of layer N, as hooks of its module
+    see them, (batch, position, dim). Raises Refused for other hooks.
+    """
+
+    def __init__(self, model: Any) -> None:
+        check_config(model.config)
+        self.original_model = model
+
+    @contextmanager
+    def hooks(self, fwd_hooks: Any) -> Iterator[None]:
+        """As TransformerLens' `hooks`: each (name, function of tensor and hook) runs while this lasts."""
+        layers = layers_of(self.original_model)
+        with removed([handle for name, function in fwd_hooks for handle in self._handles(layers, name, function)]):
+            yield
+
+    def _handles(self, layers: Any, name: str, function: Any) -> Iterator[Any]:
+        match = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", name)
+        if match is None:
+            raise Refused(f"{name} needs an adapter of TransformerLens, which has none for this model")
+        layer, hook = layers[int(match[1])], partial(function, hook=None)
+
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            changed = hook(args[0] if args else kwargs["hidden_states"])
+            if changed is None:
+                return None
+            return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
+
+        def after(module: Any, args: Any, output: Any) -> Any:
+            changed = hook(output[0] if isinstance(output, tuple) else output)
+            return (changed, *output[1:]) if isinstance(output, tuple) and changed is not None else changed
+
+        if match[2] == "pre":
+            yield layer.register_forward_pre_hook(before, with_kwargs=True)
+        else:
+            yield layer.register_forward_hook(after)
+
+    def run_with_hooks(self, ids: Tensor, fwd_hooks: Any, **_: Any) -> None:
+        """One pass without cache and logits, ended where a hook raises TransformerLens' StopAtLayerException."""
+        with self.hooks(fwd_hooks), suppress(StopAtLayerException):
+            decoder_of(self.original_model)(input_ids=ids, use_cache=False)
+
+
+def hooked(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> MethodBridge | LayerHooks:
+    """A `bridge` where TransformerLens has an adapter, else hooks on the layers."""
+    return bridge(model, tokenizer) if adapted(type(without_peft(model))) else LayerHooks(model)
+
+
 @contextmanager
 def _registered(model: PreTrainedModel) -> Iterator[None]:
     """Registers the model's choosing adapter while a bridge is built, and puts the former one back.
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
-    known = ArchitectureAdapterFactory._adapters
-    bases = (base.__name__ for base in type(model).__mro__)
-    architecture = next((base for base in bases if base in known), None)
+    known, architecture = _adapters(), adapted(type(model))
     if architecture is None:
         raise Refused(
             f"TransformerLens has no adapter for a {type(model).__name__} nor for a class that it is derived from; "

@@ -55,9 +55,10 @@ Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
 class Attachment:
     """A method on a model.
 
-    `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it last
-    obeyed the method's plan, under tensor parallelism those of this rank: the others attended as trained. `state`: of
-    the layers that carry one, if any. `observer`, if set, sees what executors are given.
+    `layers`: those with attention; `as_trained`: of these, which the method leaves as they are, with their window in
+    tokens. `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it
+    last obeyed the method's plan, under tensor parallelism those of this rank: the others attended as trained.
+    `state`: of the layers that carry one, if any. `observer`, if set, sees what executors are given.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
@@ -75,8 +76,9 @@ class Attachment:
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending() if turned else {}
         self.state = structure.state_of(model) if turned else None
+        self.layers = sorted({attends.layer for attends in self._attends.values()} or range(len(layers_of(model))))
         self._check_chosen()
-        self._as_trained = structure.layers_as_trained(model, method)
+        self.as_trained = structure.layers_as_trained(model, method)
         self._kinds = {attends.kind for attends in self._attends.values() if attends.kind is not None}
         self._by_length = any(frozen.by_length for frozen in self._frozen.values())
         self._chosen: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -217,7 +219,7 @@ class Attachment:
         plan = self.method.plan(length, prompt)
         if type(self.method) not in METHODS.values():
             check_plan(self.method.name, plan, length, start)
-        everywhere = self.method.layers is None and self.method.heads is None and not self._as_trained
+        everywhere = self.method.layers is None and self.method.heads is None and not self.as_trained
         schedule, baseline = (
             plan and Schedule(plan, start, self.method.cached_position, slopes=self.slopes)
             for plan in (plan, None if everywhere else self._origin.plan(length))
@@ -443,7 +445,7 @@ class Attachment:
     def _heads_in(self, layer: int, module: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The query heads of a layer that are in this process, `count` of them, and of those the method's."""
         if (layer, count) not in self._chosen:
-            heads = () if layer in self._as_trained else self.method.heads_in(layer)
+            heads = () if layer in self.as_trained else self.method.heads_in(layer)
             total = heads_of(self.model.config, layer)
             every = _heads_here(module, count, total)
             if heads and (every is None or heads[-1] >= total):
@@ -479,8 +481,7 @@ class Attachment:
             self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
             self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
         ]
-        attend = {attends.layer for attends in self._attends.values()} or range(len(layers))
-        hooks += [layers[layer].register_forward_hook(partial(self.check_ran, layer)) for layer in attend]
+        hooks += [layers[layer].register_forward_hook(partial(self.check_ran, layer)) for layer in self.layers]
         try:
             called = attention_called(self.model, self.name, self.attention, self.mask)
             with removed(hooks), replaced(self), passes.generating_noted(self.model, self.generating), called:

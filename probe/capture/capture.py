@@ -14,13 +14,14 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 import mesa
+from mesa.engine.bridge import LayerHooks
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.spec import HOOKS, CaptureSpec, Selection
 
 
 def capture_states(
-    bridge: TransformerBridge,
+    bridge: TransformerBridge | LayerHooks,
     token_ids: Sequence[int],
     method: Method,
     spec: CaptureSpec | None = None,
@@ -30,7 +31,7 @@ def capture_states(
     """Hidden states of one pass over a prompt under a method.
 
     Args:
-        bridge: What `mesa.bridge` returns.
+        bridge: What `mesa.bridge` or `mesa.engine.bridge.hooked` returns.
         token_ids: The prompt, with the tokenizer's own first token.
         method: The method.
         spec: What to keep; values are float32 whatever dtype it names. Default: all of resid_post.
@@ -67,7 +68,7 @@ def capture_states(
 
 @torch.no_grad()
 def capture(
-    bridge: TransformerBridge,
+    bridge: TransformerBridge | LayerHooks,
     token_ids: Sequence[int],
     method: Method,
     selection: Selection,
@@ -102,8 +103,9 @@ def capture(
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
         bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, return_type=None, use_cache=False)
-    if any(attachment.calls[layer] != 1 for layer in range(depth)):
-        raise Failed(f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected")
+    attending = [layer for layer in attachment.layers if layer < depth]
+    if any(attachment.calls[layer] != 1 for layer in attending):
+        raise Failed(f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {attending} expected")
     return values
 
 

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 from mesa.errors import Refused
+from mesa.support import attending_layers, layers_text
 from probe.options import Names, RangeList, Ranges, option
 
 Size = Callable[[Any], int]
@@ -60,6 +61,8 @@ HOOKS = {
     "z": _states("attn.hook_z", _queries),
 }
 """By our names. q and k are raw (before rotary). The first that is captured has axes `position` and `dim`."""
+OF_LAYERS = ("resid_pre", "resid_post")
+"""Those that need no adapter of TransformerLens: what enters and leaves a layer."""
 _KEEP = "what to keep"
 
 StoreDtype = Literal["float32", "float16"]
@@ -139,7 +142,14 @@ class CaptureSpec:
                 chosen = self.dims if name == "dim" else None
                 labels = positions if size is None else _indices(chosen, size(config), name)
                 axes[hook][name if first.setdefault(name, labels) == labels else f"{name}_{hook}"] = labels
-        return Selection(_indices(self.layers, config.num_hidden_layers, "layer"), positions, axes)
+        layers = _indices(self.layers, config.num_hidden_layers, "layer")
+        attending = attending_layers(config)
+        if (inside := [hook for hook in self.hooks if ".attn." in HOOKS[hook].path]) and {*layers} - {*attending}:
+            raise Refused(
+                f"hook {inside[0]!r} is in layers with attention: of those, this {config.model_type} model has "
+                f"{layers_text(attending)}; name them as layers"
+            )
+        return Selection(layers, positions, axes)
 
 
 @dataclass(frozen=True)

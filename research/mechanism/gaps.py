@@ -58,7 +58,7 @@ def attention(model: Any, ids: list[int], boundary: int, size: int) -> list[Any]
         weights = rows(schedule, query, key, scale, queries)[0].double()
         return {"mass": torch.einsum("hqk,qkp->hp", weights, parts.double()) / len(queries)}
 
-    return recorded_attention(model, ids, gap(boundary, size), measured)["mass"].round(5).tolist()
+    return recorded_attention(model, ids, gap(boundary, size), measured)["mass"].values.round(5).tolist()
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from mesa.outside import with_cache, with_last_logits
+from mesa.support import attending_layers
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import nll
 
@@ -67,7 +68,8 @@ def head_statistics(
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
         return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, in_part)
 
-    return labelled(recorded_attention(model, ids, method, measure), {"part": MASS_PARTS}, chosen, trained)
+    data = recorded_attention(model, ids, method, measure, ("query", "part"))
+    return labelled(data, {"part": MASS_PARTS}, chosen, trained)
 
 
 def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[str, Tensor]:
@@ -97,9 +99,9 @@ def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[i
 
 @torch.no_grad()
 def recorded_attention(
-    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: HeadMeasure
-) -> dict[str, np.ndarray]:
-    """What `measure` gives in one pass over `ids` under `method`, (layer, head, ...) by name.
+    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: HeadMeasure, axes: Sequence[str] = ("query",)
+) -> xr.Dataset:
+    """What `measure` gives in one pass over `ids` under `method`, (layer, head, *axes), of the layers with attention.
 
     `measure` is called once for every layer and group of its heads with a common schedule. Raises RuntimeError where a
     head was not measured exactly once.
@@ -116,23 +118,24 @@ def recorded_attention(
     with mesa.applied(model, method) as attachment:
         attachment.observer = observer
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, **with_last_logits(model, 1))
-    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    expected = [(layer, head) for layer in range(layers) for head in range(heads)]
+    layers, heads = attachment.layers, model.config.num_attention_heads
+    expected = [(layer, head) for layer in layers for head in range(heads)]
     if sorted(seen) != expected:
         raise Failed(f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once")
-    values = {name: np.stack([by_head[place][name] for place in expected]) for name in by_head[0, 0]}
-    return {name: value.reshape(layers, heads, *value.shape[1:]) for name, value in values.items()}
+    values = {name: np.stack([by_head[key][name] for key in expected]) for name in by_head[expected[0]]}
+    dims = ("layer", "head", *axes)
+    arrays = {name: value.reshape(len(layers), heads, *value.shape[1:]) for name, value in values.items()}
+    labels = {"layer": layers, "head": range(heads)}
+    return xr.Dataset({name: (dims[: value.ndim], value) for name, value in arrays.items()}, labels)
 
 
 def labelled(
-    values: Mapping[str, np.ndarray], dims: Mapping[str, Sequence[str]], chosen: Sequence[int], trained_length: int
+    data: xr.Dataset, dims: Mapping[str, Sequence[str]], chosen: Sequence[int], trained_length: int
 ) -> xr.Dataset:
-    """`recorded_attention` as (layer, head, query, *dims), with positions and spans."""
-    axes = ("layer", "head", "query", *dims)
-    data = xr.Dataset({name: (axes[: value.ndim], value) for name, value in values.items()})
-    labels = {"layer": range(data.sizes["layer"]), "head": range(data.sizes["head"]), "query": list(chosen)}
+    """`recorded_attention` (layer, head, query, *dims) with the queries' positions and spans, and labels of dims."""
     spans = [SPANS[token >= trained_length] for token in chosen]
-    return data.assign_coords({**labels, "span": ("query", spans), **{name: list(x) for name, x in dims.items()}})
+    labels = {"query": list(chosen), "span": ("query", spans)}
+    return data.assign_coords({**labels, **{name: list(x) for name, x in dims.items()}})
 
 
 def by_span(data: xr.Dataset) -> xr.Dataset:
@@ -158,10 +161,8 @@ def token_values(model: PreTrainedModel, ids: np.ndarray, method: Method) -> dic
         top = weights.topk(min(STRONGEST, weights.shape[-1]))
         return {"weight": top.values.float(), "key": schedule.first_key + top.indices}
 
-    strongest = recorded_attention(model, ids.tolist(), method, measure)
-    dims = ("layer", "head", "query", "strongest")
-    arrays = {name: xr.DataArray(value, {"layer": range(len(value))}, dims) for name, value in strongest.items()}
-    return {"nll": xr.DataArray(losses, dims="token"), **arrays}
+    strongest = recorded_attention(model, ids.tolist(), method, measure, ("query", "strongest"))
+    return {"nll": xr.DataArray(losses, dims="token"), **{str(name): array for name, array in strongest.items()}}
 
 
 def needle_positions(prompt: Prompt) -> np.ndarray:
@@ -193,14 +194,15 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
     for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
     """
     needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache(config=model.config)
-    top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
+    layers = attending_layers(model.config)
+    top = np.zeros((len(layers), model.config.num_attention_heads), int)
     hits = np.zeros((*top.shape, len(OFFSETS)))
 
     def observer(
         layer: int, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, scale: float
     ) -> None:
         weights = rows(schedule, query, key, scale, [len(tokens) - 1])[0, :, 0]
-        top[layer, heads] = schedule.first_key + weights.argmax(-1).cpu().numpy()
+        top[layers.index(layer), heads] = schedule.first_key + weights.argmax(-1).cpu().numpy()
 
     with mesa.applied(model, method) as attachment:
         attachment.observer = observer
@@ -217,5 +219,5 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
             for number, offset in enumerate(OFFSETS):
                 hits[..., number] += np.isin(top - offset, holds)
             tokens.append(emitted)
-    labels = {"layer": range(len(top)), "head": range(top.shape[1]), "offset": list(OFFSETS)}
+    labels = {"layer": layers, "head": range(top.shape[1]), "offset": list(OFFSETS)}
     return xr.DataArray(hits / len(prompt.answer_ids), labels, ("layer", "head", "offset"))

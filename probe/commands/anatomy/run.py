@@ -16,6 +16,7 @@ from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
+from mesa.support import headed_layers
 from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy import AnatomyRequest
@@ -137,7 +138,9 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     """
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
-    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    chosen = parse_ranges(request.layers, "--layers")
+    named = CaptureSpec(layers=chosen).resolve(config, 1).layers
+    layers = headed_layers(config, None if chosen is None else list(named))
     lengths = sorted(set(request.lengths or (trained, 4 * trained)))
     check_prompts(lengths[-1], request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)

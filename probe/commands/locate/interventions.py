@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
-from mesa.decoder import decoder_of, layers_of
-from mesa.engine.structure import idle_layers
+from mesa.decoder import decoder_of, layers_of, removed, replaced
+from mesa.engine.bridge import LayerHooks
+from mesa.engine.structure import acting_layers
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from probe.capture.capture import capture_states
@@ -188,7 +190,7 @@ def blocks(measure: str, losses: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def run(
-    bridge: TransformerBridge,
+    bridge: TransformerBridge | LayerHooks,
     item: Item,
     method: Method,
     edits: Sequence[Edit] = (),
@@ -222,13 +224,15 @@ def run(
     hooks += [(_name(edit.point), partial(change, number=number)) for number, edit in enumerate(edits)]
     hooks += [(_name(point), partial(look, point=point)) for point in record]
     attached = mesa.applied(model, method, executor=executor, prompt_length=item.prompt)
-    with attached as attachment, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
+    noted = _outputs_noted(model)
+    with attached as attachment, noted, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
         losses = token_losses(model, torch.tensor([item.ids], device=model.device), item.scored)
     if set(counts) > {1}:
         raise Failed(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
-    expected = dict.fromkeys(range(first, depth), 1)
+    expected = {layer: 1 for layer in attachment.layers if layer >= first}
     all_heads = tuple(range(model.config.num_attention_heads))
-    heads = {layer: all_heads if method.heads_in(layer) is None else method.heads_in(layer) for layer in expected}
+    chosen = {layer: () if layer in attachment.as_trained else method.heads_in(layer) for layer in expected}
+    heads = {layer: all_heads if some is None else some for layer, some in chosen.items()}
     if dict(attachment.calls) != expected or attachment.heads != heads:
         raise Failed(
             f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.heads}; expected "
@@ -247,19 +251,50 @@ def _name(point: HookPoint) -> str:
 def _from_layer(model: Any, first: int) -> Iterator[None]:
     """Inside, the decoder runs its layers from `first` on."""
     decoder, layers = decoder_of(model), layers_of(model)
-    (name,) = (name for name, module in decoder.named_children() if module is layers)
-    setattr(decoder, name, torch.nn.ModuleList(list(layers)[first:]))
-    try:
+    names = [name for name, module in decoder.named_children() if module is layers]
+    if not names and first:
+        raise Failed(f"the layers of a {type(decoder).__name__} are in several lists: no pass can begin in the middle")
+    parts = torch.nn.ModuleList([*map(_LeftOut, list(layers)[:first]), *list(layers)[first:]])
+    with replaced(*((decoder, name, parts) for name in names if first)):
         yield
-    finally:
-        setattr(decoder, name, layers)
+
+
+_in_tuple: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+"""Whether a layer's output is a tuple, noted as it runs."""
+
+
+class _LeftOut(torch.nn.Module):
+    """Stands in a layer's place and gives its input, as the layer would: models choose a layer's mask by its number."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        vars(self)["layer"] = layer
+
+    def __getattr__(self, name: str) -> Any:
+        """The layer's, such as its kind of attention."""
+        return getattr(vars(self)["layer"], name)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The input."""
+        return (hidden_states,) if _in_tuple.get(vars(self)["layer"]) else hidden_states
+
+
+@contextmanager
+def _outputs_noted(model: Any) -> Iterator[None]:
+    """Inside, it is noted which layers give tuples."""
+
+    def note(layer: torch.nn.Module, args: Any, output: Any) -> None:
+        _in_tuple[layer] = isinstance(output, tuple)
+
+    with removed([layer.register_forward_hook(note) for layer in layers_of(model) if layer not in _in_tuple]):
+        yield
 
 
 @dataclass
 class RunPair:
     """The baseline and the patched run of one item, computed when first needed, with the states before every layer."""
 
-    bridge: TransformerBridge
+    bridge: TransformerBridge | LayerHooks
     item: Item
     methods: dict[str, Method]
     executor: str = "fused"
@@ -281,8 +316,8 @@ class RunPair:
 
     def patched_in(self, heads: Mapping[int, tuple[int, ...]]) -> Method:
         """The patched run's method in some heads by layer, without layers in which it would change nothing."""
-        idle = idle_layers(self.bridge.original_model, self.methods[PATCHED])
-        acting = {layer: heads for layer, heads in heads.items() if layer not in idle}
+        layers = acting_layers(self.bridge.original_model, self.methods[PATCHED])
+        acting = {layer: heads for layer, heads in heads.items() if layer in layers}
         return replace(self.methods[PATCHED], heads=acting) if acting else self.methods[BASELINE]
 
     def outcome(self, of: str) -> PassOutcome:
@@ -315,7 +350,12 @@ LayerDims = tuple[int, Sequence[int], Sequence[Sequence[int]]]
 
 
 def clamped_dims(
-    bridge: TransformerBridge, ids: Sequence[int], methods: Sequence[Method], top: int, *, executor: str = "fused"
+    bridge: TransformerBridge | LayerHooks,
+    ids: Sequence[int],
+    methods: Sequence[Method],
+    top: int,
+    *,
+    executor: str = "fused",
 ) -> dict[str, list[LayerDims]]:
     """By rule, then layer: up to `top` dims that leave their range beyond M in a pass over `ids`, and control sets.
 

@@ -13,6 +13,7 @@ from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
+from mesa.support import headed_layers
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.eval.plan import PROMPTS
@@ -253,7 +254,9 @@ def _compared(request: LocateRequest, config: Any, trained: int) -> dict[str, Me
 
 def _layers_and_heads(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """The layers, and the (layer, head) pairs, to try."""
-    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    chosen = parse_ranges(request.layers, "--layers")
+    layers = list(CaptureSpec(layers=chosen).resolve(config, 1).layers)
+    layers = headed_layers(config, None if chosen is None else layers)
     heads, named = config.num_attention_heads, request.heads
     if named is None:
         named = "all" if len(layers) * heads <= _MANY_HEADS else "none"
@@ -263,8 +266,11 @@ def _layers_and_heads(request: LocateRequest, config: Any) -> tuple[list[int], l
         depth = config.num_hidden_layers
         if missing := [head_name(*pair) for pair in pairs if pair[0] >= depth or pair[1] >= heads]:
             raise Refused(f"--heads {missing[0]} is not there: the model has {depth} layers of {heads} heads")
+        headed_layers(config, [layer for layer, _ in pairs])
         return layers, sorted({*pairs})
-    headed = CaptureSpec(layers=parse_ranges(named, "--heads")).resolve(config, 1).layers
+    of_heads = parse_ranges(named, "--heads")
+    headed = list(CaptureSpec(layers=of_heads).resolve(config, 1).layers)
+    headed = headed_layers(config, None if of_heads is None else headed)
     return layers, [(layer, head) for layer in headed if layer in layers or request.heads for head in range(heads)]
 
 

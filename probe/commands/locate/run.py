@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
-from mesa.engine.bridge import bridge as bridge_to
+from mesa.engine.bridge import LayerHooks, hooked
 from mesa.errors import Failed
 from mesa.methods import Method
 from probe.commands.locate.interventions import (
@@ -69,14 +69,14 @@ class LocateWorker(PlanWorker):
     def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives rows of the journal with their keys."""
         loaded = self.source.loaded()
-        bridge = bridge_to(loaded.model, loaded.tokenizer)
+        bridge = hooked(loaded.model, loaded.tokenizer)
         return RunCache(replace(self.plan, config=loaded.model.config), bridge, loaded.tokenizer).measure
 
 
 class RunCache:
     """Measures tasks; keeps the runs that interventions start from: of one item or, in a head search, of a group."""
 
-    def __init__(self, plan: LocatePlan, bridge: TransformerBridge, tokenizer: Any) -> None:
+    def __init__(self, plan: LocatePlan, bridge: TransformerBridge | LayerHooks, tokenizer: Any) -> None:
         self.plan, self._bridge, self._tokenizer = plan, bridge, tokenizer
         self._pairs: dict[tuple[int, str, bool], RunPair] = {}
         self._scope: tuple[Any, ...] = ()

@@ -24,7 +24,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.support import is_rotary
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
-from probe.capture.spec import Selection
+from probe.capture.spec import OF_LAYERS, Selection
 from probe.commands.eval import EvalRequest
 from probe.commands.eval.plan import EvalPlan, eval_tasks, measure_with, unfit_length
 from probe.commands.eval.result import EvalKey, scores_of
@@ -143,6 +143,10 @@ def plan(request: ProbeRequest) -> ProbePlan:
         check_lengths(lengths, trained_length)
         check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
+    if others := [hook for hook in request.spec.hooks if hook not in OF_LAYERS]:
+        from mesa.engine.bridge import check_adapted  # with transformer-lens, which plans do without
+
+        check_adapted(config, f"hook {others[0]!r}", f"capture {' or '.join(OF_LAYERS)}")
     check_positions(kept.positions, trained_length, rule)
     methods = request.checked_methods(config, trained_length)
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
@@ -438,7 +442,9 @@ class ProbeWorker(PlanWorker):
             nonlocal bridge
             if task.kind != "capture":
                 return measure(task)
-            bridge = bridge or mesa.bridge(loaded.model, loaded.tokenizer)
+            from mesa.engine.bridge import hooked  # with transformer-lens, which plans do without
+
+            bridge = bridge or hooked(loaded.model, loaded.tokenizer)
             return self._states(bridge, *map(str, task.key))
 
         return result
