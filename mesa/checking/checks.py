@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from mesa.checking.oracle import Positions, Seen, attention_output, rotated, seen_by
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, CheckRow, Comparison, worst_row
@@ -39,7 +38,7 @@ from mesa.engine.structure import state_of
 from mesa.engine.structure import windows as windows_of_model
 from mesa.errors import Refused
 from mesa.methods import LMInfinite, Method, NoPE, Origin
-from mesa.outside import with_cache
+from mesa.outside import new_cache, with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
 from mesa.support import as_trained_text, is_rotary, length_choice, trained_length, unfit
 
@@ -302,7 +301,7 @@ def _logits(subject: Subject, method: Method, setting: PromptSizes, executor: st
 
 def _decoded(subject: Subject, method: Method, setting: PromptSizes, executor: str = "fused") -> Tensor:
     """Of the tokens after the prompt, one by one."""
-    ids, cache = subject.ids(setting.length), DynamicCache(config=subject.model.config)
+    ids, cache = subject.ids(setting.length), new_cache(subject.model)
     parts = []
     with applied(subject.model, method, executor=executor):
         for part in (ids[:, : setting.prompt], *ids[:, setting.prompt :].split(1, 1)):

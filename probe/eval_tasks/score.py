@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from mesa.decoder import decoder_of, removed, replaced
 from mesa.errors import Refused
 from mesa.models import Loaded
-from mesa.outside import with_cache, with_last_logits
+from mesa.outside import new_cache, with_cache, with_last_logits
 from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import Prompt
 from probe.identity import SHIPPED_TEXT
@@ -160,7 +160,7 @@ def _answers(text: str, prompt: Prompt) -> bool:
 def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> torch.Tensor:
     """The `count` most likely next tokens, one after the other, (batch, count); end tokens do not stop it."""
     ids = torch.tensor(prompts, device=model.device)
-    given, output = with_cache(model, DynamicCache(config=model.config)), []
+    given, output = with_cache(model, new_cache(model)), []
     for _ in range(count):
         ids = model(ids, **given, **with_last_logits(model, 1)).logits[:, -1:].argmax(-1)
         output.append(ids)

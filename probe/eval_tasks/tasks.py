@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import psutil
 import torch
-from transformers import DynamicCache
 
 from mesa.device import is_accelerator, now, states_checked
 from mesa.errors import Refused
 from mesa.models import Loaded
-from mesa.outside import with_cache, with_last_logits
+from mesa.outside import new_cache, with_cache, with_last_logits
 from probe.eval_tasks import retrieval
 from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
 from probe.eval_tasks.retrieval import Prompt, first_ids
@@ -237,7 +236,7 @@ class Latency(EvalTask):
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
         model, places = loaded.model, devices(loaded.model)
         tokens = torch.tensor(ids, device=model.device)[None]
-        given = with_cache(model, DynamicCache(config=model.config))
+        given = with_cache(model, new_cache(model))
         with watched_peak(places) as peak:
             begin = _now(places)
             model(tokens, **given, **with_last_logits(model, 1))

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from mesa.outside import with_cache, with_last_logits
+from mesa.outside import new_cache, with_cache, with_last_logits
 from mesa.support import attending_layers
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import nll
@@ -193,7 +193,7 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
     one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises Refused
     for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
     """
-    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache(config=model.config)
+    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), new_cache(model)
     layers = attending_layers(model.config)
     top = np.zeros((len(layers), model.config.num_attention_heads), int)
     hits = np.zeros((*top.shape, len(OFFSETS)))
