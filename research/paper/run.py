@@ -50,7 +50,7 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
     try:
         if output.estimate:
             text, passes = estimate(config)
-            print_estimate(text, config.checked_config(), passes, config, workers.threads)
+            print_estimate(text, passes, config, workers.threads)
             return 0
         plans = check(config)
         for name in [name for name in plans if SECTIONS[name].by_lm_eval]:
