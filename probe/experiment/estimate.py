@@ -21,7 +21,6 @@ from mesa.errors import Refused
 from mesa.methods import Method, Origin
 from mesa.outside import with_last_logits
 from mesa.plan import Plan
-from probe.experiment.lock import check_run_folder
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import format_seconds
 from probe.experiment.run import Experiment
@@ -115,9 +114,7 @@ def estimated(experiment_class: type[Experiment], plan: Any, out: Path, *_: Any,
     """
     experiment: Any = experiment_class
     tried = experiment(plan)
-    check_run_folder(out)
-    tried.check_of_run(out, overwrite=overwrite)
-    tried.check_files(out, overwrite=overwrite)
+    tried.check(out, overwrite=overwrite)
     rows = {} if overwrite else tried.open_journal(out).rows
     work, left = (work_of(tried, tried.all_tasks(done)) for done in ({}, rows))
     return work_text(work, left, out), passes_of(left)

@@ -14,8 +14,8 @@ from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.task import Key
 from probe.files import JsonObject, checksum, difference
-from probe.identity import CHECKSUM, is_whole, same_model
 from probe.options import options
+from probe.run_folder import CHECKSUM, is_whole, same_model
 
 REQUEST = "request"
 """The key of what `recorded` gives, in a journal and in a store's attributes."""

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,7 @@ from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
 from probe.files import JsonObject
-from probe.identity import recorded
-from probe.layout import JOURNALS, STORES
+from probe.run_folder import LOCK, RunFolder
 
 _AGAIN = 0.2  # seconds
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
@@ -71,18 +70,6 @@ def _follows_interrupt(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, KeyboardInterrupt) or _follows_interrupt(error.__context__))
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-LOCK = ".mesa-lens.lock"
-"""The file in a folder that is locked while a run writes there, and that says who does."""
-_BEGIN = b'{"settings": '
-"""How every journal begins."""
-_STORES = (*STORES, "store.zarr.former")
-_BEGUN = "store.zarr.begun"
-_LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
@@ -104,7 +91,7 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 @contextmanager
 def _owned(folder: Path, option: str) -> Iterator[None]:
     if option == "--out":
-        check_run_folder(folder)
+        RunFolder(folder).check_run()
     _check_links(folder, option)
     created = _create(folder, option)
     path = folder.resolve() / LOCK
@@ -114,7 +101,7 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            holder = holder_text(lock_state(folder)[1])
+            holder = RunFolder(folder).holder_text
             raise Occupied(
                 f"{folder} is being written to by {holder}; wait for it, end it, or choose another {option}"
             ) from None
@@ -130,55 +117,6 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for created_folder in created:
             with suppress(OSError):  # it holds something now
                 created_folder.rmdir()
-
-
-def check_run_folder(folder: Path) -> None:
-    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count.
-
-    A run is known by its store, or by a journal with our header, in the folder or one folder below.
-    """
-    try:
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-        if not names or holds_run(folder):
-            return
-    except OSError:  # missing, no folder, or unreadable: reported when it is written to
-        return
-    listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
-    raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
-
-
-def check_apart(folder: Path, names: Sequence[str]) -> None:
-    """Raises FileExistsError for a folder with one of these files of another command, whose results have our names."""
-    if there := [name for name in names if (folder / name).exists()]:
-        raise Occupied(
-            f"--out {folder} holds another command's run ({there[0]}), whose summary and report would be replaced; "
-            "name another --out"
-        )
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether something in the folder is a run's, by its content; or nothing is there but a journal just begun."""
-    journals = (*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl"))
-    if (folder / _BEGUN).exists() or any(recorded(folder / name / "zarr.json") for name in _STORES):
-        return True
-    if any(_begin(path) == _BEGIN and recorded(path) for path in journals):
-        return True
-    return bool(journals) and all(map(_is_just_begun, folder.rglob("[!.]*")))
-
-
-def _is_just_begun(path: Path) -> bool:
-    """Whether it is a folder, or a journal that was cut short in its first line."""
-    begin = _begin(path) if path.name in JOURNALS else None
-    return path.is_dir() or (begin is not None and _BEGIN.startswith(begin))
-
-
-def _begin(path: Path) -> bytes | None:
-    """As much of a file as shows whether it is a journal; None where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_BEGIN))
-    except OSError:
-        return None
 
 
 def _check_links(folder: Path, option: str) -> None:
@@ -202,54 +140,15 @@ def _create(folder: Path, option: str) -> list[Path]:
     return missing
 
 
-def lock_state(folder: Path) -> tuple[bool, JsonObject]:
-    """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `journals`.
-
-    The second is also what a process that died left; empty where there is nothing. Writes nothing.
-    """
-    path = folder / LOCK
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        holder = {}
-    return _is_locked(path), holder if isinstance(holder, dict) else {}
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            if fcntl is None:  # where the lock's file goes with its process
-                return True
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def journal_lines(folder: Path) -> dict[str, int]:
-    """The number of lines of each journal in the folder, by name."""
-    paths = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
-    return {path.relative_to(folder).as_posix(): path.read_bytes().count(b"\n") for path in paths if path.is_file()}
-
-
 def _this_process(folder: Path) -> JsonObject:
     """Who writes, since when, and what the journals held then."""
     return {
-        "journals": journal_lines(folder),
+        "journals": RunFolder(folder).journal_lines(),
         "pid": os.getpid(),
         "host": platform.node(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def holder_text(holder: JsonObject) -> str:
-    """Who `lock_state` says writes to a folder, in words."""
-    if not holder:
-        return "another process"
-    return "process {} on {} since {} ({})".format(*map(holder.get, ("pid", "host", "since", "command")))
 
 
 def warn_finished(out: Path) -> None:

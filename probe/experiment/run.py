@@ -13,13 +13,13 @@ from mesa.methods import Method
 from mesa.models import chosen_dtype, origin
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
-from probe.experiment.lock import check_apart, owned, warn_finished
+from probe.experiment.lock import owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.task import Key, Task, Worker
 from probe.files import JsonObject, check_ours
-from probe.identity import check_of_run
+from probe.run_folder import RunFolder
 
 
 class CommandResult(NamedTuple):
@@ -84,17 +84,18 @@ class Experiment:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
         raise NotImplementedError
 
-    def check_of_run(self, out: Path, *, overwrite: bool = False) -> None:
-        """Raises FileExistsError where the run in the folder `out` is of another model, M, revision, dtype or seed."""
-        own = (self.folder if self.folder != "." else self.journal,) if overwrite else ()
-        check_of_run(out, self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config), own)
+    def check(self, out: Path, *, overwrite: bool = False) -> None:
+        """Raises FileExistsError where the folder `out` is of another run, command or settings, or not of a run.
 
-    def check_files(self, out: Path, *, overwrite: bool = False) -> None:
-        """Raises FileExistsError for files in the folder `out` that are not this experiment's and would be replaced."""
-        folder = out / self.folder
-        check_apart(out, self.apart_from)
-        if not overwrite and (self.folder == "." or not (folder / self.journal).exists()):
-            check_ours(folder, self.written)
+        And for files in it that are not this experiment's and would be replaced.
+        """
+        inner, own = out / self.folder, (self.folder if self.folder != "." else self.journal,)
+        folder = RunFolder(out, own if overwrite else ())
+        folder.check_run()
+        folder.check(self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config))
+        folder.check_apart(self.apart_from)
+        if not overwrite and (self.folder == "." or not (inner / self.journal).exists()):
+            check_ours(inner, self.written)
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The journal of the folder `out`; overwrite: removes what a former run wrote, and nothing else.
@@ -169,8 +170,7 @@ def opened(
         def pool() -> Pool:
             return stack.enter_context(runner.pool(experiment.worker, experiment.all_tasks(rows)))
 
-        experiment.check_of_run(out, overwrite=overwrite)
-        experiment.check_files(out, overwrite=overwrite)
+        experiment.check(out, overwrite=overwrite)
         if overwrite:
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)

@@ -33,7 +33,7 @@ from zarr.codecs import Crc32cCodec
 from mesa.errors import Occupied, Refused
 from probe.experiment.journal import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
-from probe.identity import same_model
+from probe.run_folder import same_model
 from probe.store.reader import (
     FILED,
     FINGERPRINTS,

@@ -14,7 +14,7 @@ from probe.commands.locate.run import Locate, locate, summarize
 from probe.experiment.estimate import passes_of, work_of
 from probe.experiment.pool import LOCAL
 from probe.files import read_result
-from probe.identity import RUN
+from probe.run_folder import RUN
 from probe.status import status_of
 
 
