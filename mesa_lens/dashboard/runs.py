@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import streamlit as st
+
 from mesa.errors import Refused
 from probe.commands.eval.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
+from probe.run import Run, open_run
 from probe.status import Status, status_of
-from probe.store.reader import partial_path
+from probe.store.reader import list_missing, missing_regions, partial_path, store_of
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
 
 DEPTH = 3
 """Folders below the root that runs are looked for in."""
-STORE = "store.zarr"
 HARNESS, EVALUATION = "lm-eval", "eval"
 _KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 """The file that is read, and others that must be there."""
@@ -26,21 +29,53 @@ _KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",
 
 @dataclass(frozen=True)
 class Entry:
-    """A run. name: the path of its folder below the root."""
+    """A run, as it was when a page was asked for: each property is read once. name: its path below the root."""
 
     name: str
     path: Path
 
-    @property
+    @cached_property
     def stamp(self) -> tuple[float, float]:
-        """When the whole and the unfinished store were written; 0 where there is none."""
-        store = self.path / STORE
+        """When the complete and the unfinished store were written; 0 where there is none."""
+        store = store_of(self.path)
         return changed(store / "zarr.json"), changed(partial_path(store))
 
     @property
     def finished(self) -> bool:
-        """Whether there is a whole store."""
+        """Whether there is a complete store."""
         return self.stamp[0] > 0
+
+    @cached_property
+    def checked(self) -> Entry:
+        """Itself; Refused where something in its folder leads out of the root."""
+        check_inside(self.path)
+        return self
+
+    @cached_property
+    def status(self) -> Status | None:
+        """How far it is; None where it is damaged."""
+        return find_status(self.path)
+
+    @cached_property
+    def run(self) -> Run:
+        """The run, opened; raises what `open_run` raises, and Refused for one that is not finished."""
+        complete, partial_store = self.checked.stamp
+        if partial_store and not complete:
+            missing = list_missing(missing_regions(partial_path(store_of(self.path)))) or "it is not finished"
+            command = f": {line}" if self.status and (line := self.status.resume.get("probe")) else ""
+            raise Refused(
+                f"run {self.name} is still being written, or was cut short: {missing}; "
+                f"reload this page when the capture is done, or go on with it{command}"
+            )
+        return _open(str(self.path), self.stamp)
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is neither unfinished nor damaged."""
+        try:
+            return self.run is not None
+        except (Refused, OSError):
+            return False
 
 
 @dataclass(frozen=True)
@@ -78,10 +113,15 @@ class Context:
 
     @property
     def run(self) -> Entry:
-        """The chosen run; Refused if there is none."""
+        """The chosen run; Refused if there is none, or it leads out of the root."""
         if self.entry is None:
             raise Refused(f"there is no run under {self.root}")
-        return self.entry
+        return self.entry.checked
+
+
+@st.cache_resource(max_entries=4, show_spinner="Opening the run …")
+def _open(path: str, stamp: tuple[float, float]) -> Run:
+    return open_run(path)
 
 
 def check_inside(place: Path) -> None:
@@ -150,7 +190,7 @@ def folders(root: Path) -> list[Path]:
 
 def holds_run(folder: Path) -> bool:
     """Whether there is a store in the folder, finished or not."""
-    store = folder / STORE
+    store = store_of(folder)
     return store.exists() or partial_path(store).exists()
 
 

@@ -8,13 +8,11 @@ from typing import Any
 import streamlit as st
 import xarray as xr
 
-from mesa.errors import Refused
 from mesa_lens.dashboard import address
-from mesa_lens.dashboard.runs import Entry, check_inside, find_status
+from mesa_lens.dashboard.runs import Entry
 from probe.commands.probe.result import Summary
-from probe.run import Run, open_run
+from probe.run import Run
 from probe.store.cache import cached, load
-from probe.store.reader import list_missing, missing_regions, partial_path, store_of
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, judged_drifts
 from probe.thresholds.search import CrossingRule, search
@@ -25,34 +23,10 @@ _cache = partial(st.cache_resource, hash_funcs=BY_STORE)
 _ANALYSING = "Analysing hidden states, at about a minute per GiB; the result is stored beside the run …"
 
 
-def opened(entry: Entry) -> Run:
-    """The run; raises what `open_run` raises, and Refused for one that is not finished."""
-    check_inside(entry.path)
-    whole, partial_store = entry.stamp
-    if partial_store and not whole:
-        missing = list_missing(missing_regions(partial_path(store_of(entry.path)))) or "it is not finished"
-        status = find_status(entry.path)
-        command = f": {line}" if status and (line := status.resume.get("probe")) else ""
-        raise Refused(
-            f"run {entry.name} is still being written, or was cut short: {missing}; "
-            f"reload this page when the capture is done, or go on with it{command}"
-        )
-    return _open(entry)
-
-
-def can_open(entry: Entry) -> bool:
-    """Whether the run opens: it is neither unfinished nor damaged."""
-    try:
-        opened(entry)
-    except (Refused, OSError):
-        return False
-    return True
-
-
 def summary_of(entry: Entry) -> Summary:
     """The run's summary, of its report; where there is none, computed."""
     with st.spinner(_ANALYSING):
-        return opened(entry).summary
+        return entry.run.summary
 
 
 def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
@@ -77,7 +51,7 @@ def choose_states(run: Run) -> tuple[str, str]:
 @_cache(max_entries=24, show_spinner="Searching …")
 def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule) -> xr.Dataset:
     """`search` for one prompt; under the run's default rule it is stored beside the run."""
-    run = opened(entry)
+    run = entry.run
 
     def compute() -> xr.Dataset:
         return search(states(run, hook, prompt), trained, rule, reference_of(run))
@@ -93,7 +67,7 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
 
 def qualified(entry: Entry, hook: str, trained: int, rule: CrossingRule) -> dict[str, int]:
     """By prompt, how many threshold dims its search found, of those whose search under this rule is stored."""
-    run = opened(entry)
+    run = entry.run
     is_default = (trained, rule) == (run.trained_length, CrossingRule.scaled(trained))
     stored = load(run, f"{hook}-{CROSSINGS}") if is_default else None
     if stored is None or isinstance(stored, str):
@@ -105,10 +79,5 @@ def qualified(entry: Entry, hook: str, trained: int, rule: CrossingRule) -> dict
 @_cache(max_entries=8, show_spinner=_ANALYSING)
 def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
     """`find_drift` by prompt (see `drifts`), or why drift cannot be judged."""
-    run = opened(entry)
+    run = entry.run
     return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))
-
-
-@_cache(max_entries=4, show_spinner="Opening the run …")
-def _open(entry: Entry) -> Run:
-    return open_run(str(entry.path))
