@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,13 +58,19 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     runner, until = runner_of(options, request.load), deadline(minutes)
     planned = plan(request, *own)
     if options.estimate:
+        from probe.experiment.estimate import shorter_request
+
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
 
-        def passes(other: Any) -> Any:
+        def passes(other: Any) -> Passes:
             return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
 
-        def shorter(speed: Any) -> str:
-            return shorter_command(command, planned, passes, own, options.out, speed)
+        def shorter(speed: Speed) -> str:
+            less = shorter_request(planned, passes, speed)
+            if less is None:
+                return "fewer prompts, lengths and methods take more than half an hour too"
+            out = options.out.with_name(f"{options.out.name}-short") if options.out.exists() else options.out
+            return f"in about half an hour: {resume_command(command.name, out, recorded(less, *own))}"
 
         print_estimate(text, left, request, options.threads, shorter, as_json=options.json)
         return 0
@@ -121,20 +127,6 @@ def print_estimate(
     if speed and seconds_of(left, speed) > 2 * HALF_HOUR:
         lines += filter(None, [shorter(speed)])
     print(json.dumps({"estimate": [*text.splitlines(), *lines]}, indent=1) if as_json else "\n".join(lines))
-
-
-def shorter_command(
-    command: Command, planned: Any, passes: Callable[[Any], Passes], own: Sequence[Any], out: Path, speed: Speed
-) -> str:
-    """A line with a command of the same kind that takes at most half an hour; passes: those of a request."""
-    from probe.experiment.estimate import fitting, smaller
-
-    lengths = planned.lengths if hasattr(planned, "lengths") else planned.setting.lengths
-    request = fitting(smaller(planned.request, lengths), passes, speed)
-    if request is None:
-        return "fewer prompts, lengths and methods take more than half an hour too"
-    folder = out.with_name(f"{out.name}-short") if out.exists() else out
-    return f"in about half an hour: {resume_command(command.name, folder, recorded(request, *own))}"
 
 
 @contextmanager

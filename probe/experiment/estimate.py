@@ -168,10 +168,23 @@ def time_text(passes: Passes, spec: ModelSpec, executor: str) -> tuple[str, Spee
     ), speed
 
 
-def smaller(request: Any, lengths: Sequence[int]) -> Iterator[Any]:
-    """The request with less and less to do: fewer prompts, then lengths, then methods. lengths: those it asks for."""
-    less: dict[str, Any] = {"lengths": tuple(lengths)} if request.samples else {}
-    samples = request.samples
+def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed) -> Any:
+    """The plan's request with fewer prompts, then lengths, then methods: the first that takes at most half an hour.
+
+    None: none does. passes: those of a request.
+    """
+    for request in _shorter(planned.request, getattr(planned, "lengths", None) or planned.setting.lengths):
+        try:
+            with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+                if seconds_of(passes(request), speed) <= HALF_HOUR:
+                    return request
+        except Refused:  # too few or too short
+            continue
+    return None
+
+
+def _shorter(request: Any, lengths: Sequence[int]) -> Iterator[Any]:
+    samples, less = request.samples, dict[str, Any]()
     while samples > 2:
         samples = less["samples"] = samples // 2
         yield replace(request, **less)
@@ -187,16 +200,3 @@ def smaller(request: Any, lengths: Sequence[int]) -> Iterator[Any]:
     for count in (2, 1):
         if count < len(names):
             yield replace(request, **less, methods=",".join(names[:count]))
-
-
-def fitting(requests: Iterator[Any], passes: Callable[[Any], Passes], speed: Speed) -> Any:
-    """The first of the requests that takes at most half an hour; None: none does. passes: those of a request."""
-    for request in requests:
-        try:
-            with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-                needed = seconds_of(passes(request), speed)
-        except Refused:  # too few or too short
-            continue
-        if needed <= HALF_HOUR:
-            return request
-    return None

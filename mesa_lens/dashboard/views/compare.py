@@ -12,7 +12,6 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
-from mesa_lens.dashboard.state import summary_of
 from probe.commands.probe.result import Summary
 from probe.commands.probe.verdict import failure_text, onset_title
 from probe.figures.curves import overlaid
@@ -50,7 +49,7 @@ def page(context: Context) -> None:
 
 
 def _read(entry: Entry) -> tuple[Run, Summary]:
-    return entry.run, summary_of(entry)
+    return entry.run, entry.summary
 
 
 def _failures(runs: Runs) -> Table:

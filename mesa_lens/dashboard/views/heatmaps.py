@@ -13,8 +13,7 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context, Entry
-from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, reference_of, states
+from mesa_lens.dashboard.runs import BY_STORE, Context, Entry, choose_states, drifted, reference_of, states
 from probe.figures import heatmap
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export

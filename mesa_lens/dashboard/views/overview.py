@@ -8,7 +8,6 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import summary_of
 from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.result import Summary
 from probe.commands.probe.verdict import about_run
@@ -32,7 +31,7 @@ def page(context: Context) -> None:
     status = context.run.status
     if status is not None and status.state != "finished":
         ui.show_status(status)
-    run, summary = context.run.run, summary_of(context.run)
+    run, summary = context.run.run, context.run.summary
     answer = [part.text.partition(". ") for part in summary.verdict.sentences[:_ANSWER]]
     read = f"It is read up to {summary.captured_length} tokens here."
     texts = [f"{first.removesuffix('.')}." for first, *_ in answer]

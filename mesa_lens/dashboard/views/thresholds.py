@@ -10,8 +10,7 @@ import xarray as xr
 
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import choose_states, qualified, searched, states
+from mesa_lens.dashboard.runs import Context, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
 from probe.commands.probe.verdict import crossings_at_restarts, listed
 from probe.figures.thresholds import small_thresholds, threshold_chart

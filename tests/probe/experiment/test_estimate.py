@@ -91,7 +91,8 @@ def test_what_fits_asks_for_fewer_prompts_then_lengths_then_methods():
 
     def fit(second):
         """Of a machine that takes `second` s a pass."""
-        less = estimate.fitting(estimate.smaller(request, request.lengths), passes, estimate.Speed(second, 0, 0, 1))
+        plan = SimpleNamespace(request=request, lengths=request.lengths)
+        less = estimate.shorter_request(plan, passes, estimate.Speed(second, 0, 0, 1))
         return less and (less.samples, less.lengths, less.methods)
 
     assert fit(50) == (4, (100, 300, 200), "origin,rerope,mesa")
