@@ -115,6 +115,11 @@ class Experiment:
         """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
+    def expect(self, journal: Journal) -> None:
+        """Tells the journal how many rows it will have, where that is foreseen."""
+        if (remaining := self.remaining(journal.rows)) is not None:
+            journal.expect(len(journal.rows) + remaining)
+
     def refusal(self, rows: JournalRows) -> str:
         """Why all rows together give no result; empty where they do, or are not all there."""
         return ""
@@ -129,9 +134,6 @@ class Experiment:
 
     def skipped(self, task: Task) -> None:
         """A task was not `wanted`."""
-
-    def lost(self, task: Task) -> None:
-        """No worker could finish a task."""
 
 
 def summary_of(plan: Any) -> JsonObject:
@@ -176,17 +178,12 @@ def opened(
         journal = experiment.open_journal(out, overwrite=overwrite)
         rows = journal.rows
         if begun := experiment.tasks(rows):
-            _expect(experiment, journal)
+            experiment.expect(journal)
         elif not experiment.refusal(rows):
             warn_finished(out)
         yield journal, pool
         if begun:  # also where none of them was begun in time
             journal.note()
-
-
-def _expect(experiment: Experiment, journal: Journal) -> None:
-    if (remaining := experiment.remaining(journal.rows)) is not None:
-        journal.expect(len(journal.rows) + remaining)
 
 
 def run_tasks(
@@ -215,7 +212,7 @@ def run_tasks(
         while tasks:
             attempted |= set(tasks)
             if journal is not None:
-                _expect(experiment, journal)
+                experiment.expect(journal)
             progress.expect(tasks)
             for task, outcome in workers.results(tasks, progress, experiment.wanted, stop):
                 if outcome is None:
@@ -223,7 +220,6 @@ def run_tasks(
                 elif outcome.lost:
                     lost.append(task)
                     progress.write(f"failed: {task}: {outcome.lost}")
-                    experiment.lost(task)
                 else:
                     experiment.record(journal, task, outcome.value)
                 del outcome  # it may be large
