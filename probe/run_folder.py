@@ -167,16 +167,26 @@ class RunFolder:
                 "replaced; name another --out"
             )
 
-    def check(self, settings: JsonObject, methods: Mapping[str, Any], dtypes: Callable[[JsonObject], str]) -> None:
-        """Raises FileExistsError, naming both values, where the run is of another model, M, revision, dtype or seed.
+    def check(
+        self,
+        settings: JsonObject,
+        methods: Mapping[str, Any],
+        dtypes: Callable[[JsonObject], str],
+        apart: Sequence[str] = (),
+    ) -> None:
+        """Raises FileExistsError where a new run may not write to the folder.
 
-        Another text is told on stderr: what is measured on it stands next to what was measured on the run's.
-        settings: of the new plan. methods: its methods; those that the run has too must have the same parameters.
-        dtypes: returns the dtype of a model with such options.
+        It holds other things than a run, or a run of another model, M, revision, dtype or seed (both values are named),
+        or one of the files `apart` of another command. Another text is told on stderr: what is measured on it stands
+        next to what was measured on the run's. settings: of the new plan. methods: its methods; those that the run has
+        too must have the same parameters. dtypes: returns the dtype of a model with such options.
         """
-        there = self.settings
-        if not there:
-            return
+        self.check_run()
+        if self.settings:
+            self._check_settings(self.settings, settings, methods, dtypes)
+        self.check_apart(apart)
+
+    def _check_settings(self, there: JsonObject, settings: JsonObject, methods: Mapping[str, Any], dtypes: Any) -> None:
         if problem := differing(there, settings):
             raise Occupied(f"{self.path} is a run of {problem}; {_REMEDY}")
         then, now = there.get("source_dtype") or dtypes(there), dtypes(settings)

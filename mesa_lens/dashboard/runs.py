@@ -61,8 +61,11 @@ class Entry:
 
     @cached_property
     def status(self) -> Status | None:
-        """How far it is; None where it is damaged."""
-        return find_status(self.path)
+        """How far it is; None where there is no run, or it is damaged."""
+        try:
+            return status_of(self.checked.path)
+        except (Refused, OSError):
+            return None
 
     @cached_property
     def run(self) -> Run:
@@ -189,17 +192,8 @@ def results(root: Path) -> list[EvalFolder]:
 
 def unfinished(root: Path) -> list[Status]:
     """Status of the runs under `root` that are not finished."""
-    known = (find_status(folder) for folder in folders(root))
+    known = (Entry(folder.name, folder).status for folder in folders(root))
     return [status for status in known if status is not None and status.state != "finished"]
-
-
-def find_status(folder: Path) -> Status | None:
-    """The status of the run in a folder; None where there is none, or it is damaged."""
-    try:
-        check_inside(folder)
-        return status_of(folder)
-    except (Refused, OSError):
-        return None
 
 
 def folders(root: Path) -> list[Path]:

@@ -90,10 +90,8 @@ class Experiment:
         And for files in it that are not this experiment's and would be replaced.
         """
         inner, own = out / self.folder, (self.folder if self.folder != "." else self.journal,)
-        folder = RunFolder(out, own if overwrite else ())
-        folder.check_run()
-        folder.check(self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config))
-        folder.check_apart(self.apart_from)
+        folder, dtypes = RunFolder(out, own if overwrite else ()), partial(chosen_dtype, self.plan.config)
+        folder.check(self.settings, self.plan.methods, dtypes, self.apart_from)
         if not overwrite and (self.folder == "." or not (inner / self.journal).exists()):
             check_ours(inner, self.written)
 

@@ -463,11 +463,8 @@ class ProbeWorker(PlanWorker):
 
 def check_folder(plan: ProbePlan, out: Path) -> None:
     """Raises FileExistsError where the folder `out` is not a run's, is another command's, or of another model."""
-    folder = RunFolder(out)
-    folder.check_run()
-    folder.check_apart(("journal.jsonl",))
     known = {**provenance(plan), **identity(plan.request.model, plan.config)}
-    folder.check(known, {}, partial(chosen_dtype, plan.config))
+    RunFolder(out).check(known, {}, partial(chosen_dtype, plan.config), ("journal.jsonl",))
 
 
 def work(plan: ProbePlan, out: Path | None = None) -> Work:
