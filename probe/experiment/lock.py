@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -18,11 +18,11 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
-from probe.files import JsonObject
 from probe.run_folder import LOCK, RunFolder
 
 _AGAIN = 0.2  # seconds
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
+_PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
 @contextmanager
@@ -70,26 +70,15 @@ def _follows_interrupt(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, KeyboardInterrupt) or _follows_interrupt(error.__context__))
 
 
-_PATIENCE = 0.2  # seconds: another's file may just have been removed
-
-
 @contextmanager
-def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
-    """Locks the folders for this thread; creates missing ones, and removes them again if they stay empty.
+def owned(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Locks a folder for this thread; creates it where it is missing, and removes it again if it stays empty.
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
     another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; Refused
     for a folder with a link that leads out of it.
     """
-    with ExitStack() as stack:
-        for folder in folders:
-            stack.enter_context(_owned(folder, option))
-        yield
-
-
-@contextmanager
-def _owned(folder: Path, option: str) -> Iterator[None]:
     if option == "--out":
         RunFolder(folder).check_run()
     _check_links(folder, option)
@@ -107,7 +96,14 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
             ) from None
         try:
             if outermost:
-                path.write_text(json.dumps(_this_process(folder)) + "\n", encoding="utf-8")
+                holder = {
+                    "journals": RunFolder(folder).journal_lines(),
+                    "pid": os.getpid(),
+                    "host": platform.node(),
+                    "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+                    "since": datetime.now(UTC).isoformat(timespec="seconds"),
+                }
+                path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
             yield
         finally:
             if outermost:
@@ -138,17 +134,6 @@ def _create(folder: Path, option: str) -> list[Path]:
     except FileNotFoundError as error:  # below /proc, say
         raise NotFound(f"{option} {folder} cannot be made there; name another folder") from error
     return missing
-
-
-def _this_process(folder: Path) -> JsonObject:
-    """Who writes, since when, and what the journals held then."""
-    return {
-        "journals": RunFolder(folder).journal_lines(),
-        "pid": os.getpid(),
-        "host": platform.node(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def warn_finished(out: Path) -> None:
