@@ -1,4 +1,4 @@
-"""Expected shares of stock's time on an H100, computed from plans (probe/experiment/cost.py) and never measured.
+"""Expected shares of stock's time on an H100, computed from plans (benchmarks/h100.py) and never measured.
 
 Launches are those that budgets.py counts, of a layer at 32768 tokens. Checked: the operations of attention that it
 counts, as a share of the computed ones.
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from budgets import DEPTH, FOLDER, MODELS, config_of, counted, model_of
+from h100 import pass_parts, seconds, stock_parts
 from on_paper import on_paper
 
 from mesa.methods import make, standard_methods
 from mesa.support import unfit
-from probe.experiment.cost import pass_parts, seconds, stock_parts
 
 COUNTED, LENGTHS = 32768, (8192, 32768, 131072)
 LAYERS = {"llama-3-8b": 32, "llama-2-7b": 32, "qwen3-32b": 64, "gemma-2-27b": 46, "gpt-oss-20b": 24}

@@ -40,6 +40,7 @@ import cases  # noqa: E402
 import structures  # noqa: E402
 import test_golden  # noqa: E402
 import tiny  # noqa: E402
+from h100 import pass_parts, seconds, stock_parts  # noqa: E402
 from transformers import DynamicCache, LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
@@ -49,7 +50,6 @@ from mesa.methods import make, standard_methods  # noqa: E402
 from mesa.outside import with_cache  # noqa: E402
 from mesa.plan import Carry  # noqa: E402
 from mesa.support import unfit  # noqa: E402
-from probe.experiment.cost import pass_parts, seconds, stock_parts  # noqa: E402
 
 Row = dict[str, Any]
 """What was measured, by column; `passed`, where there is one, says whether it is as it must be."""
@@ -242,7 +242,7 @@ def training_step(size: Size) -> Iterator[Row]:
 def layers_of_llama(size: Size) -> Iterator[Row]:
     """Time and memory of layers of Llama-3-8B in bfloat16 under each method, beside stock attention's, in turn.
 
-    Four layers on a prompt, 16 on a token after it: over stock's, and what probe/experiment/cost.py computes for a H100
+    Four layers on a prompt, 16 on a token after it: over stock's, and what benchmarks/h100.py computes for a H100
     with as many launches as are allowed. Extra: the peak over stock's, of all keys and values of a layer. Launches:
     kernels and copies a layer beyond stock's, of the prompt and of a token.
     """

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field
 
 from mesa.errors import Refused
 from probe.commands.table import COMMANDS
-from probe.identity import taken
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.request import MethodsRequest
+from probe.run_folder import RunFolder
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -190,8 +190,8 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
     command = next(command for command in COMMANDS.values() if request in command.options)
     if args.overwrite and command.name == "probe":  # nothing is taken from what is written anew
         return
-    but = command.layout.names if args.overwrite else ()
-    for key, value in taken(args.out, vars(args), vars(args).get("given", ()), request.default_methods, but).items():
+    folder = RunFolder(args.out, command.layout.names if args.overwrite else ())
+    for key, value in folder.taken(vars(args), vars(args).get("given", ()), request.default_methods).items():
         setattr(args, key, value)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesa.errors import Failed
 from mesa_lens.arguments import AddedOptions, OutputOptions, RunOptions, TimedOptions, WorkerOptions
-from probe.commands.table import Command
+from probe.commands.table import Command, resume_command
+from probe.experiment.journal import recorded
 from probe.experiment.lock import how_to_resume
 
 if TYPE_CHECKING:
+    from probe.experiment.estimate import Passes, Speed
     from probe.experiment.pool import Runner
 
 
@@ -54,8 +58,21 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     runner, until = runner_of(options, request.load), deadline(minutes)
     planned = plan(request, *own)
     if options.estimate:
+        from probe.experiment.estimate import shorter_request
+
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
-        print_estimate(text, planned.config, left, request, options.threads, as_json=options.json)
+
+        def passes(other: Any) -> Passes:
+            return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
+
+        def shorter(speed: Speed) -> str:
+            less = shorter_request(planned, passes, speed)
+            if less is None:
+                return "fewer prompts, lengths and methods take more than half an hour too"
+            out = options.out.with_name(f"{options.out.name}-short") if options.out.exists() else options.out
+            return f"in about half an hour: {resume_command(command.name, out, recorded(less, *own))}"
+
+        print_estimate(text, left, request, options.threads, shorter, as_json=options.json)
         return 0
     with owned(options.out), resumable(options):
         results = run_and_report(planned, options.out, *own, overwrite=options.overwrite, until=until, runner=runner)
@@ -85,18 +102,31 @@ def print_continues(output: OutputOptions, reason: str) -> None:
 
 
 def print_estimate(
-    text: str, config: Any, left: Mapping[Any, float], request: Any, threads: int | None, *, as_json: bool = False
+    text: str,
+    left: Passes,
+    request: Any,
+    threads: int | None,
+    shorter: Callable[[Speed], str] = lambda speed: "",
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Prints an estimate, and the time that the passes left take on this machine.
+    """Prints an estimate, then the time that the passes left take on this machine, for which the model is loaded.
 
-    left: as `passes_of` gives them. as_json: as {"estimate": its lines}.
+    left: as `passes_of` gives them. shorter: a line on what takes less, of a run that takes much longer than half an
+    hour. as_json: as {"estimate": its lines}.
     """
-    from probe.experiment.estimate import time_text
+    from probe.experiment.estimate import HALF_HOUR, seconds_of, time_text
+    from probe.experiment.model_spec import ModelSpec
     from probe.experiment.pool import computing
 
+    if not as_json:
+        print(text, flush=True)
     with computing(threads):
-        whole = f"{text}\n{time_text(config, left, request.load, getattr(request, 'executor', 'fused'))}"
-    print(json.dumps({"estimate": whole.splitlines()}, indent=1) if as_json else whole)
+        line, speed = time_text(left, ModelSpec(request.model, request.load), getattr(request, "executor", "fused"))
+    lines = [line]
+    if speed and seconds_of(left, speed) > 2 * HALF_HOUR:
+        lines += filter(None, [shorter(speed)])
+    print(json.dumps({"estimate": [*text.splitlines(), *lines]}, indent=1) if as_json else "\n".join(lines))
 
 
 @contextmanager

@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import zarr
 
 from mesa.errors import NotFound, Refused
 from probe.commands.table import resume_command
 from probe.experiment.journal import REQUEST, JournalFile, read_journal
-from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.files import JsonObject, read_result
-from probe.identity import not_of_run
-from probe.layout import LAYOUTS, REPORTED
-from probe.store.reader import partial_path, store_of, stored_array, whole_passes
+from probe.run_folder import LAYOUTS, LOCK, REPORTED, RunFolder
+from probe.store.reader import partial_path, store_of, stored_labels, whole_passes
 
 EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
 """Those that leave a journal and results; a probe leaves a store."""
@@ -53,7 +50,7 @@ class CommandStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """state: running, finished or unfinished. holder: what the process that writes, or died, wrote of itself.
+    """state: running, finished or unfinished. folder: says who writes, or wrote as it died.
 
     lacking: what is not written yet, of a run with all its cells. by: the command that writes it.
     """
@@ -61,7 +58,7 @@ class Status:
     path: Path
     state: str
     parts: tuple[CommandStatus, ...]
-    holder: JsonObject
+    folder: RunFolder
     lacking: str = ""
     by: str = ""
 
@@ -74,31 +71,25 @@ class Status:
         lines = {part.command: part.resume for part in parts if part.resume}
         return lines | ({"report": shlex.join(["mesa-lens", "report", str(self.path)])} if self.by == "report" else {})
 
-    def rows(self) -> list[JsonObject]:
-        """One line a part, as JSON."""
-        rows = []
-        for part in self.parts:
-            seconds = None if part.seconds is None else round(part.seconds, 1)
-            counts = {"done": part.done, "failed": part.failed, "left": part.left, "of": part.cells}
-            row = {"command": part.command, "what": part.what, **counts}
-            row |= {"seconds_left": seconds, "damaged_lines": list(part.damaged), "refusal": part.refusal}
-            rows.append({key: value for key, value in row.items() if value not in ("", [])})
-        return rows
-
     def as_dict(self) -> JsonObject:
         """All of it, as JSON."""
-        rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "journals"}
-        names = ("done", "failed", "left", "of", "seconds_left")
-        columns = {name: [row[name] for row in rows] for name in names}
+        rows = []
+        for part in self.parts:
+            row = {"command": part.command, "what": part.what, "done": part.done, "failed": part.failed}
+            row |= {"left": part.left, "of": part.cells, "seconds_left": part.seconds}
+            row |= {"damaged_lines": list(part.damaged)} if part.damaged else {}
+            rows.append(row | ({"refusal": part.refusal} if part.refusal else {}))
+        columns = {name: [row[name] for row in rows] for name in ("done", "failed", "left", "of", "seconds_left")}
         sums = {name: None if None in values else sum(values) for name, values in columns.items()}
+        holder = {key: value for key, value in self.folder.holder.items() if key != "journals"}
         about = {"run": str(self.path), "state": self.state, "holder": holder or None}
         return {**about, **sums, "resume": list(self.resume.values()), "parts": rows}
 
     def text(self) -> str:
         """A line a part."""
-        who = holder_text(self.holder)
-        ended = f"; {who} ended and left its {LOCK}" if self.holder else ""
-        holder = f", {who}{'' if self.holder else ' holds it'}" if self.state == "running" else ended
+        who, holder = self.folder.holder_text, self.folder.holder
+        ended = f"; {who} ended and left its {LOCK}" if holder else ""
+        holder = f", {who}{'' if holder else ' holds it'}" if self.state == "running" else ended
         lines = [f"{self.path}: {self.state}{holder}"]
         for part in self.parts:
             name, total = part.command, part.cells
@@ -118,17 +109,17 @@ def status_of(folder: Path) -> Status:
         raise NotFound(f"{folder} is not there; name the folder that a run writes to (its --out)")
     if not folder.is_dir():
         raise Refused(f"{folder} is a file; name the folder that a run writes to (its --out)")
-    running, holder = lock_state(folder)
+    about = RunFolder(folder)
     try:
-        parts = tuple(_with_time(part, folder) for part in _parts(folder))
+        parts = tuple(_parts(about))
     except (LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
-    if not parts and not running:
+    if not parts and not about.is_running:
         raise Refused(f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)")
-    lacking, by = _lacking(folder)
+    lacking, by = _lacking(about)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
-    state = "running" if running else "finished" if whole else "unfinished"
-    return Status(folder, state, parts, holder, lacking, by)
+    state = "running" if about.is_running else "finished" if whole else "unfinished"
+    return Status(folder, state, parts, about, lacking, by)
 
 
 def has_results(out: Path) -> bool:
@@ -139,23 +130,24 @@ def has_results(out: Path) -> bool:
         return False
 
 
-def _lacking(folder: Path) -> tuple[str, str]:
+def _lacking(run: RunFolder) -> tuple[str, str]:
     """What is not written, in words, and the command that writes it; both empty for nothing."""
-    store = store_of(folder)
+    folder, store = run.path, store_of(run.path)
     if partial_path(store).exists():
         return "the store is not finished", "probe"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it", "report"
     for command, layout in EXPERIMENTS.items():
-        place = folder / layout.folder
+        place, is_begun = folder / layout.folder, layout.journal_paths(folder)[0].exists()
+        path = place / layout.results[0]
         missing = [name for name in layout.results if not (place / name).exists()]
-        if missing == ["report.html"] and store.exists() and (place / layout.results[0]).exists():
+        if missing == ["report.html"] and store.exists() and path.exists():
             return f"report.html of {command} is not written; `mesa-lens report` writes it", "report"
-        if missing and layout.journal_paths(folder)[0].exists():
+        if missing and is_begun:
             return f"{' and '.join(missing)} of {command} not written; the same command writes them", command
         try:
-            content = read_result(path := place / layout.results[0])
-            if layout.journal_paths(folder)[0].exists() and (other := not_of_run(path, content, folder, command)):
+            content = read_result(path)
+            if is_begun and (other := run.not_of_run(path, content, command)):
                 return other, command
         except FileNotFoundError:
             continue
@@ -164,67 +156,64 @@ def _lacking(folder: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _with_time(part: CommandStatus, folder: Path) -> CommandStatus:
-    """The part with its seconds left: at the pace of its journal since the run that is writing began."""
-    running, holder = lock_state(folder)
-    if not running or part.left is None or part.file is None:
-        return part
-    name = part.file.relative_to(folder).as_posix()
-    try:
-        began = datetime.fromisoformat(holder["since"])
-        rows = journal_lines(folder)[name] - holder["journals"].get(name, 1)  # beside the settings
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return part
-    seconds = part.left * (datetime.now(UTC) - began).total_seconds() / rows if rows > 0 else None
-    return replace(part, seconds=seconds)
-
-
-def _parts(folder: Path) -> Iterator[CommandStatus]:
+def _parts(run: RunFolder) -> Iterator[CommandStatus]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
-    if (path := LAYOUTS["eval"].journal_paths(folder)[1]).exists():
+    if (path := LAYOUTS["eval"].journal_paths(run.path)[1]).exists():
         journal = read_journal(path)
-        yield _journal_part("eval", "lm-eval tasks", folder, path, journal, journal.expected)
-    yield from _probe_parts(folder)
+        yield _journal_part("eval", "lm-eval tasks", run, path, journal, journal.expected)
+    yield from _probe_parts(run)
     for command, layout in EXPERIMENTS.items():
-        if (path := layout.journal_paths(folder)[0]).exists():
+        if (path := layout.journal_paths(run.path)[0]).exists():
             journal, summary = read_journal(path), _summary(path, path.with_name(layout.results[0]))
             failed = 0 if command != "eval" else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
             total = journal.expected  # but of a run that ended, what its summary says
             if "tasks_left" in summary:
                 total = len(journal.rows) + failed + summary["tasks_left"]
-            part = _journal_part(command, "cells", folder, path, journal, total, failed)
+            part = _journal_part(command, "cells", run, path, journal, total, failed)
             yield replace(part, refusal=str(summary.get("refusal", "")))
 
 
 def _journal_part(
-    command: str, what: str, folder: Path, path: Path, journal: JournalFile, total: int | None, failed: int = 0
+    command: str, what: str, run: RunFolder, path: Path, journal: JournalFile, total: int | None, failed: int = 0
 ) -> CommandStatus:
-    resume = resume_command(command, folder, journal.request)
-    return CommandStatus(command, what, len(journal.rows), total, failed, path, tuple(journal.damaged), resume=resume)
+    resume, done = resume_command(command, run.path, journal.request), len(journal.rows)
+    return _timed(CommandStatus(command, what, done, total, failed, path, tuple(journal.damaged), resume=resume), run)
 
 
-def _probe_parts(folder: Path) -> Iterator[CommandStatus]:
-    whole, path = store_of(folder), folder / "measured.jsonl"
+def _timed(part: CommandStatus, run: RunFolder) -> CommandStatus:
+    """The part with its seconds left: at the pace of its journal since the run that is writing started."""
+    if not run.is_running or part.left is None or part.file is None:
+        return part
+    name = part.file.relative_to(run.path).as_posix()
+    try:
+        elapsed = (datetime.now(UTC) - datetime.fromisoformat(run.holder["since"])).total_seconds()
+        rows = run.journal_lines()[name] - run.holder["journals"].get(name, 1)  # without the settings
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return part
+    return replace(part, seconds=round(part.left * elapsed / rows, 1) if rows > 0 else None)
+
+
+def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
+    whole, path = store_of(run.path), LAYOUTS["probe"].journal_paths(run.path)[0]
     store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
     if store is None:
         if path.exists():
-            yield _journal_part("probe", "measured cells", folder, path, read_journal(path), None)
+            yield _journal_part("probe", "measured cells", run, path, read_journal(path), None)
         return
     try:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
-        methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
+        methods, prompts = ({*stored_labels(group, name)} for name in ("method", "prompt"))
         captured = len(whole_passes(store))
-        resume = resume_command("probe", folder, json.loads(str(group.attrs.get(REQUEST, "null"))))
+        resume = resume_command("probe", run.path, json.loads(str(group.attrs.get(REQUEST, "null"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if path.exists() or lengths:
         journal = read_journal(path) if path.exists() else JournalFile(None)
-        keys = [(name, length) for _, name, length in journal.rows if name in methods]  # not an earlier run's
-        further = sum(length not in lengths for _, length in keys)  # by bisection: known as they come
+        journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's
+        further = sum(length not in lengths for _, _, length in journal.rows)  # by bisection: known as they come
         total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
-        part = _journal_part("probe", "measured cells", folder, path, journal, total)
-        yield replace(part, done=len(keys), resume=resume)
+        yield replace(_journal_part("probe", "measured cells", run, path, journal, total), resume=resume)
     yield CommandStatus("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 
 

@@ -18,7 +18,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from mesa_lens.dashboard import address
-from mesa_lens.dashboard.runs import Context, find_status
+from mesa_lens.dashboard.runs import Context
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import BLACK, GREY, RED, Chart, Drawable
 from probe.figures.render import PANEL_WIDTH, asset, least_width, plots
@@ -81,7 +81,7 @@ def written(context: Context, find: Callable[[Path], T | None], command: str) ->
     if summary is None:
         address.keep()
         text = "This run has nothing to show here yet. Run the command, then reload this page:"
-        status = find_status(context.run.path)
+        status = context.run.status
         begun = status.resume.get(command) if status else None
         suggest(text, begun or f"mesa-lens {command} --out {quote(str(context.run.path))}")
     return summary

@@ -14,8 +14,7 @@ from PIL import Image
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard.elements import plain, suggest
-from mesa_lens.dashboard.runs import Context, Entry, check_inside, entries, root_folder
-from mesa_lens.dashboard.state import can_open
+from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -99,7 +98,7 @@ def _choose(runs: tuple[Entry, ...]) -> Entry | None:
     names = [entry.name for entry in runs]
     default = st.session_state.get(_FORMER)
     if default not in names:
-        default = next((entry.name for entry in runs if can_open(entry)), names[0])
+        default = next((entry.name for entry in runs if entry.opens), names[0])
     name = st.session_state[_FORMER] = address.value_of("run", default, address.one_of(names))
     return runs[names.index(name)]
 
@@ -112,8 +111,6 @@ def _guarded(url: str, context: Context) -> None:
             address.keep()
             suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
-            if needs_run:
-                check_inside(context.run.path)
             draw(context)
     except (Refused, OSError) as error:
         address.keep()

@@ -1,46 +1,103 @@
-"""Runs and results under the root folder, and what a page gets."""
+"""Runs and results under the root folder, what a page gets, and what is computed of an opened run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import streamlit as st
+import xarray as xr
+
 from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from probe.commands.eval.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
+from probe.commands.probe.result import Summary
+from probe.run import Run, open_run
 from probe.status import Status, status_of
-from probe.store.reader import partial_path
+from probe.store.cache import cached, load
+from probe.store.reader import list_missing, missing_regions, partial_path, store_of
+from probe.store.select import hook_values, hooks_of, reference_method
+from probe.thresholds.analysis import CROSSINGS, judged_drifts
+from probe.thresholds.search import CrossingRule, search
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
 
 DEPTH = 3
 """Folders below the root that runs are looked for in."""
-STORE = "store.zarr"
 HARNESS, EVALUATION = "lm-eval", "eval"
+_ANALYSING = "Analysing hidden states, at about a minute per GiB; the result is stored next to the run …"
 _KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 """The file that is read, and others that must be there."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run. name: the path of its folder below the root."""
+    """A run, as it was when a page was asked for: each property is read once. name: its path below the root."""
 
     name: str
     path: Path
 
-    @property
+    @cached_property
     def stamp(self) -> tuple[float, float]:
-        """When the whole and the unfinished store were written; 0 where there is none."""
-        store = self.path / STORE
+        """When the complete and the unfinished store were written; 0 where there is none."""
+        store = store_of(self.path)
         return changed(store / "zarr.json"), changed(partial_path(store))
 
     @property
     def finished(self) -> bool:
-        """Whether there is a whole store."""
+        """Whether there is a complete store."""
         return self.stamp[0] > 0
+
+    @cached_property
+    def checked(self) -> Entry:
+        """Itself; Refused where something in its folder leads out of the root."""
+        check_inside(self.path)
+        return self
+
+    @cached_property
+    def status(self) -> Status | None:
+        """How far it is; None where there is no run, or it is damaged."""
+        try:
+            return status_of(self.checked.path)
+        except (Refused, OSError):
+            return None
+
+    @cached_property
+    def run(self) -> Run:
+        """The run, opened; raises what `open_run` raises, and Refused for one that is not finished."""
+        complete, partial_store = self.checked.stamp
+        if partial_store and not complete:
+            missing = list_missing(missing_regions(partial_path(store_of(self.path)))) or "it is not finished"
+            command = f": {line}" if self.status and (line := self.status.resume.get("probe")) else ""
+            raise Refused(
+                f"run {self.name} is still being written, or was cut short: {missing}; "
+                f"reload this page when the capture is done, or go on with it{command}"
+            )
+        return _open(str(self.path), self.stamp)
+
+    @property
+    def summary(self) -> Summary:
+        """The run's summary, of its report; where there is none, computed."""
+        with st.spinner(_ANALYSING):
+            return self.run.summary
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is neither unfinished nor damaged."""
+        try:
+            return self.run is not None
+        except (Refused, OSError):
+            return False
+
+
+BY_STORE: dict[Any, Any] = {Entry: lambda entry: (str(entry.path), entry.stamp)}
+"""Streamlit's `hash_funcs`: a run is another one as soon as its store is written again."""
+_cache = partial(st.cache_resource, hash_funcs=BY_STORE)
 
 
 @dataclass(frozen=True)
@@ -78,10 +135,15 @@ class Context:
 
     @property
     def run(self) -> Entry:
-        """The chosen run; Refused if there is none."""
+        """The chosen run; Refused if there is none, or it leads out of the root."""
         if self.entry is None:
             raise Refused(f"there is no run under {self.root}")
-        return self.entry
+        return self.entry.checked
+
+
+@st.cache_resource(max_entries=4, show_spinner="Opening the run …")
+def _open(path: str, stamp: tuple[float, float]) -> Run:
+    return open_run(path)
 
 
 def check_inside(place: Path) -> None:
@@ -130,27 +192,32 @@ def results(root: Path) -> list[EvalFolder]:
 
 def unfinished(root: Path) -> list[Status]:
     """Status of the runs under `root` that are not finished."""
-    known = (find_status(folder) for folder in folders(root))
+    known = (Entry(folder.name, folder).status for folder in folders(root))
     return [status for status in known if status is not None and status.state != "finished"]
-
-
-def find_status(folder: Path) -> Status | None:
-    """The status of the run in a folder; None where there is none, or it is damaged."""
-    try:
-        check_inside(folder)
-        return status_of(folder)
-    except (Refused, OSError):
-        return None
 
 
 def folders(root: Path) -> list[Path]:
     """`root` and its folders down to depth 3, except those inside a run's folder, and links that lead out of it."""
-    return list(_folders(root, DEPTH, os.path.realpath(root)))
+    real_root = os.path.realpath(root)
+
+    def inside(folder: Path, depth: int) -> Iterator[Path]:
+        if not _is_below(os.path.realpath(folder), real_root):
+            return
+        yield folder
+        if depth and not holds_run(folder):
+            try:
+                inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+            except OSError:  # missing or not readable
+                return
+            for path in inner:
+                yield from inside(path, depth - 1)
+
+    return list(inside(root, DEPTH))
 
 
 def holds_run(folder: Path) -> bool:
     """Whether there is a store in the folder, finished or not."""
-    store = folder / STORE
+    store = store_of(folder)
     return store.exists() or partial_path(store).exists()
 
 
@@ -167,14 +234,60 @@ def changed(path: Path) -> float:
         return 0.0
 
 
-def _folders(folder: Path, depth: int, root: str) -> Iterator[Path]:
-    if not _is_below(os.path.realpath(folder), root):
-        return
-    yield folder
-    if depth and not holds_run(folder):
-        try:
-            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        except OSError:  # missing or not readable
-            return
-        for path in inner:
-            yield from _folders(path, depth - 1, root)
+# What pages show of a run's hidden states
+
+
+def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
+    """The hidden states (method, layer, position, dim) of a prompt, read when used."""
+    return hook_values(run, hook).sel({"prompt": prompt})
+
+
+def reference_of(run: Run) -> str:
+    """The run's reference method."""
+    return reference_method(run.hidden["method"].values.tolist())
+
+
+def choose_states(run: Run) -> tuple[str, str]:
+    """The hook and the prompt, from select boxes."""
+    hooks = [hook for hook in hooks_of(run) if "dim" in hook_values(run, hook).dims]
+    prompts = run.hidden["prompt"].values.tolist()
+    left, right = st.columns(2)
+    prompt = address.select(left, "Prompt", prompts, "prompt")
+    return address.select(right, "Hook", hooks, "hook"), prompt
+
+
+@_cache(max_entries=24, show_spinner="Searching …")
+def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule) -> xr.Dataset:
+    """`search` for one prompt; under the run's default rule it is stored next to the run."""
+    run = entry.run
+
+    def compute() -> xr.Dataset:
+        return search(states(run, hook, prompt), trained, rule, reference_of(run))
+
+    if not _is_default(run, trained, rule):
+        return compute()
+    stored = load(run, f"{hook}-{CROSSINGS}")
+    if stored is not None and not isinstance(stored, str):
+        thresholds = stored[CROSSINGS]
+        return thresholds.sel(prompt=prompt) if "prompt" in thresholds.dims else thresholds
+    return cached(run, f"{hook}-{prompt}-{CROSSINGS}", lambda: {CROSSINGS: compute()})[CROSSINGS]
+
+
+def qualified(entry: Entry, hook: str, trained: int, rule: CrossingRule) -> dict[str, int]:
+    """By prompt, how many threshold dims its search found, of those whose search under this rule is stored."""
+    stored = load(entry.run, f"{hook}-{CROSSINGS}") if _is_default(entry.run, trained, rule) else None
+    if stored is None or isinstance(stored, str):
+        return {}
+    counts = stored[CROSSINGS]["qualified"]
+    return {str(count["prompt"].item()): int(count) for count in counts} if counts.dims else {}
+
+
+def _is_default(run: Run, trained: int, rule: CrossingRule) -> bool:
+    return (trained, rule) == (run.trained_length, CrossingRule.scaled(trained))
+
+
+@_cache(max_entries=8, show_spinner=_ANALYSING)
+def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
+    """`find_drift` by prompt (see `drifts`), or why drift cannot be judged."""
+    run = entry.run
+    return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))

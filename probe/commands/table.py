@@ -15,8 +15,8 @@ from probe.commands.locate import LocateRequest
 from probe.commands.predict import PredictRequest
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.experiment.journal import NEVER_RECORDED
-from probe.layout import LAYOUTS, Layout
 from probe.options import options
+from probe.run_folder import LAYOUTS, Layout
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mesa.models import Loaded
 from mesa.outside import new_cache, with_cache, with_last_logits
 from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import Prompt
-from probe.identity import SHIPPED_TEXT
+from probe.run_folder import SHIPPED_TEXT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,8 +15,8 @@ from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
 from probe.experiment.task import Key
 from probe.files import JsonObject, checksum, difference
-from probe.identity import CHECKSUM, is_whole, same_model
 from probe.options import options
+from probe.run_folder import CHECKSUM, is_whole, same_model
 
 REQUEST = "request"
 """The key of what `recorded` gives, in a journal and in a store's attributes."""
@@ -80,7 +81,9 @@ def read_journal(path: Path) -> JournalFile:
     if not is_whole(header):
         raise Refused(f"{path}, line 1 is damaged: it is not what was written; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
-        row = _parsed(line)
+        row: Any = None
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
         written = row.pop(CHECKSUM, None) if isinstance(row, dict) else None
         if written is None or written != checksum(row):
             journal.damaged.append(number)
@@ -91,16 +94,6 @@ def read_journal(path: Path) -> JournalFile:
         else:
             journal.damaged.append(number)
     return journal
-
-
-def check_settings(path: Path, stored: JsonObject, settings: JsonObject) -> None:
-    """Raises FileExistsError, naming what differs, for a file of a run with other settings than the stored ones."""
-    now = json.loads(json.dumps(settings))
-    keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
-    keys = [key for key in keys if key != "model" or not same_model(stored, now)]  # its folder may be moved
-    if keys:
-        differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
-        raise Occupied(f"{path} holds a run with another {differing}; use --overwrite or another --out")
 
 
 def known_rows(path: Path) -> JournalRows:
@@ -178,13 +171,6 @@ class Journal:
         method = self._method_of(key)
         return {"config": json.loads(json.dumps(method.describe()))} if method else {}
 
-    def _named(self, key: Key) -> Key:
-        """The key with its columns' names. Raises Refused for one of other columns."""
-        kinds = get_type_hints(self.columns).values()
-        if len(key) != len(kinds) or not all(map(isinstance, key, kinds)):
-            raise bad_row(self.path, key, f"is of no {', '.join(self.columns._fields)}")
-        return self.columns(*key)
-
     def _read(self) -> None:
         file = read_journal(self.path)
         if file.settings is None:
@@ -194,18 +180,24 @@ class Journal:
                 f"{self.path}, line {file.damaged[0]} is damaged: it is not what was written; remove it, use "
                 "--overwrite or another --out"
             )
-        if self.columns:
-            file.rows = {self._named(key): row for key, row in file.rows.items()}
-        for key, row in file.rows.items() if self.needed else ():
-            if problem := _problem(row, self.needed):
+        kinds = tuple(get_type_hints(self.columns).values()) if self.columns else ()
+        for key, row in file.rows.items():
+            if kinds and (len(key) != len(kinds) or not all(map(isinstance, key, kinds))):
+                raise bad_row(self.path, key, f"is of no {', '.join(self.columns._fields)}")
+            if self.needed and (problem := _problem(row, self.needed)):
                 raise bad_row(self.path, key, problem)
-        if file.rows:
-            check_settings(self.path, file.settings, self.settings)
+        stored, now = file.settings, json.loads(json.dumps(self.settings))
+        keys = [key for key in sorted({*stored, *now}) if file.rows and stored.get(key) != now.get(key)]
+        keys = [key for key in keys if key != "model" or not same_model(stored, now)]  # its folder may be moved
+        if keys:
+            differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
+            raise Occupied(f"{self.path} holds a run with another {differing}; use --overwrite or another --out")
         for key, row in file.rows.items():
             if (config := self._config(key)) and config["config"] != row.get("config"):
                 name = config["config"]["name"]
                 raise Occupied(f"{self.path} holds {name} with other parameters; use --overwrite or another --out")
-        self.rows, about = file.rows, {_EXPECTED: file.expected, REQUEST: file.request}
+        self.rows = {self.columns(*key) if kinds else key: row for key, row in file.rows.items()}
+        about = {_EXPECTED: file.expected, REQUEST: file.request}
         self._written = {key: value for key, value in about.items() if value is not None}
         if file.whole < self.path.stat().st_size:
             self._cut = file.whole  # dropped with the next row: who only reads changes nothing
@@ -236,11 +228,3 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _parsed(line: bytes) -> Any:
-    """What a line holds; None for one that cannot be read."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -9,8 +9,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -18,12 +18,11 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from mesa.errors import NotFound, Occupied, Refused
-from probe.files import JsonObject
-from probe.identity import recorded
-from probe.layout import JOURNALS, STORES
+from probe.run_folder import LOCK, RunFolder
 
 _AGAIN = 0.2  # seconds
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
+_PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
 @contextmanager
@@ -71,40 +70,17 @@ def _follows_interrupt(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, KeyboardInterrupt) or _follows_interrupt(error.__context__))
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-LOCK = ".mesa-lens.lock"
-"""The file in a folder that is locked while a run writes there, and that says who does."""
-_BEGIN = b'{"settings": '
-"""How every journal begins."""
-_STORES = (*STORES, "store.zarr.former")
-_BEGUN = "store.zarr.begun"
-_LISTED = 3  # names of what else it holds
-_PATIENCE = 0.2  # seconds: another's file may just have been removed
-
-
 @contextmanager
-def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
-    """Locks the folders for this thread; creates missing ones, and removes them again if they stay empty.
+def owned(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Locks a folder for this thread; creates it where it is missing, and removes it again if it stays empty.
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
     another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; Refused
     for a folder with a link that leads out of it.
     """
-    with ExitStack() as stack:
-        for folder in folders:
-            stack.enter_context(_owned(folder, option))
-        yield
-
-
-@contextmanager
-def _owned(folder: Path, option: str) -> Iterator[None]:
     if option == "--out":
-        check_run_folder(folder)
+        RunFolder(folder).check_run()
     _check_links(folder, option)
     created = _create(folder, option)
     path = folder.resolve() / LOCK
@@ -114,13 +90,20 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            holder = holder_text(lock_state(folder)[1])
+            holder = RunFolder(folder).holder_text
             raise Occupied(
                 f"{folder} is being written to by {holder}; wait for it, end it, or choose another {option}"
             ) from None
         try:
             if outermost:
-                path.write_text(json.dumps(_this_process(folder)) + "\n", encoding="utf-8")
+                holder = {
+                    "journals": RunFolder(folder).journal_lines(),
+                    "pid": os.getpid(),
+                    "host": platform.node(),
+                    "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+                    "since": datetime.now(UTC).isoformat(timespec="seconds"),
+                }
+                path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
             yield
         finally:
             if outermost:
@@ -130,55 +113,6 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for created_folder in created:
             with suppress(OSError):  # it holds something now
                 created_folder.rmdir()
-
-
-def check_run_folder(folder: Path) -> None:
-    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count.
-
-    A run is known by its store, or by a journal with our header, in the folder or one folder below.
-    """
-    try:
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-        if not names or holds_run(folder):
-            return
-    except OSError:  # missing, no folder, or unreadable: reported when it is written to
-        return
-    listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
-    raise Occupied(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
-
-
-def check_apart(folder: Path, names: Sequence[str]) -> None:
-    """Raises FileExistsError for a folder with one of these files of another command, whose results have our names."""
-    if there := [name for name in names if (folder / name).exists()]:
-        raise Occupied(
-            f"--out {folder} holds another command's run ({there[0]}), whose summary and report would be replaced; "
-            "name another --out"
-        )
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether something in the folder is a run's, by its content; or nothing is there but a journal just begun."""
-    journals = (*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl"))
-    if (folder / _BEGUN).exists() or any(recorded(folder / name / "zarr.json") for name in _STORES):
-        return True
-    if any(_begin(path) == _BEGIN and recorded(path) for path in journals):
-        return True
-    return bool(journals) and all(map(_is_just_begun, folder.rglob("[!.]*")))
-
-
-def _is_just_begun(path: Path) -> bool:
-    """Whether it is a folder, or a journal that was cut short in its first line."""
-    begin = _begin(path) if path.name in JOURNALS else None
-    return path.is_dir() or (begin is not None and _BEGIN.startswith(begin))
-
-
-def _begin(path: Path) -> bytes | None:
-    """As much of a file as shows whether it is a journal; None where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_BEGIN))
-    except OSError:
-        return None
 
 
 def _check_links(folder: Path, option: str) -> None:
@@ -200,56 +134,6 @@ def _create(folder: Path, option: str) -> list[Path]:
     except FileNotFoundError as error:  # below /proc, say
         raise NotFound(f"{option} {folder} cannot be made there; name another folder") from error
     return missing
-
-
-def lock_state(folder: Path) -> tuple[bool, JsonObject]:
-    """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `journals`.
-
-    The second is also what a process that died left; empty where there is nothing. Writes nothing.
-    """
-    path = folder / LOCK
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        holder = {}
-    return _is_locked(path), holder if isinstance(holder, dict) else {}
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            if fcntl is None:  # where the lock's file goes with its process
-                return True
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def journal_lines(folder: Path) -> dict[str, int]:
-    """The number of lines of each journal in the folder, by name."""
-    paths = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
-    return {path.relative_to(folder).as_posix(): path.read_bytes().count(b"\n") for path in paths if path.is_file()}
-
-
-def _this_process(folder: Path) -> JsonObject:
-    """Who writes, since when, and what the journals held then."""
-    return {
-        "journals": journal_lines(folder),
-        "pid": os.getpid(),
-        "host": platform.node(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def holder_text(holder: JsonObject) -> str:
-    """Who `lock_state` says writes to a folder, in words."""
-    if not holder:
-        return "another process"
-    return "process {} on {} since {} ({})".format(*map(holder.get, ("pid", "host", "since", "command")))
 
 
 def warn_finished(out: Path) -> None:

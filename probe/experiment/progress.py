@@ -52,10 +52,12 @@ def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -
 
 
 def format_seconds(seconds: float) -> str:
-    """A time in words, such as '4 min'."""
+    """A time in words, such as '4 min'; above 48 hours in days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds <= 48 * 3600 else f"{seconds / 86400:,.1f} days"
 
 
 def deadline(minutes: float | None) -> float | None:

@@ -13,13 +13,13 @@ from mesa.methods import Method
 from mesa.models import chosen_dtype, origin
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
-from probe.experiment.lock import check_apart, owned, warn_finished
+from probe.experiment.lock import owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.progress import is_over, showing_progress
 from probe.experiment.task import Key, Task, Worker
 from probe.files import JsonObject, check_ours
-from probe.identity import check_of_run
+from probe.run_folder import RunFolder
 
 
 class CommandResult(NamedTuple):
@@ -84,17 +84,16 @@ class Experiment:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
         raise NotImplementedError
 
-    def check_of_run(self, out: Path, *, overwrite: bool = False) -> None:
-        """Raises FileExistsError where the run in the folder `out` is of another model, M, revision, dtype or seed."""
-        own = (self.folder if self.folder != "." else self.journal,) if overwrite else ()
-        check_of_run(out, self.settings, self.plan.methods, partial(chosen_dtype, self.plan.config), own)
+    def check(self, out: Path, *, overwrite: bool = False) -> None:
+        """Raises FileExistsError where the folder `out` is of another run, command or settings, or not of a run.
 
-    def check_files(self, out: Path, *, overwrite: bool = False) -> None:
-        """Raises FileExistsError for files in the folder `out` that are not this experiment's and would be replaced."""
-        folder = out / self.folder
-        check_apart(out, self.apart_from)
-        if not overwrite and (self.folder == "." or not (folder / self.journal).exists()):
-            check_ours(folder, self.written)
+        And for files in it that are not this experiment's and would be replaced.
+        """
+        inner, own = out / self.folder, (self.folder if self.folder != "." else self.journal,)
+        folder, dtypes = RunFolder(out, own if overwrite else ()), partial(chosen_dtype, self.plan.config)
+        folder.check(self.settings, self.plan.methods, dtypes, self.apart_from)
+        if not overwrite and (self.folder == "." or not (inner / self.journal).exists()):
+            check_ours(inner, self.written)
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The journal of the folder `out`; overwrite: removes what a former run wrote, and nothing else.
@@ -114,6 +113,11 @@ class Experiment:
         """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
+    def expect(self, journal: Journal) -> None:
+        """Tells the journal how many rows it will have, where that is foreseen."""
+        if (remaining := self.remaining(journal.rows)) is not None:
+            journal.expect(len(journal.rows) + remaining)
+
     def refusal(self, rows: JournalRows) -> str:
         """Why all rows together give no result; empty where they do, or are not all there."""
         return ""
@@ -128,9 +132,6 @@ class Experiment:
 
     def skipped(self, task: Task) -> None:
         """A task was not `wanted`."""
-
-    def lost(self, task: Task) -> None:
-        """No worker could finish a task."""
 
 
 def summary_of(plan: Any) -> JsonObject:
@@ -170,24 +171,18 @@ def opened(
         def pool() -> Pool:
             return stack.enter_context(runner.pool(experiment.worker, experiment.all_tasks(rows)))
 
-        experiment.check_of_run(out, overwrite=overwrite)
-        experiment.check_files(out, overwrite=overwrite)
+        experiment.check(out, overwrite=overwrite)
         if overwrite:
             pool()
         journal = experiment.open_journal(out, overwrite=overwrite)
         rows = journal.rows
         if begun := experiment.tasks(rows):
-            _expect(experiment, journal)
+            experiment.expect(journal)
         elif not experiment.refusal(rows):
             warn_finished(out)
         yield journal, pool
         if begun:  # also where none of them was begun in time
             journal.note()
-
-
-def _expect(experiment: Experiment, journal: Journal) -> None:
-    if (remaining := experiment.remaining(journal.rows)) is not None:
-        journal.expect(len(journal.rows) + remaining)
 
 
 def run_tasks(
@@ -216,7 +211,7 @@ def run_tasks(
         while tasks:
             attempted |= set(tasks)
             if journal is not None:
-                _expect(experiment, journal)
+                experiment.expect(journal)
             progress.expect(tasks)
             for task, outcome in workers.results(tasks, progress, experiment.wanted, stop):
                 if outcome is None:
@@ -224,7 +219,6 @@ def run_tasks(
                 elif outcome.lost:
                     lost.append(task)
                     progress.write(f"failed: {task}: {outcome.lost}")
-                    experiment.lost(task)
                 else:
                     experiment.record(journal, task, outcome.value)
                 del outcome  # it may be large

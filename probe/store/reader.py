@@ -155,17 +155,9 @@ def check_whole(store: Path, groups: tuple[str, ...]) -> None:
                 raise Refused(f"a chunk of {name} is missing")
 
 
-def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:
-    """The store's dataset with its variables checked as their values are read: Refused, naming store and array."""
-    group: Any = zarr.open_group(path, mode="r", use_consolidated=False)
-    variables = {}
-    for name, array in hidden.data_vars.items():
-        lazy = indexing.LazilyIndexedArray(_CheckedArray(group[str(name)], path, str(name)))
-        variables[name] = xr.Variable(array.dims, lazy, array.attrs, array.encoding)
-    return hidden.assign(variables)
-
-
 class _CheckedArray(BackendArray):
+    """A variable, checked as its values are read: Refused, naming store and array."""
+
     def __init__(self, values: zarr.Array, path: Path, name: str) -> None:
         self.values, self.path, self.name = values, path, name
         self.shape, self.dtype = values.shape, values.dtype
@@ -297,7 +289,9 @@ def open_run(path: str | os.PathLike[str]) -> StoredRun:
         missing = missing_regions(path)
     if missing or not hidden.attrs[SEAL]:
         raise Refused(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
-    hidden = with_checks(_object_labels(hidden), path)
+    hidden, arrays = _object_labels(hidden), variables(zarr.open_group(path, mode="r", use_consolidated=False))
+    lazy = {name: indexing.LazilyIndexedArray(_CheckedArray(array, path, name)) for name, array in arrays.items()}
+    hidden = hidden.assign({name: hidden[name].copy(data=values) for name, values in lazy.items()})
     if tokens is not None:
         labels = ("prompt", "position")
         hidden = hidden.assign_coords(token=(labels, tokens["text"].transpose(*labels).values.astype(object)))

@@ -18,8 +18,7 @@ from mesa.errors import NotFound, Refused
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
-from probe.identity import RUN, journal_of, not_of_run, run_of
-from probe.layout import LAYOUTS
+from probe.run_folder import LAYOUTS, RUN, RunFolder, run_of
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -74,7 +73,7 @@ class ResultFile(Generic[T]):
     def write(self, folder: Path, result: T) -> None:
         """Writes it with its checksum, and with the model that its journal is of; a probe's names its store."""
         path = folder / self.path
-        run = run_of(journal_of(path, folder, self.command)) if self.command in LAYOUTS else {}
+        run = run_of(RunFolder(folder).journal_of(path, self.command)) if self.command in LAYOUTS else {}
         write_result(path, as_json(result) | ({RUN: run} if run else {}), self.indent)
 
     def _opened(self, folder: Path) -> tuple[T | None, str]:
@@ -87,7 +86,7 @@ class ResultFile(Generic[T]):
             result = self.parse(content, path)
         except Refused as error:
             raise Refused(f"{error}; write it again: `mesa-lens {self.command} --out {folder}`") from error
-        problem = not_of_run(path, content, folder, self.command)
+        problem = RunFolder(folder).not_of_run(path, content, self.command)
         return (None, problem) if problem else (result, "")
 
     def parse(self, content: JsonObject, path: Path) -> T:

@@ -3,9 +3,8 @@
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer) and axes of
 its own, most often (position, dim). Methods are selected by `sel({"method": name})`, since `sel` has a parameter of
 that name. One file holds all of one (method, prompt, layer), which is what a write fills: one chunk or, of large ones,
-a shard of many, so that a slice need not read it all (regions.py). Activations compress by 8% only: compression is off.
-Every chunk ends with a check sum (zarr's crc32c), checked as it is read; the attributes have theirs in the seal
-(integrity.py).
+a shard of many, so that a slice need not read it all. Activations compress by 8% only: compression is off.
+Every chunk ends with a check sum (zarr's crc32c), checked as it is read; the attributes have theirs in the seal.
 
 Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
 resumes there.
@@ -33,7 +32,7 @@ from zarr.codecs import Crc32cCodec
 from mesa.errors import Occupied, Refused
 from probe.experiment.journal import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
-from probe.identity import same_model
+from probe.run_folder import same_model
 from probe.store.reader import (
     FILED,
     FINGERPRINTS,
@@ -128,19 +127,14 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     freed = sum(file.stat().st_size for begun in _begun(path) for file in begun.rglob("*") if file.is_file())
-    count = math.prod(len(wanted.labels[name]) for name in FILED)
+    count = len(wanted.methods) * len(wanted.prompts) * len(wanted.layers)
     _check_disk(path, count * sum(wanted.region_bytes) - freed)
     discard(path)
     begun = _begun(path)[-1]
-    _write_template(begun, wanted)
-    begun.rename(partial)  # a partial store never has half a template
-
-
-def _write_template(path: Path, wanted: Template) -> None:
-    with _disk_full(path, removed=True):
+    with _disk_full(begun, removed=True):
         labels = xr.Dataset(coords={name: _plain(values) for name, values in wanted.labels.items()})
-        _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), path)
-        group = zarr.open_group(path, mode="r+", use_consolidated=False)
+        _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), begun)
+        group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook, region in wanted.regions.items():
             chunk, shard = layout(region, np.dtype(wanted.dtype).itemsize)
             group.create_array(
@@ -154,6 +148,7 @@ def _write_template(path: Path, wanted: Template) -> None:
                 dimension_names=(*FILED, *wanted.axes[hook]),
                 attributes={"long_name": hook, "units": "activation"},
             )
+    begun.rename(partial)  # a partial store never has half a template
 
 
 def find_store(path: Path, wanted: Template) -> Path | None:
@@ -188,8 +183,11 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     stored, attrs = dict(group.attrs), wanted.attrs
     if same_model(stored, attrs):  # its folder may be moved
         attrs = {**attrs, "model": stored["model"]}
-    if key := differing_key(stored, attrs, wanted.not_compared):
-        return difference(key, stored.get(key), attrs.get(key))
+    either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
+    compared = either - {*_NOT_COMPARED, *wanted.not_compared} - ({*FINGERPRINTS} - both)
+    for key in sorted(compared, key=lambda key: (key in _COMPARED_LAST, key)):
+        if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
+            return difference(key, stored.get(key), attrs.get(key))
     if is_partial:
         if lacking := next((key for key in FINGERPRINTS if key in attrs and key not in stored), None):
             return lacking
@@ -203,16 +201,6 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
         if stored_values != now:
             return difference(name, stored_values, now)
     return "dtype" if any(array.dtype != wanted.dtype for array in there.values()) else None
-
-
-def differing_key(stored: JsonObject, attrs: JsonObject, but: Sequence[str] = ()) -> str | None:
-    """The first config key in which a store's attributes differ from `attrs`; fingerprints, where both have them."""
-    either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
-    compared = either - {*_NOT_COMPARED, *but} - ({*FINGERPRINTS} - both)
-    for key in sorted(compared, key=lambda key: (key in _COMPARED_LAST, key)):
-        if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
-            return key
-    return None
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
@@ -287,8 +275,7 @@ def finish(path: str | os.PathLike[str]) -> None:
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
     for begun in _begun(Path(path)):
-        if begun.exists():
-            _remove(begun)
+        _remove(begun)
 
 
 def remove(path: str | os.PathLike[str]) -> None:

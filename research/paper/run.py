@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
     try:
         if output.estimate:
             text, passes = estimate(config)
-            print_estimate(text, config.checked_config(), passes, config, workers.threads)
+            print_estimate(text, passes, config, workers.threads)
             return 0
         plans = check(config)
         for name in [name for name in plans if SECTIONS[name].by_lm_eval]:
@@ -59,7 +60,9 @@ def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions,
     except Refused as error:
         raise Refused(f"{choice.config}: {error}") from error
     until = deadline(time_limit.minutes)
-    with owned(*(output.out / name for name in plans)):
+    with ExitStack() as stack:
+        for name in plans:
+            stack.enter_context(owned(output.out / name))
         results = run_sections(config, plans, output.out, overwrite=output.overwrite, until=until, runner=runner)
         path = write_report(config, results, output.out)
     for name, result in results.items():

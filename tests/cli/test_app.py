@@ -16,6 +16,7 @@ from pages import drawn, shown_texts, tables
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, of_run, write_run
 
+from mesa_lens.dashboard import runs
 from mesa_lens.dashboard.views import heatmaps
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.commands.probe.report import write_report
@@ -282,6 +283,16 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     app.slider(key="layers").set_value((2, 2)).run()
     app.selectbox(key="run").set_value("nested/second").run()  # which has two layers
     assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_a_page_looks_at_a_run_once(page, opened, monkeypatch):
+    looked = []
+    monkeypatch.setattr(runs, "check_inside", lambda place: looked.append(("checked", place)))
+    monkeypatch.setattr(runs, "status_of", lambda place: looked.append(("status", place)))
+    opened(page, run="first")
+    assert looked
+    assert len(looked) == len(set(looked))
 
 
 def test_a_region_chosen_by_dragging_sets_the_sliders(root, monkeypatch):

@@ -76,19 +76,27 @@ ESTIMATES = {  # options, and what the estimate says of them
 
 
 @pytest.mark.parametrize("command", ESTIMATES)
-def test_an_estimate_tells_the_time_loads_no_weights_and_writes_nothing(command, model, tmp_path, capsys, monkeypatch):
-    for loader in ("mesa.models.load", "probe.experiment.model_spec.load"):
-        monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("weights were loaded"))
+def test_an_estimate_tells_the_time_and_writes_nothing(command, model, tmp_path, capsys):
     options, sizes = ESTIMATES[command]
     assert main([command, "--model", model, *options.split(), "--estimate", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert sizes in printed
     assert re.fullmatch(
-        r"time: about [\d.]+ (s|min|h)( to [\d.]+ (s|min|h))? for the passes, if this machine stays as busy as "
-        r"it is now \(\d+ threads?; .*\)",
+        r"time: about [\d.]+ (s|min|h) for the passes, if this machine stays as busy as it is now \(.* tokens/s .*\)",
         printed.splitlines()[-1],
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_an_estimate_of_a_long_run_names_a_command_that_takes_less(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("probe.experiment.estimate.HALF_HOUR", 0.5)
+    words = f"eval --model {model} --methods origin,rerope --task nll --lengths 160,320 --samples 5000".split()
+    assert main([*words, "--estimate", "--json", "--out", str(tmp_path / "out")]) == 0
+    begin, line = json.loads(capsys.readouterr().out)["estimate"][-1].split(": ", 1)
+    assert begin == "in about half an hour"
+    assert re.fullmatch(rf"mesa-lens {' '.join(words[:-2])} --samples=\d+ --out=.*", line.replace("=", " ", 4))
+    assert main([*shlex.split(line)[1:], "--estimate"]) == 0
+    assert "half an hour" not in capsys.readouterr().out
 
 
 def test_methods_are_listed_with_parameters_and_formula(capsys):

@@ -9,8 +9,6 @@ from commands import main
 COMMANDS = {
     "probe": "--methods origin,rerope --length 400 --texts 0 --samples 1 --lengths 160,320 --refine 0 --layers 0",
     "locate": "--methods rerope --lengths 320 --samples 2 --layers 0-1 --heads none --try patch",
-    "anatomy": "--methods origin --lengths 200 --samples 2 --layers 0 --parts heads",
-    "predict": "--methods origin,rerope --lengths 320 --samples 2",
     "eval": "--task nll --methods origin --lengths 160,200 --samples 1",
 }
 
@@ -49,8 +47,6 @@ def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys):
 CHANGED = {
     "probe": ["--lengths", "160,240"],
     "locate": ["--samples", "3"],
-    "anatomy": ["--samples", "3"],
-    "predict": ["--lengths", "480"],
     "eval": ["--samples", "2"],
 }
 

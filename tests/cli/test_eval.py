@@ -8,7 +8,7 @@ from commands import main
 from probe.commands.eval import run as running
 from probe.eval_tasks.tasks import RetrievalTask
 from probe.files import read_result
-from probe.identity import RUN
+from probe.run_folder import RUN
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from probe.files import SEAL, seal_of
-from probe.identity import RUN, run_of
+from probe.run_folder import RUN, run_of
 from probe.store import store
 from probe.store.reader import EVALUATION, TOKENS
 

@@ -17,7 +17,7 @@ from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
 from probe.experiment.journal import Journal
 from probe.files import read_result, write_result
-from probe.identity import RUN, journal_of
+from probe.run_folder import RUN, RunFolder
 from probe.status import status_of
 
 SUMMARY = {
@@ -83,7 +83,8 @@ def leave(folder, kind, settings):
     """A journal and a result of a run with these settings."""
     path = folder / kind.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    Journal(journal_of(path, folder, kind.command), settings, lambda key: None).add(("nll", 256), {"nll": 1.0})
+    journal = RunFolder(folder).journal_of(path, kind.command)
+    Journal(journal, settings, lambda key: None).add(("nll", 256), {"nll": 1.0})
     kind.write(folder, Small(settings["model"], settings["trained_length"]))
     return path
 
@@ -96,7 +97,7 @@ def test_a_result_of_another_model_is_never_the_runs(kind, tmp_path, capsys):
     run = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
     edit(run, lambda attrs: attrs.update(OURS))
     path = leave(run, kind, OURS)
-    journal = journal_of(path, run, kind.command)
+    journal = RunFolder(run).journal_of(path, kind.command)
     assert kind.find(run) == Small("ours")
     moved = {**OURS, "model": "./moved/ours"}
     renamed = leave(tmp_path / "moved", kind, moved)

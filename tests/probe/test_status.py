@@ -15,9 +15,8 @@ from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
 from probe.commands.table import COMMANDS, resume_command
 from probe.experiment.journal import Journal, recorded
-from probe.experiment.lock import LOCK
 from probe.files import write_result
-from probe.layout import LAYOUTS
+from probe.run_folder import LAYOUTS, LOCK
 from probe.status import status_of
 from probe.store import store
 

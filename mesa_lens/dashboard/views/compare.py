@@ -12,7 +12,6 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
-from mesa_lens.dashboard.state import can_open, opened, summary_of
 from probe.commands.probe.result import Summary
 from probe.commands.probe.verdict import failure_text, onset_title
 from probe.figures.curves import overlaid
@@ -37,7 +36,7 @@ def page(context: Context) -> None:
         command = "mesa-lens probe --length 1024 --prompt world --out runs/second"
         ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
-    default = [name for name, entry in others.items() if can_open(entry)][:1]
+    default = [name for name, entry in others.items() if entry.opens][:1]
     names = address.select_several(st, "Compare with", list(others), "with", default, filter_mode="contains")
     runs = {context.run.name: _read(context.run)}
     for name in names:
@@ -50,7 +49,7 @@ def page(context: Context) -> None:
 
 
 def _read(entry: Entry) -> tuple[Run, Summary]:
-    return opened(entry), summary_of(entry)
+    return entry.run, entry.summary
 
 
 def _failures(runs: Runs) -> Table:

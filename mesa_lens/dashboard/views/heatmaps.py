@@ -13,8 +13,7 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context, Entry
-from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
+from mesa_lens.dashboard.runs import BY_STORE, Context, Entry, choose_states, drifted, reference_of, states
 from probe.figures import heatmap
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export
@@ -51,7 +50,7 @@ class _Choice:
 def page(context: Context) -> None:
     """Widgets and one figure, with one colour scale a layer; narrower spans are read and pooled anew."""
     entry = context.run
-    run = opened(entry)
+    run = entry.run
     hook, prompt = choose_states(run)
     hidden = states(run, hook, prompt)
     methods, minus = _methods(entry, run)
@@ -177,7 +176,7 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …", hash_funcs=BY_STORE)
 def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
-    run = opened(entry)
+    run = entry.run
     panel = _select(run, choice)
     pooled, limits = heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
     return pooled, limits

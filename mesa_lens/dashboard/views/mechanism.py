@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import drifted
+from mesa_lens.dashboard.runs import Context, drifted
 from probe.commands.locate.page import MEASURES, clearest, located_export, located_tables, losses, place
 from probe.commands.locate.result import LOCATED
 from probe.commands.probe.report import drift_export, map_section

@@ -7,8 +7,7 @@ from typing import cast
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context, find_status
-from mesa_lens.dashboard.state import opened, summary_of
+from mesa_lens.dashboard.runs import Context
 from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.result import Summary
 from probe.commands.probe.verdict import about_run
@@ -29,10 +28,10 @@ _CARDS = {
 
 def page(context: Context) -> None:
     """Two sentences, the loss by length, links to the other pages; then the verdict, scores, and their origin."""
-    status = find_status(context.run.path)
+    status = context.run.status
     if status is not None and status.state != "finished":
         ui.show_status(status)
-    run, summary = opened(context.run), summary_of(context.run)
+    run, summary = context.run.run, context.run.summary
     answer = [part.text.partition(". ") for part in summary.verdict.sentences[:_ANSWER]]
     read = f"It is read up to {summary.captured_length} tokens here."
     texts = [f"{first.removesuffix('.')}." for first, *_ in answer]

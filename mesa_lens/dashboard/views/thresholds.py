@@ -10,8 +10,7 @@ import xarray as xr
 
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context
-from mesa_lens.dashboard.state import choose_states, opened, qualified, searched, states
+from mesa_lens.dashboard.runs import Context, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
 from probe.commands.probe.verdict import crossings_at_restarts, listed
 from probe.figures.thresholds import small_thresholds, threshold_chart
@@ -47,7 +46,7 @@ _LABELS = {
 def page(context: Context) -> None:
     """Widgets, one figure a chosen (layer, dim), and the ranking."""
     entry = context.run
-    run = opened(entry)
+    run = entry.run
     hook, prompt = choose_states(run)
     trained, rule = _rule(run, entry.name)
     above, files, below = st.container(), st.empty(), st.container()  # no file is offered while others are computed

@@ -36,13 +36,12 @@ from probe.eval_tasks.sources import check_there
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows
-from probe.experiment.lock import check_apart, check_run_folder
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.identity import SHIPPED_TEXT, check_of_run
 from probe.request import MethodsRequest, warn_skipped
+from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
 from probe.store.reader import partial_path, store_of, whole_passes
 from probe.store.select import reference_method
@@ -470,10 +469,9 @@ class ProbeWorker(PlanWorker):
 
 
 def check_folder(plan: ProbePlan, out: Path) -> None:
-    """Raises FileExistsError where the folder `out` is another command's, or of another model."""
-    check_apart(out, ("journal.jsonl",))
+    """Raises FileExistsError where the folder `out` is not a run's, is another command's, or of another model."""
     known = {**provenance(plan), **identity(plan.request.model, plan.config)}
-    check_of_run(out, known, {}, partial(chosen_dtype, plan.config))
+    RunFolder(out).check(known, {}, partial(chosen_dtype, plan.config), ("journal.jsonl",))
 
 
 def work(plan: ProbePlan, out: Path | None = None) -> Work:
@@ -483,7 +481,6 @@ def work(plan: ProbePlan, out: Path | None = None) -> Work:
     """
     rows, captured = dict[Any, Any](), set[tuple[str, str]]()
     if out is not None:
-        check_run_folder(out)
         check_folder(plan, out)
         if path := store.find_store(store_of(out), template(plan)):
             rows, captured = known_rows(out / JOURNAL), whole_passes(path)

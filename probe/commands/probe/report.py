@@ -50,7 +50,7 @@ from probe.figures.static import pictures
 from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
-from probe.layout import REPORTED
+from probe.run_folder import REPORTED
 from probe.store.cache import DERIVED, save
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having

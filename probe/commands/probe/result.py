@@ -14,7 +14,7 @@ from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
 from probe.files import read_result
 from probe.glossary import explained, template
-from probe.layout import REPORTED
+from probe.run_folder import REPORTED
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having
 from probe.tables import Table, filled, plain_table

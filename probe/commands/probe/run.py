@@ -47,10 +47,11 @@ from probe.eval_tasks.tasks import PASSKEY, TAIL
 from probe.eval_tasks.token_texts import token_texts
 from probe.experiment.estimate import Estimate, passes_of, work_text
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
-from probe.experiment.lock import check_apart, how_to_resume, owned, warn_finished
+from probe.experiment.lock import how_to_resume, owned, warn_finished
 from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.run import CommandResult, run_tasks
 from probe.experiment.task import TasksLost
+from probe.run_folder import RunFolder
 from probe.store import store
 from probe.store.reader import EVALUATION, FINGERPRINTS, TEXT_SOURCE, TOKENS, partial_path, store_of, whole_passes
 
@@ -99,7 +100,7 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
     runner.check(request.load)
     with owned(out):
         if overwrite:
-            check_apart(out, ("journal.jsonl",))
+            RunFolder(out).check_apart(("journal.jsonl",))
         else:
             check_folder(plan, out)
         whole = not overwrite and _store_of_run(plan, out) == store_of(out)

@@ -1,122 +1,109 @@
-"""The time of passes: counted work at the speed of a trial; a range that holds what passes take as busy as now."""
+"""The time of passes, at the speed of the model's own; and what takes less."""
 
 import re
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mesa.methods import Origin, ReRoPE, make
 from mesa.plan import relative_positions
-from probe.experiment import cost, estimate
+from probe.commands.eval import EvalRequest
+from probe.experiment import estimate
+from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import format_seconds
 
-CONFIG = LlamaConfig(
-    vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
-)  # fmt: skip
 ORIGIN, REROPE = Origin(trained_length=64), ReRoPE(trained_length=64)
 PASSES = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (REROPE, 4000): 1.0}
 
 
-class Machine:
-    """A clock for passes of a layer: `fixed` s, `token` s a token and `pair` s a pair, times what `load` says next."""
-
-    def __init__(self, monkeypatch, *, fixed=0.0, token=1e-5, pair=1e-8, load=lambda: 1.0):
-        self.fixed, self.token, self.pair, self.load, self.lengths, self.now = fixed, token, pair, load, [], 0.0
-        monkeypatch.setattr(estimate, "_timed", self.timed)
-        monkeypatch.setattr(estimate.time, "perf_counter", lambda: self.now)
-
-    def timed(self, layer, method, executor, length):
-        load = self.load()
-        self.lengths.append(length)
-        spent = (
-            load * self.pair * estimate._scored_pairs(method, length, executor),
-            load * (self.fixed + self.token * length),
-        )
-        self.now += sum(spent)
-        return spent
-
-    def truth(self, work, load=1.0):
-        one = {
-            key: self.fixed + self.token * key[1] + self.pair * estimate._scored_pairs(key[0], key[1], "fused")
-            for key in work
-        }
-        return 8 * load * sum(many * one[key] for key, many in work.items())  # 8 layers, of which one is timed
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=50, **sizes)).eval()
 
 
-def test_on_an_idle_machine_the_range_is_what_passes_take(monkeypatch):
-    machine = Machine(monkeypatch, fixed=1e-3)
-    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    assert max(machine.lengths) == 4000
-    assert high == pytest.approx(1.3 * low)
-    assert low == pytest.approx(machine.truth(PASSES), rel=0.03)  # and the vocabulary's share
+@pytest.mark.parametrize(("each", "token", "pair"), [(1e-3, 1e-5, 1e-8), (0, 1e-4, 4e-7), (0, 1e-2, 0), (0.1, 0, 0)])
+def test_the_parts_of_a_pass_are_separated(model, monkeypatch, each, token, pair):
+    """A clock that passes move; the passes that are timed are few."""
+    clock = SimpleNamespace(now=0.0)
 
+    def timed(_, length):
+        clock.now += each + token * length + pair * length * (length + 1) / 2
+        return each + token * length + pair * length * (length + 1) / 2
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_range_holds_what_passes_take_at_any_load_of_the_trial(monkeypatch, seed):
-    """Slow, so that the trial is of short passes; loads of 1 to 3."""
-    rng = np.random.default_rng(seed)
-    machine = Machine(monkeypatch, token=1e-4, pair=4e-7, load=lambda: rng.uniform(1, 3))
-    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    assert max(machine.lengths) < 4000
-    assert machine.truth(PASSES, 1) * 0.97 <= low < machine.truth(PASSES, 2) < high <= 1.3 * machine.truth(PASSES, 3.1)
-    assert machine.now < 4 * estimate._SECONDS
-
-
-def test_an_estimate_says_what_its_range_means(monkeypatch):
-    Machine(monkeypatch)
-    text = estimate.time_text(CONFIG, PASSES, {}, "fused")
-    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
-    ends = " to ".join(dict.fromkeys(map(format_seconds, (low, high))))
-    assert text.startswith(f"time: about {ends} for the passes, if this machine stays as busy")
-    assert re.search(rf"\({torch.get_num_threads()} threads?; range of a short trial, repeated\)$", text)
-
-
-def test_what_cannot_be_timed_says_why(monkeypatch):
-    def refuse(*_):
-        raise MemoryError("7 GiB are needed")
-
-    monkeypatch.setattr(estimate, "check_memory", refuse)
-    assert estimate.time_text(CONFIG, PASSES, {}, "fused") == "time: not estimated (7 GiB are needed)"
+    monkeypatch.setattr(estimate, "_timed", timed)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock.now)
+    speed = estimate.speed_of(model, 4000)
+    assert clock.now < 1.5 * estimate._TRIAL_S
+    assert (speed.longest < 4000) == (token == 1e-2)
+    truth = sum(
+        count * (each + token * length + pair * estimate.pairs(method.plan(length)))
+        for (method, length), count in PASSES.items()
+    )
+    assert estimate.seconds_of(PASSES, speed) == pytest.approx(truth, rel=1e-3)
+    assert speed.seconds(3000, 1000) == pytest.approx(3 * speed.seconds(1000, 1000, ORIGIN))
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-def test_a_layer_of_the_configs_shapes_is_timed(executor):
-    config = LlamaConfig(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
-    layer = estimate.TrialLayer(config, {})
-    assert layer.size == 64 * (2 * 64 + 2 * 32) + 3 * 64 * 96
-    for method in (ORIGIN, REROPE):
-        assert all(part > 0 for part in layer.timed(method, executor, 200))
-
-
-def test_on_a_gpu_the_time_is_computed():
-    """Llama-3-8B's prompt of 8192 tokens: 7 billion weights, and attention under Origin to half of all pairs."""
-    config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                         num_key_value_heads=8, dtype="bfloat16")  # fmt: skip
-    method, length = Origin(trained_length=8192), 8192
-    layer = 4096 * (4096 * 2 + 1024 * 2) + 3 * 4096 * 14336
-    operations = 32 * (2 * layer * length + 4 * 4096 * length * (length + 1) / 2)
-    least = estimate.least_seconds(config, {"dtype": "bfloat16"}, {(method, length): 10})
-    assert least == pytest.approx(10 * operations / 989e12, rel=1e-6)
-    text = estimate.time_text(config, {(method, length): 10}, {"device": "cuda", "dtype": "bfloat16"}, "fused")
-    assert text == "time: on an H100 at least 1 s for the passes, at 40% of its peak rates 3 s " + (
-        "(computed from shapes and plans, never measured)"
-    )
+def test_passes_of_the_model_are_timed(model, executor):
+    speed = estimate.speed_of(model, 100, executor)
+    assert speed.longest == 100
+    assert speed.seconds(1000, 100) > 0
 
 
 @pytest.mark.parametrize("name", ["origin", "rerope", "dca", "stair", "mesa", "streaming-llm", "self-extend"])
-def test_computed_operations_are_those_of_the_pairs_that_are_seen(name):
-    """Where a pattern chooses between regions, of each one's pairs; of a prompt both share the product with values."""
-    method, length = make(name, 64), 300
-    for new, prompt in ((length, length), (1, length - 1)):
-        plan, index = method.plan(length, prompt), np.arange(length)
-        queries = index[-new:]
-        seen = int((relative_positions(plan, queries, index) >= 0).sum())
-        whole = [replace(region, holds=None) for region in plan.regions]
-        pairs = [int(region.contains(queries[:, None], index).sum()) for region in whole]
-        assert sum(pairs) == seen if name not in ("stair", "mesa") else sum(pairs) > seen
-        products = [3 if region.holds and new > 1 else 4 for region in plan.regions]
-        calls = cost.pass_parts(CONFIG, method, length, new)[0]
-        assert calls.flops / CONFIG.num_hidden_layers == 32 * np.dot(products, pairs)
+def test_pairs_are_those_of_the_plan(name):
+    plan, index = make(name, 64).plan(300), np.arange(300)
+    seen = int((relative_positions(plan, index, index) >= 0).sum())
+    assert estimate.pairs(plan) == seen if name not in ("stair", "mesa") else seen < estimate.pairs(plan) <= 2 * seen
+
+
+def test_an_estimate_says_what_was_measured():
+    text, speed = estimate.time_text({(ORIGIN, 100): 3.0}, ModelSpec("default"), "fused")
+    assert re.fullmatch(
+        r"time: about \d+ s for the passes, if this machine stays as busy as it is now \([\d,]+ tokens/s measured, in "
+        r"passes of up to 100 tokens, with \d+ threads?\)",
+        text,
+    )
+    assert speed is not None
+    assert speed.longest == 100
+    assert estimate.time_text({}, ModelSpec("default"), "fused") == ("time: none, no pass is left", None)
+
+
+def test_what_cannot_be_timed_says_why(monkeypatch):
+    def refuse(*_, **__):
+        raise MemoryError("7 GiB are needed")
+
+    monkeypatch.setattr("probe.experiment.model_spec.load", refuse)
+    text, speed = estimate.time_text(PASSES, ModelSpec("default"), "fused")
+    assert (text, speed) == ("time: not measured (7 GiB are needed)", None)
+
+
+def test_what_fits_asks_for_fewer_prompts_then_lengths_then_methods():
+    request = EvalRequest(methods="origin,rerope,mesa", samples=9, lengths=(100, 300, 200))
+
+    def passes(less):
+        return {(ORIGIN, length): less.samples * len(less.methods.split(",")) for length in less.lengths}
+
+    def fit(second):
+        """Of a machine that takes `second` s a pass."""
+        plan = SimpleNamespace(request=request, lengths=request.lengths)
+        less = estimate.shorter_request(plan, passes, estimate.Speed(second, 0, 0, 1))
+        return less and (less.samples, less.lengths, less.methods)
+
+    assert fit(50) == (4, (100, 300, 200), "origin,rerope,mesa")
+    assert fit(100) == (2, (100, 300, 200), "origin,rerope,mesa")
+    assert fit(200) == (2, (100,), "origin,rerope,mesa")
+    assert fit(900) == (2, (100,), "origin")
+    assert fit(1000) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(89, "89 s"), (5400, "1.5 h"), (172800, "48.0 h"), (12e6, "138.9 days")]
+)
+def test_times_in_words(seconds, words):
+    assert format_seconds(seconds) == words

@@ -7,7 +7,8 @@ from holding import held
 
 from mesa.errors import Refused
 from mesa_lens.cli import main
-from probe.experiment.lock import LOCK, owned
+from probe.experiment.lock import owned
+from probe.run_folder import LOCK
 
 
 def test_every_command_that_writes_is_refused_at_once_and_names_who_holds_the_folder(model, tmp_path, capsys):

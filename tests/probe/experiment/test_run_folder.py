@@ -3,8 +3,8 @@
 import pytest
 
 from probe.experiment.journal import Journal
-from probe.experiment.lock import check_run_folder
 from probe.options import Tokens, read_as
+from probe.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "deep/data.jsonl", "a.zarr/zarr.json", "store.zarr/notes", "locate/me"])
@@ -27,9 +27,9 @@ def test_a_strangers_folder_is_no_runs_and_stays_as_it_is(name, overwrite, tmp_p
 def test_a_folder_with_a_journal_of_any_experiment_is_a_runs(name, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="holds other things than a run"):
-        check_run_folder(tmp_path)
+        RunFolder(tmp_path).check_run()
     Journal(tmp_path / name, {"model": "tiny"}).add(("nll", "origin", 64), {"nll": [1.0]})
-    check_run_folder(tmp_path)
+    RunFolder(tmp_path).check_run()
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_a_file_named_or_begun_as_ours_makes_no_run(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     (tmp_path / "summary.json").write_text("mine")
     with pytest.raises(FileExistsError, match="holds other things than a run"):
-        check_run_folder(tmp_path)
+        RunFolder(tmp_path).check_run()
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "locate/journal.jsonl"])
 def test_a_run_killed_in_its_first_line_goes_on(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text('{"sett')
-    check_run_folder(tmp_path)
+    RunFolder(tmp_path).check_run()
 
 
 def test_every_number_of_tokens_may_be_in_thousands():

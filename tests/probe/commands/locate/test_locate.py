@@ -14,7 +14,7 @@ from probe.commands.locate.run import Locate, locate, summarize
 from probe.experiment.estimate import passes_of, work_of
 from probe.experiment.pool import LOCAL
 from probe.files import read_result
-from probe.identity import RUN
+from probe.run_folder import RUN
 from probe.status import status_of
 
 
@@ -89,7 +89,7 @@ def test_a_model_without_an_excess_loss_has_nothing_to_recover(tmp_path, capsys)
     status = status_of(run)
     assert (status.state, status.parts[0].left, status.lacking) == ("finished", 0, "")
     assert f"locate ended without a result: {reason}" in status.text()
-    assert status.rows()[0]["refusal"].startswith(reason)
+    assert status.as_dict()["parts"][0]["refusal"].startswith(reason)
     assert "nothing is located" in (run / "locate" / "report.html").read_text()
     (run / "locate" / "summary.json").write_text("{}")
     for again in ((), ("--overwrite",)):

@@ -17,7 +17,7 @@ from probe.commands.predict.run import configs, plan
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.sources import heldout, texts
 from probe.files import read_result
-from probe.identity import RUN
+from probe.run_folder import RUN
 from probe.store.result_file import as_json
 
 K2 = "leaky-rerope:k=1.2,log_n=false"

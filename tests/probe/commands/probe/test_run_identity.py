@@ -9,7 +9,7 @@ import zarr
 from commands import main
 
 from probe.files import SEAL, seal_of
-from probe.identity import check_of_run, run_settings, taken
+from probe.run_folder import RunFolder
 
 PROBE = "probe --methods origin,rerope --length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --seed 3".split()
 COMMANDS = {
@@ -143,18 +143,18 @@ def test_results_of_another_model_are_left_out_and_said_to_be(run, capsys):
 
 
 def test_another_text_than_the_runs_is_reported(run, capsys):
-    there = run_settings(run)
+    there = RunFolder(run).settings
     for text, said in ((None, ""), ("mine.txt", "another text (shipped held-out text there, mine.txt now)")):
-        check_of_run(run, {**there, "text": text}, {}, lambda settings: "float64")
+        RunFolder(run).check({**there, "text": text}, {}, lambda settings: "float64")
         assert said in (err := capsys.readouterr().err)
         assert bool(said) == bool(err)
 
 
 def test_code_of_a_model_is_never_allowed_by_a_file(run):
     write_attributes(run / "store.zarr", trust_remote_code=True)
-    assert "trust_remote_code" not in taken(run, {"trust_remote_code": True}, (), "origin")
+    assert "trust_remote_code" not in RunFolder(run).taken({"trust_remote_code": True}, (), "origin")
     with pytest.raises(ValueError, match="give --trust-remote-code again"):
-        taken(run, {"trust_remote_code": False}, (), "origin")
+        RunFolder(run).taken({"trust_remote_code": False}, (), "origin")
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_of_a_run_nothing_is_taken_that_was_changed_by_hand(file, old, new, run,
 def test_a_damaged_store_names_no_model(content, tmp_path):
     (tmp_path / "store.zarr").mkdir()
     (tmp_path / "store.zarr" / "zarr.json").write_text(content)
-    assert run_settings(tmp_path) == {}
+    assert RunFolder(tmp_path).settings == {}
