@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesa.errors import Failed
 from mesa_lens.arguments import AddedOptions, OutputOptions, RunOptions, TimedOptions, WorkerOptions
-from probe.commands.table import Command
+from probe.commands import Command
 from probe.experiment.lock import how_to_resume
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
 from probe.files import SEAL, JsonObject, checksum, difference, seal_of
-from probe.layout import LAYOUTS, STORES
+from probe.layout import STORES, layouts
 
 MODEL = ("weights", "config", "tokenizer")
 """Fingerprints of a model, in a store's attributes and in a journal's settings."""
@@ -33,7 +33,7 @@ def run_settings(folder: Path, but: Sequence[str] = ()) -> JsonObject:
     That is what its store says, else its first journal. but: files and folders that are about to be written anew.
     """
     files = [folder / name / "zarr.json" for name in STORES]
-    files += [path for layout in LAYOUTS.values() for path in layout.journal_paths(folder)]
+    files += [path for layout in layouts().values() for path in layout.journal_paths(folder)]
     for file in files:
         if file.relative_to(folder).parts[0] not in but and (settings := recorded(file)):
             return settings
@@ -168,7 +168,7 @@ def same_model(there: JsonObject, now: JsonObject) -> bool:
 
 def journal_of(file: Path, folder: Path, command: str) -> Path:
     """The journal that a result's file of a command was computed from: of the same name, else the command's first."""
-    journals = LAYOUTS[command].journal_paths(folder)
+    journals = layouts()[command].journal_paths(folder)
     return next((path for path in journals if path.stem == file.stem), journals[0])
 
 

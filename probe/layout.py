@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+from mesa import plugins
 
 STORES = ("store.zarr", "store.zarr.partial")
 """The store of a probe, whole and unfinished."""
@@ -29,12 +34,26 @@ class Layout:
 
 REPORTED = ("summary.json", "report.html")
 """The files of a finished report, beside its figures."""
-LAYOUTS = {
-    "probe": Layout("", ("measured.jsonl",), REPORTED),
-    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), (*REPORTED, "samples.csv")),
-    "locate": Layout("locate", ("journal.jsonl",), REPORTED),
-    "anatomy": Layout("anatomy", ("journal.jsonl",), REPORTED),
-    "predict": Layout("predict", ("journal.jsonl",), ("prediction.json",)),
-}
-"""By command."""
-JOURNALS = tuple(dict.fromkeys(name for layout in LAYOUTS.values() for name in layout.journals))
+PROBE = Layout("", ("measured.jsonl",), REPORTED)
+_ORDER = ("check", "probe", "predict", "locate", "anatomy", "eval")
+T = TypeVar("T")
+
+
+def in_order(commands: Mapping[str, T]) -> dict[str, T]:
+    """Those that come with the package as help and reports have them, then others."""
+    first = [name for name in _ORDER if name in commands]
+    return {name: commands[name] for name in (*first, *(name for name in commands if name not in first))}
+
+
+@cache
+def layouts() -> dict[str, Layout]:
+    """By command, of those that are installed."""
+    rows = plugins.registered(plugins.COMMANDS, {})
+    found = {name: layout for name, row in rows.items() if isinstance(layout := getattr(row, "layout", None), Layout)}
+    return in_order({"probe": PROBE, **found})
+
+
+@cache
+def journals() -> frozenset[str]:
+    """Names of all commands' journals."""
+    return frozenset(name for layout in layouts().values() for name in layout.journals)

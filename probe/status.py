@@ -13,17 +13,19 @@ import numpy as np
 import zarr
 
 from mesa.errors import NotFound, Refused
-from probe.commands.table import resume_command
+from probe.commands import resume_command
 from probe.experiment.journal import REQUEST, JournalFile, read_journal
 from probe.experiment.lock import LOCK, holder_text, journal_lines, lock_state
 from probe.experiment.progress import format_seconds
 from probe.files import JsonObject, read_result
 from probe.identity import not_of_run
-from probe.layout import LAYOUTS, REPORTED
+from probe.layout import REPORTED, Layout, layouts
 from probe.store.reader import partial_path, store_of, stored_array, whole_passes
 
-EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
-"""Those that leave a journal and results; a probe leaves a store."""
+
+def _experiments() -> dict[str, Layout]:
+    """Those that leave a journal and results; a probe leaves a store."""
+    return {name: layout for name, layout in layouts().items() if name != "probe"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def _lacking(folder: Path) -> tuple[str, str]:
         return "the store is not finished", "probe"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it", "report"
-    for command, layout in EXPERIMENTS.items():
+    for command, layout in _experiments().items():
         place = folder / layout.folder
         missing = [name for name in layout.results if not (place / name).exists()]
         if missing == ["report.html"] and store.exists() and (place / layout.results[0]).exists():
@@ -181,11 +183,13 @@ def _with_time(part: CommandStatus, folder: Path) -> CommandStatus:
 
 def _parts(folder: Path) -> Iterator[CommandStatus]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
-    if (path := LAYOUTS["eval"].journal_paths(folder)[1]).exists():
-        journal = read_journal(path)
-        yield _journal_part("eval", "lm-eval tasks", folder, path, journal, journal.expected)
+    for command, layout in _experiments().items():
+        for path in layout.journal_paths(folder)[1:]:
+            if path.exists():
+                journal = read_journal(path)
+                yield _journal_part(command, "lm-eval tasks", folder, path, journal, journal.expected)
     yield from _probe_parts(folder)
-    for command, layout in EXPERIMENTS.items():
+    for command, layout in _experiments().items():
         if (path := layout.journal_paths(folder)[0]).exists():
             journal, summary = read_journal(path), _summary(path, path.with_name(layout.results[0]))
             failed = 0 if command != "eval" else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))

@@ -16,7 +16,7 @@ from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
 from probe import glossary
-from probe.commands.eval.plan import TASKS
+from probe.evaluation import TASKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "research").glob("*/results.md"))

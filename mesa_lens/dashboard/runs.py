@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mesa.errors import Refused
-from probe.commands.eval.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
+from probe.commands import commands
 from probe.status import Status, status_of
 from probe.store.reader import partial_path
+from probe.store.result_file import ResultFile
+
+if TYPE_CHECKING:
+    from probe.commands.eval.result import Evaluated, HarnessScores
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -20,8 +25,16 @@ DEPTH = 3
 """Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
 HARNESS, EVALUATION = "lm-eval", "eval"
-_KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
-"""The file that is read, and others that must be there."""
+
+
+@cache
+def _kinds() -> dict[str, tuple[ResultFile[Any], tuple[str, ...]]]:
+    """The file that is read, and others that must be there; none without `mesa-lens eval`."""
+    if EVALUATION not in commands():
+        return {}
+    from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+
+    return {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 
 
 @dataclass(frozen=True)
@@ -54,12 +67,12 @@ class EvalFolder:
     @property
     def file(self) -> Path:
         """The file that is read."""
-        return self.path / _KINDS[self.kind][0].path
+        return self.path / _kinds()[self.kind][0].path
 
     def read(self) -> Evaluated | HarnessScores:
         """Its file; Refused, naming the command that writes it, for one that is damaged or of another model."""
         check_inside(self.path)
-        return _KINDS[self.kind][0].read(self.path)
+        return _kinds()[self.kind][0].read(self.path)
 
     @property
     def label(self) -> str:
@@ -82,6 +95,12 @@ class Context:
         if self.entry is None:
             raise Refused(f"there is no run under {self.root}")
         return self.entry
+
+
+def pages_of_packages() -> list[str]:
+    """Commands of other packages that tell of their results, each on a page of its own."""
+    ours = {"probe", "locate", "anatomy", "predict", "eval"}
+    return [name for name, row in commands().items() if "inside" in row.tells and name not in ours]
 
 
 def check_inside(place: Path) -> None:
@@ -122,7 +141,7 @@ def results(root: Path) -> list[EvalFolder]:
     finished = [
         EvalFolder(kind, name_of(folder, root), folder)
         for folder in folders(root)
-        for kind, (file, more) in _KINDS.items()
+        for kind, (file, more) in _kinds().items()
         if not holds_run(folder) and all((folder / name).is_file() for name in (file.path, *more))
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from mesa.errors import NotFound, Occupied, Refused
 from probe.files import JsonObject
 from probe.identity import recorded
-from probe.layout import JOURNALS, STORES
+from probe.layout import STORES, journals
 
 _AGAIN = 0.2  # seconds
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
@@ -168,7 +168,7 @@ def holds_run(folder: Path) -> bool:
 
 def _is_just_begun(path: Path) -> bool:
     """Whether it is a folder, or a journal that was cut short in its first line."""
-    begin = _begin(path) if path.name in JOURNALS else None
+    begin = _begin(path) if path.name in journals() else None
     return path.is_dir() or (begin is not None and _BEGIN.startswith(begin))
 
 

@@ -19,7 +19,7 @@ from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
 from probe.identity import RUN, journal_of, not_of_run, run_of
-from probe.layout import LAYOUTS
+from probe.layout import layouts
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -74,7 +74,7 @@ class ResultFile(Generic[T]):
     def write(self, folder: Path, result: T) -> None:
         """Writes it with its checksum, and with the model that its journal is of; a probe's names its store."""
         path = folder / self.path
-        run = run_of(journal_of(path, folder, self.command)) if self.command in LAYOUTS else {}
+        run = run_of(journal_of(path, folder, self.command)) if self.command in layouts() else {}
         write_result(path, as_json(result) | ({RUN: run} if run else {}), self.indent)
 
     def _opened(self, folder: Path) -> tuple[T | None, str]:

@@ -15,7 +15,6 @@ from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec
-from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import (
     BASELINE,
@@ -37,6 +36,7 @@ from probe.eval_tasks.retrieval import word_ids
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import tail_tokens
+from probe.evaluation import PROMPTS
 from probe.experiment.journal import JournalRows
 from probe.experiment.task import Key, Task
 from probe.files import JsonObject
