@@ -50,7 +50,7 @@ FAMILIES = {
 def family_of(kind: str) -> Family:
     """A model type's row; of one that has none, what holds of all others."""
     passed_rows = _passed.get(kind)
-    return passed_rows[-1] if passed_rows else _registry().get(kind, Family())
+    return passed_rows[-1] if passed_rows else registry().get(kind, Family())
 
 
 @contextmanager
@@ -69,6 +69,6 @@ _passed: dict[str, list[Family]] = {}
 
 
 @cache
-def _registry() -> dict[str, Family]:
-    """`FAMILIES`, and the rows that installed packages name."""
+def registry() -> dict[str, Family]:
+    """`FAMILIES`, and the rows of installed packages, which add classes of their own to transformers as they are read."""
     return plugins.registered(plugins.FAMILIES, FAMILIES)

@@ -10,10 +10,10 @@ import pytest
 import synthetic
 import tiny
 from holding import held
-from probe.commands import commands, resume_command
 
 from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
+from probe.commands import commands, resume_command
 from probe.experiment.journal import Journal, recorded
 from probe.experiment.lock import LOCK
 from probe.files import write_result
