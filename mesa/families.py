@@ -70,5 +70,5 @@ _passed: dict[str, list[Family]] = {}
 
 @cache
 def registry() -> dict[str, Family]:
-    """`FAMILIES`, and the rows of installed packages, which add classes of their own to transformers as they are read."""
+    """`FAMILIES`, and the rows of installed packages, which may add classes to transformers as they are read."""
     return plugins.registered(plugins.FAMILIES, FAMILIES)

@@ -27,12 +27,12 @@ def done(model, tmp_path_factory):
     env, run, warm = guests.visible(folder / "site"), folder / "run", folder / "warm"
     subprocess.run([sys.executable, "-c", WARM, str(warm)], check=True, env=env, cwd=guests.ROOT)
     small = ["--model", model, "--out", run]
+    task = ["eval", "--methods", "origin,coarse", "--model", model, "--out", folder / "eval"]
     norms = ["norms", *small, "--methods", "origin,coarse"]
     lines = {
         "help": ["--help"],
         "method": ["methods", "explain", "coarse", "--length", "6", "--set", "coarse.window=2"],
-        "task": ["eval", "--task", "repeats", "--methods", "origin,coarse", "--lengths", "64", "--samples", "2"]
-        + ["--model", model, "--out", folder / "eval"],
+        "task": [*task, "--task", "repeats", "--lengths", "64", "--samples", "2"],
         "family": ["check", "--model", warm, "--methods", "coarse", "--pretended", "32"],
         "probe": ["probe", *small, "--methods", "origin,coarse", "--length", "200", "--samples", "0", "--texts", "0"],
         "begun": [*norms, "--minutes", "1e-9", "--note", "first"],

@@ -48,9 +48,9 @@ def visible(folder: Path, *, ours: Path = ROOT, guest: bool = True) -> dict[str,
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def commands(env: dict[str, str], *lines: list[str], before: str = "") -> list[tuple[int, str, str]]:
+def commands(env: dict[str, str], *lines: list[str], before: str = "", cwd: Path = ROOT) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each command line, one after another in one process. before: Python run first."""
     words = [sys.executable, "-c", before + _RUN, json.dumps([[str(word) for word in line] for line in lines])]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
