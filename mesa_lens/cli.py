@@ -89,9 +89,9 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    found = {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN} | installed()
-    for name in sorted(found, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
-        command = found[name]
+    by_name = {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN} | installed()
+    for name in sorted(by_name, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        command = by_name[name]
         if isinstance(command, Command):
             add_command(
                 commands,

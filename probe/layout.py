@@ -49,8 +49,8 @@ def in_order(commands: Mapping[str, T]) -> dict[str, T]:
 def layouts() -> dict[str, Layout]:
     """By command, of those that are installed."""
     rows = plugins.registered(plugins.COMMANDS, {})
-    found = {name: layout for name, row in rows.items() if isinstance(layout := getattr(row, "layout", None), Layout)}
-    return in_order({"probe": PROBE, **found})
+    others = {name: layout for name, row in rows.items() if isinstance(layout := getattr(row, "layout", None), Layout)}
+    return in_order({"probe": PROBE, **others})
 
 
 @cache

@@ -319,15 +319,15 @@ class Run(reader.StoredRun):
 
         NotFound where it was not run. Where nothing is predicted, the text says why, and data is empty.
         """
-        return Result(*command("predict").told("in_notebook")(self.folder))
+        return Result(*command("predict").on_page("in_notebook")(self.folder))
 
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
-        return Result(*command("locate").told("in_notebook")(self.folder))
+        return Result(*command("locate").on_page("in_notebook")(self.folder))
 
     def anatomy(self) -> Result:
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
-        return Result(*command("anatomy").told("in_notebook")(self.folder))
+        return Result(*command("anatomy").on_page("in_notebook")(self.folder))
 
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.
@@ -346,7 +346,7 @@ class Run(reader.StoredRun):
             FileNotFoundError: Nothing was captured.
             Refused: The method, layer or head was not captured.
         """
-        return command("anatomy").told("tokens_in_notebook")(self.folder, method, layer, head)
+        return command("anatomy").on_page("tokens_in_notebook")(self.folder, method, layer, head)
 
     def __repr__(self) -> str:
         """Folder, model, sizes, and the methods for each part of the report."""

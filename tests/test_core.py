@@ -39,7 +39,7 @@ def test_a_probe_its_report_and_status_do_without_it(tmp_path, model, name):
     run = tmp_path / "run"
     words = ["--methods", "origin,rerope", "--length", "200", "--samples", "0", "--texts", "0", "--model", model]
     lines = [["probe", *words, "--out", run], ["status", run], ["report", run], ["export", "drift", run]]
-    results = guests.commands(hidden(tmp_path / "site", name), *lines, before="import hiding\n")
+    results = guests.commands(hidden(tmp_path / "site", name), *lines, before="import hiding\n" + guests.UNDRAWN)
     assert [(code, err[-300:]) for code, _, err in results if code] == []
     text = (run / "report.html").read_text(encoding="utf-8")
     assert ("not located" in text) == (name != "locate")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from commands import parsers
 
+from mesa import plugins
 from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
@@ -40,7 +41,9 @@ def missing(page: Path) -> list[str]:
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name is a module of ours or something in one."""
+    """Whether a dotted name is a module of ours or something in one, or a group of entry points."""
+    if name in (plugins.METHODS, plugins.TASKS, plugins.FAMILIES, plugins.COMMANDS):
+        return True
     try:
         resolve_name(name)
     except (ImportError, AttributeError):

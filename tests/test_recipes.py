@@ -99,7 +99,7 @@ def used(model, tmp_path_factory):
         "a claim": ["verify", "--claim", "own"],
     }
     env = guests.visible(folder / "site", ours=tree, guest=False)
-    return dict(zip(lines, guests.commands(env, *lines.values(), cwd=tree), strict=True)), run
+    return dict(zip(lines, guests.commands(env, *lines.values(), before=guests.UNDRAWN, cwd=tree), strict=True)), run
 
 
 @pytest.mark.parametrize("row", ADDED)

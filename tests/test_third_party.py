@@ -41,7 +41,7 @@ def done(model, tmp_path_factory):
         "status": ["status", run],
         "report": ["report", run],
     }
-    return dict(zip(lines, guests.commands(env, *lines.values()), strict=True)), run, env
+    return dict(zip(lines, guests.commands(env, *lines.values(), before=guests.UNDRAWN), strict=True)), run, env
 
 
 def test_each_is_used_by_the_command_line(done):

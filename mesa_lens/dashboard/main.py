@@ -47,13 +47,13 @@ def _pages() -> dict[str, tuple[str, str, Callable[[Context], None], bool]]:
             view = importlib.import_module(f"mesa_lens.dashboard.views.{name}")
             pages[name] = title, icon, view.page, needs_run
     for name in pages_of_packages():
-        pages[name] = name.capitalize(), ":material/extension:", partial(_told, known[name]), True
+        pages[name] = name.capitalize(), ":material/extension:", partial(_of_command, known[name]), True
     return pages
 
 
-def _told(command: Command, context: Context) -> None:
+def _of_command(command: Command, context: Context) -> None:
     """What a command of another package tells of its results in the report of a run."""
-    sections = written(context, lambda folder: list(command.told("inside")(folder)) or None, command.name)
+    sections = written(context, lambda folder: list(command.on_page("inside")(folder)) or None, command.name)
     draw(sections or [], command.name)
 
 

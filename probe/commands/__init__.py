@@ -54,7 +54,7 @@ class Command:
         module = self._module("run")
         return module.plan, module.estimate, module.run_and_report
 
-    def told(self, what: str) -> Callable[..., Any]:
+    def on_page(self, what: str) -> Callable[..., Any]:
         """One of `tells`; Refused for another."""
         if what not in self.tells:
             raise Refused(f"mesa-lens {self.name} tells nothing of {what}")
@@ -109,7 +109,7 @@ def tell(what: str) -> dict[str, Callable[..., Any]]:
     `inside` (folder): sections for the report of a run; `findings` (folder, `RunFacts`): `Findings` for its verdict;
     `rewrite` (folder): writes the command's own report again.
     """
-    return {name: row.told(what) for name, row in commands().items() if what in row.tells}
+    return {name: row.on_page(what) for name, row in commands().items() if what in row.tells}
 
 
 def resume_command(name: str, folder: Path, record: Any) -> str:

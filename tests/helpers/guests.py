@@ -26,6 +26,13 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(done))
 """
 
+UNDRAWN = """
+import probe.commands.probe.report, probe.figures.section
+probe.figures.section.html_embed = lambda _: "<figure >"
+probe.commands.probe.report.write_figures = lambda *_: None
+"""
+"""Run first: reports are written without their charts, which take most of the time."""
+
 
 def entry_points(file: Path) -> str:
     """What pip writes of a pyproject.toml's entry points."""

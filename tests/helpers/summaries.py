@@ -19,9 +19,9 @@ def typed(content):
 def verdict(content, where=None, prediction=None):
     """The verdict as summary.json has it."""
     evidence, heads, predicted, notes = typed(content), {}, {}, []
-    for of, told in ((prediction_result, prediction), (locate_result, where)):
-        found = of.findings_of(told, of_typed.facts_of(evidence))
-        heads, predicted, notes = heads | found.heads, predicted | found.predicted, notes + found.notes
+    for of, result_of in ((prediction_result, prediction), (locate_result, where)):
+        findings = of.findings_of(result_of, of_typed.facts_of(evidence))
+        heads, predicted, notes = heads | findings.heads, predicted | findings.predicted, notes + findings.notes
     return as_json(of_typed.verdict(evidence, Findings(heads, predicted, notes)))
 
 

@@ -1,7 +1,7 @@
 """Runs tasks over methods and lengths, resumably, and sums them up.
 
 In: an `EvalRequest`. Out: scores a sample, in a journal, and means with intervals in summary.json.
-Open first: run.py (the plan: probe/evaluation.py); harness.py runs lm-eval's tasks."""
+Open first: run.py (its plan and worker are shared with `probe`); harness.py runs lm-eval's tasks."""
 
 from __future__ import annotations
 

@@ -166,12 +166,12 @@ def findings_of(located: Located | None, facts: RunFacts) -> Findings:
     """
     heads = None if located is None else _of_run(located, facts)
     if heads is not None:
-        found = {
+        clear = {
             method: heads_of
             for method in dict.fromkeys(gap.method for gap in heads.loss_gaps)
             if (heads_of := smallest_set(heads, method))
         }
-        return Findings(found, {}, [_note(located, heads)])
+        return Findings(clear, {}, [_note(located, heads)])
     if located is not None:
         note = f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."
     elif facts.fails is False:

@@ -116,8 +116,8 @@ def scores(summary: Evidence) -> Section:
 
 def inside(folder: Path) -> Iterator[Section]:
     """What other commands, such as `mesa-lens locate`, wrote into the run's folder, with links to their reports."""
-    for told in tell("inside").values():
-        yield from told(folder)
+    for inside_of in tell("inside").values():
+        yield from inside_of(folder)
 
 
 def provenance(run: StoredRun) -> dict[str, object]:

@@ -167,9 +167,9 @@ RANKED = (
 """The rule that `ranked` obeys."""
 
 
-def ranked(evidence: Evidence, found: Findings) -> list[Row]:
+def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(evidence, result, found) for result in evidence.methods), key=_key)
+    rows = sorted((_row(evidence, result, findings) for result in evidence.methods), key=_key)
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
         if row.longest_passing is None:
@@ -207,7 +207,7 @@ def is_worse(row: Row) -> bool:
     return less is not None and less.low > 0
 
 
-def _row(evidence: Evidence, result: MethodResult, found: Findings) -> Row:
+def _row(evidence: Evidence, result: MethodResult, findings: Findings) -> Row:
     method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
     is_reference = method == evidence.reference
     if measured and measured.judged_by:
@@ -219,9 +219,9 @@ def _row(evidence: Evidence, result: MethodResult, found: Findings) -> Row:
         measured=measured,
         longest_passing=longest_passing,
         nll=_nll(result.longest, is_reference),
-        predicted=found.predicted.get(method),
+        predicted=findings.predicted.get(method),
         drift=onsets[0] if onsets else None,
-        heads=found.heads.get(method),
+        heads=findings.heads.get(method),
     )
 
 

@@ -662,16 +662,16 @@ def facts_of(evidence: Evidence) -> RunFacts:
 
 def findings_in(folder: Path, facts: RunFacts) -> Findings:
     """What other commands wrote into a run's folder, for its verdict."""
-    found = Findings({}, {}, [])
+    findings = Findings({}, {}, [])
     for of_command in tell("findings").values():
         heads, predicted, notes = of_command(folder, facts)
-        found = Findings(found.heads | heads, found.predicted | predicted, found.notes + notes)
-    return found
+        findings = Findings(findings.heads | heads, findings.predicted | predicted, findings.notes + notes)
+    return findings
 
 
-def verdict(evidence: Evidence, found: Findings) -> Verdict:
+def verdict(evidence: Evidence, findings: Findings) -> Verdict:
     """Of a run's evidence, and of what other commands wrote into its folder."""
-    rows = ranked(evidence, found)
+    rows = ranked(evidence, findings)
     sentences = {
         FAILS: what_fails(evidence, rows),
         FIXES: what_fixes(evidence, rows),
@@ -688,7 +688,7 @@ def verdict(evidence: Evidence, found: Findings) -> Verdict:
         rows=rows,
         notes=[
             RANKED,
-            *found.notes,
+            *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
         ],
