@@ -107,6 +107,7 @@ def tell(what: str) -> dict[str, Callable[..., Any]]:
     """The functions `what` of all that have it, by command.
 
     `inside` (folder): sections for the report of a run; `findings` (folder, `RunFacts`): `Findings` for its verdict;
+    `predicted` (folder, `RunFacts`): predicted failures by method, for its curves;
     `rewrite` (folder): writes the command's own report again.
     """
     return {name: row.on_page(what) for name, row in commands().items() if what in row.tells}

@@ -50,5 +50,5 @@ COMMAND = Command(
     options=(PredictRequest,),
     layout=Layout("predict", ("journal.jsonl",), ("prediction.json",)),
     package=__name__,
-    tells=("findings", "in_notebook"),
+    tells=("findings", "in_notebook", "predicted"),
 )

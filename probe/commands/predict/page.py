@@ -35,6 +35,7 @@ from probe.figures.figure_data import (
 from probe.figures.section import Section, as_text
 from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
+from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
@@ -270,6 +271,11 @@ def _agreement(text: str, agreement: Agreement) -> str:
 def findings(folder: Path, facts: RunFacts) -> Findings:
     """For the verdict of the run in a folder."""
     return findings_of(PREDICTION.find(folder), facts)
+
+
+def predicted(folder: Path, facts: RunFacts) -> dict[str, PredictedFailure]:
+    """For the curves of the run in a folder: the failure of each method that has one."""
+    return findings(folder, facts).predicted
 
 
 def in_notebook(folder: Path) -> InNotebook:

@@ -452,7 +452,10 @@ def curves_of(run: StoredRun, evidence: Evidence | None, methods: Sequence[str] 
     reference = reference_method(run.hidden["method"].values.tolist())
     measured = measured_failure(evaluation, trained, reference)
     configs = json.loads(attrs.get("method_configs", "{}"))
-    predicted = findings_in(run.folder, RunFacts(attrs.get("model"), trained, configs, reference)).predicted
+    facts = RunFacts(attrs.get("model"), trained, configs, reference)
+    predicted: dict[str, PredictedFailure] = {}
+    for predicted_of in tell("predicted").values():
+        predicted |= predicted_of(run.folder, facts)
     onsets = [evidence.onset_of(result) for result in evidence.methods] if evidence else []
     export = curves_export(_of_methods(evaluation, methods), measured, trained, onsets, predicted)
     if evidence is None:
