@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesa import methods
 from mesa.errors import Refused
+from mesa.families import Family
 from mesa.methods import *  # noqa: F403  a new method is named there alone
 from mesa.methods import meant
 from mesa.plan import Plan, distances
@@ -31,7 +32,7 @@ _LAZY = {
     "load": "mesa.models",
 }
 
-__all__ = ["Plan", "Refused", "applied", "bridge", "check", "distances", "load"]
+__all__ = ["Family", "Plan", "Refused", "applied", "bridge", "check", "distances", "load"]
 __all__ += methods.__all__
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from mesa import plugins
 
 CONSTRUCTED = "constructed"
 """The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
@@ -15,13 +21,16 @@ class Family:
     alibi: it adds ALiBi's bias in attention modules of its own, not through transformers' AttentionInterface
     (mesa/engine/alibi.py). refused: why no method can be attached. eager: TransformerLens computes its attention by a
     mask that is added, which only 'eager' has. normed_by_position: queries and keys are normed by (batch, position,
-    head, dim), where TransformerLens has (batch, head, position, dim).
+    head, dim), where TransformerLens has (batch, head, position, dim). arguments: what the model's attention modules
+    pass to the attention function beyond what methods understand, by name: a function from the value to the factor of
+    the scores that it stands for, or None where it changes nothing.
     """
 
     alibi: bool = False
     refused: str = ""
     eager: bool = False
     normed_by_position: bool = False
+    arguments: Mapping[str, Callable[[Any], float] | None] = field(default_factory=dict, hash=False)
 
 
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
@@ -40,4 +49,26 @@ FAMILIES = {
 
 def family_of(kind: str) -> Family:
     """A model type's row; of one that has none, what holds of all others."""
-    return FAMILIES.get(kind, Family())
+    passed_rows = _passed.get(kind)
+    return passed_rows[-1] if passed_rows else registry().get(kind, Family())
+
+
+@contextmanager
+def passed(kind: str, family: Family | None) -> Iterator[None]:
+    """Models of this type have the row that a caller passed (None: their own), for the length of a `with` block."""
+    rows = [] if family is None else [family]
+    _passed.setdefault(kind, []).extend(rows)
+    try:
+        yield
+    finally:
+        for row in rows:
+            _passed[kind].remove(row)
+
+
+_passed: dict[str, list[Family]] = {}
+
+
+@cache
+def registry() -> dict[str, Family]:
+    """`FAMILIES`, and the rows of installed packages, which may add classes to transformers as they are read."""
+    return plugins.registered(plugins.FAMILIES, FAMILIES)

@@ -24,6 +24,7 @@ from transformers import (
 from transformers import __version__ as version
 from transformers.utils import logging as transformers_logging
 
+from mesa import families
 from mesa.checkpoints.gguf_file import as_plain, check_stored, mend_tokenizer, reading, within
 from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, place_with_options
 from mesa.constructed_config import ConstructedConfig  # transformers knows it from then on
@@ -224,6 +225,7 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
         except TypeError:  # of a file that holds null, or a number
             stated = None
         check_stated(stated)
+    families.registry()  # whose packages may know a type that transformers does not
     config = AutoConfig.from_pretrained(place.where, **options)
     code = {} if options["trust_remote_code"] or place.header else stated.get("auto_map") or {}
     if own := code.get("AutoModelForCausalLM") or code.get("AutoConfig"):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field
 
 from mesa.errors import Refused
-from probe.commands.table import COMMANDS
+from probe.commands import commands as measuring
 from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.request import MethodsRequest
 from probe.run_folder import RunFolder
@@ -187,7 +187,7 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
     request = next((cls for cls in classes if issubclass(cls, MethodsRequest)), None)
     if request is None or "out" not in args:
         return
-    command = next(command for command in COMMANDS.values() if request in command.options)
+    command = next(command for command in measuring().values() if request in command.options)
     if args.overwrite and command.name == "probe":  # nothing is taken from what is written anew
         return
     folder = RunFolder(args.out, command.layout.names if args.overwrite else ())

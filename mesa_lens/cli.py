@@ -18,7 +18,7 @@ from mesa.methods import meant
 from mesa_lens import __version__
 from mesa_lens.arguments import add_command
 from mesa_lens.running import run_experiment, run_options
-from probe.commands.table import COMMANDS
+from probe.commands import Command, installed
 from probe.experiment.lock import interruptible
 
 
@@ -73,9 +73,10 @@ class Parser(argparse.ArgumentParser):
 
 
 _ORDER = """
-    check estimate_window probe predict report locate anatomy eval status app export methods verify fetch
+    check estimate-window probe predict report locate anatomy eval status app export methods verify fetch
 """.split()
-"""Those of `probe.commands.table`, and the modules of the others: each has `run`, HELP and EXAMPLE."""
+_OWN = ("estimate-window", "report", "status", "app", "export", "methods", "verify", "fetch")
+"""The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""
 
 
 def parser() -> Parser:
@@ -88,8 +89,10 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in _ORDER:
-        if command := COMMANDS.get(name):
+    by_name = {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN} | installed()
+    for name in sorted(by_name, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        command = by_name[name]
+        if isinstance(command, Command):
             add_command(
                 commands,
                 name,
@@ -101,17 +104,16 @@ def parser() -> Parser:
                 out=command.out,
             )
             continue
-        module = importlib.import_module(f"mesa_lens.{name}")
-        if hasattr(module, "add"):  # those with subcommands
-            module.add(commands)
+        if hasattr(command, "add"):  # those with subcommands
+            command.add(commands)
             continue
         add_command(
             commands,
-            name.replace("_", "-"),
-            module.run,
-            example=module.EXAMPLE,
-            help=module.HELP,
-            description=module.__doc__,
+            name,
+            command.run,
+            example=command.EXAMPLE,
+            help=command.HELP,
+            description=command.__doc__,
         )
     return top
 

@@ -18,6 +18,7 @@ from mesa.errors import Refused
 from mesa.progress import Bar
 from mesa.settings import ALL
 from mesa_lens.arguments import JsonOptions, add_command
+from probe.commands import commands
 from probe.options import (
     REQUIRED,
     Count,
@@ -250,7 +251,7 @@ class AnatomyOptions(FolderOptions):
         return anatomy_export(ANATOMY.read(self.store), self.chosen, self.lengths)
 
 
-KINDS = {
+_KINDS = {
     "heatmap": (HeatmapOptions, "--minus origin --layers 1-3 --format svg,npz"),
     "drift": (DriftOptions, "--format svg,csv"),
     "thresholds": (ThresholdOptions, "--pairs 3:150 --format pdf,csv"),
@@ -258,17 +259,19 @@ KINDS = {
     "locate": (LocateOptions, "--format svg,csv"),
     "anatomy": (AnatomyOptions, "--format svg,csv"),
 }
+_OF_COMMANDS = {"locate", "anatomy"}
+KINDS = {name: kind for name, kind in _KINDS.items() if name not in _OF_COMMANDS - {*commands()}}
 """The options of each kind, whose docstring says what it shows, and an example of them."""
 
 
-def add(commands: Any) -> None:
+def add(subcommands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
     example = "mesa-lens export {} runs/demo {}"
     epilog, shows = (
         f"example: {example.format('drift', KINDS['drift'][1])}",
         "write a run's figures and numbers as files",
     )
-    command = commands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
+    command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for name, (cls, flags) in KINDS.items():
         texts = {"example": example.format(name, flags), "help": str(cls.__doc__), "description": str(cls.__doc__)}

@@ -24,10 +24,7 @@ EXAMPLE = "mesa-lens report runs/demo"
 
 def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
-    from probe.commands.anatomy.page import write_anatomy
-    from probe.commands.anatomy.result import ANATOMY
-    from probe.commands.locate.page import write_located
-    from probe.commands.locate.result import LOCATED
+    from probe.commands import tell
     from probe.commands.probe.report import write_report
     from probe.commands.probe.verdict import terminal_text
     from probe.experiment.lock import owned
@@ -36,10 +33,8 @@ def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> in
 
     folder = open_run(captured.store).folder
     with owned(folder, option="RUN"):
-        if located := LOCATED.find(folder):
-            write_located(folder, located)
-        if anatomy := ANATOMY.find(folder):
-            write_anatomy(folder, anatomy)
+        for rewrite in tell("rewrite").values():
+            rewrite(folder)
         summary = write_report(captured.store, rule.rule)
     print(result_text(summary) if printing.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesa.errors import Failed
 from mesa_lens.arguments import AddedOptions, OutputOptions, RunOptions, TimedOptions, WorkerOptions
-from probe.commands.table import Command, resume_command
+from probe.commands import Command, resume_command
 from probe.experiment.journal import recorded
 from probe.experiment.lock import how_to_resume
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
     from probe.commands.anatomy.page import token_losses
-    from probe.commands.eval import EvalRequest
-    from probe.commands.eval.plan import plan_evaluation
     from probe.commands.eval.run import run_evaluation
     from probe.commands.predict import PredictRequest
     from probe.commands.predict.run import predict_failure
@@ -25,8 +23,10 @@ if TYPE_CHECKING:
     from probe.commands.probe.report import curves_export, drift_export, threshold_export, write_report
     from probe.commands.probe.run import run_probe
     from probe.eval_tasks.sources import heldout
+    from probe.evaluation import plan_evaluation
     from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, regions
+    from probe.request import EvalRequest
     from probe.run import Run, open_run
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
@@ -47,8 +47,8 @@ _MODULES = {
     "probe.commands.predict.run": "predict_failure",
     "probe.run": "Run open_run",
     "probe.commands.probe.report": "curves_export drift_export threshold_export write_report",
-    "probe.commands.eval": "EvalRequest",
-    "probe.commands.eval.plan": "plan_evaluation",
+    "probe.request": "EvalRequest",
+    "probe.evaluation": "plan_evaluation",
     "probe.commands.eval.run": "run_evaluation",
     "probe.commands.predict": "PredictRequest",
     "probe.commands.probe": "ProbeRequest",

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from mesa.checkpoints.place import place_with_options
 from mesa.errors import Refused
@@ -15,7 +17,21 @@ from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods
 from mesa.support import as_trained_text, check_config, length_choice, windows_of
 from mesa.support import trained_length as stated_length
-from probe.options import JoinedNames, Repeated, Seed, Text, Window, check, option, options_in
+from probe.options import (
+    Count,
+    JoinedNames,
+    Lengths,
+    Names,
+    Number,
+    Repeated,
+    Seed,
+    Text,
+    TextName,
+    Window,
+    check,
+    option,
+    options_in,
+)
 
 METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
@@ -187,3 +203,32 @@ def warn_skipped(left_out: Mapping[str, str]) -> None:
     """Says on stderr why something of a default set is left out."""
     for reason in left_out.values():
         sys.stderr.write(f"left out: {reason}\n")
+
+
+@dataclass(frozen=True)
+class EvalRequest(MethodsRequest):
+    """What `run_evaluation` scores: a model, methods, tasks and lengths in tokens.
+
+    Its fields are the options of `mesa-lens eval`; docs/commands.md lists them with their defaults
+    (`method_settings` is --set, `tasks` --task).
+
+    Examples:
+        >>> request = probe.EvalRequest(tasks=("passkey",), methods="origin,mesa", lengths=(256, 512), samples=10)
+        >>> request.tasks, request.batch
+        (('passkey',), 8)
+    """
+
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "tasks", "batch")
+    tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
+    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
+    samples: Count = option(100, "prompts at each length")
+    text: TextName | None = option(
+        None,
+        f"text for NLL, and for tasks that hide a needle in essays: {TEXT_HELP}",
+        group=DATA_GROUP,
+        unset="the shipped one",
+    )
+    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
+        None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=DATA_GROUP, unset="drawn uniformly"
+    )
+    batch: Count = option(8, "prompts decoded at once; halved when memory runs out")

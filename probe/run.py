@@ -8,19 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import plotly.graph_objects as go
 import xarray as xr
 
-from mesa.errors import NotFound, Refused
-from probe.commands.anatomy.page import HTML, anatomy_export, attention_view, headline, loss_view
-from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.locate.page import clearest, located_export, located_tables, places
-from probe.commands.locate.result import LOCATED
-from probe.commands.predict.page import prediction_export
-from probe.commands.predict.page import sections as prediction_sections
-from probe.commands.predict.result import PREDICTION
+from mesa.errors import Refused
+from probe.commands import command
 from probe.commands.probe.report import (
     control,
     curves_of,
@@ -31,7 +25,7 @@ from probe.commands.probe.report import (
     with_tables,
 )
 from probe.commands.probe.result import Summary, Verdict, run_summary
-from probe.commands.probe.verdict import crossing_table, drift_table, onset_title, verdict
+from probe.commands.probe.verdict import crossing_table, drift_table, facts_of, findings_in, onset_title, verdict
 from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import (
@@ -46,7 +40,6 @@ from probe.figures.heatmap import (
 )
 from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
-from probe.figures.section import as_text
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
@@ -55,6 +48,9 @@ from probe.tables import Table, plain_table
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.threshold_onset import best
+
+if TYPE_CHECKING:
+    from probe.commands.anatomy.page import HTML
 
 PLOTLY = "application/vnd.plotly.v1+json"
 """The MIME type of interactive figures in JupyterLab, VS Code and Colab."""
@@ -155,7 +151,7 @@ class Run(reader.StoredRun):
 
     def verdict(self) -> Verdict:
         """Methods ranked, what fails, what fixes it, where inside, how sure: as in summary.json, with located heads."""
-        return verdict(self.summary, LOCATED.find(self.folder), PREDICTION.find(self.folder))
+        return verdict(summary := self.summary, findings_in(self.folder, facts_of(summary)))
 
     def drift(
         self,
@@ -323,25 +319,15 @@ class Run(reader.StoredRun):
 
         NotFound where it was not run. Where nothing is predicted, the text says why, and data is empty.
         """
-        prediction = PREDICTION.read(self.folder)
-        export = prediction_export(prediction)
-        return Result(export.numbers.get("prediction", xr.Dataset()), as_text(prediction_sections(prediction)), export)
+        return Result(*command("predict").on_page("in_notebook")(self.folder))
 
     def located(self) -> Result:
         """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
-        summary = LOCATED.read(self.folder)
-        main, text = next(iter(clearest(summary).figures), None), as_text(places(summary))
-        if summary.clearest is None:
-            tables = located_tables(summary, {})
-            return Result(tables, text, Export({}, tables))
-        export = located_export(summary)
-        return Result(export.numbers, text, export, main)
+        return Result(*command("locate").on_page("in_notebook")(self.folder))
 
     def anatomy(self) -> Result:
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
-        summary = ANATOMY.read(self.folder)
-        export = anatomy_export(summary)
-        return Result(export.numbers, as_text(headline(summary)), export)
+        return Result(*command("anatomy").on_page("in_notebook")(self.folder))
 
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.
@@ -360,11 +346,7 @@ class Run(reader.StoredRun):
             FileNotFoundError: Nothing was captured.
             Refused: The method, layer or head was not captured.
         """
-        tokens = TOKENS.find(self.folder)
-        if tokens is None:
-            command = f"mesa-lens anatomy --parts tokens --out {self.folder}"
-            raise NotFound(f"{self.folder / TOKENS.path} is not there; capture it: `{command}`")
-        return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))
+        return command("anatomy").on_page("tokens_in_notebook")(self.folder, method, layer, head)
 
     def __repr__(self) -> str:
         """Folder, model, sizes, and the methods for each part of the report."""

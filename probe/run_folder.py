@@ -6,10 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mesa import plugins
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
 from mesa.settings import wanted_names
@@ -45,17 +46,33 @@ STORES = ("store.zarr", "store.zarr.partial")
 """The store of a probe, complete and unfinished."""
 REPORTED = ("summary.json", "report.html")
 """The files of a finished report, in addition to its figures."""
-LAYOUTS = {
-    "probe": Layout("", ("measured.jsonl",), REPORTED),
-    "eval": Layout("", ("journal.jsonl", "harness.jsonl"), (*REPORTED, "samples.csv")),
-    "locate": Layout("locate", ("journal.jsonl",), REPORTED),
-    "anatomy": Layout("anatomy", ("journal.jsonl",), REPORTED),
-    "predict": Layout("predict", ("journal.jsonl",), ("prediction.json",)),
-}
-"""By command."""
+PROBE = Layout("", ("measured.jsonl",), REPORTED)
+_ORDER = ("check", "probe", "predict", "locate", "anatomy", "eval")
+T = TypeVar("T")
+
+
+def in_order(commands: Mapping[str, T]) -> dict[str, T]:
+    """Those that come with the package as help and reports have them, then others."""
+    first = [name for name in _ORDER if name in commands]
+    return {name: commands[name] for name in (*first, *(name for name in commands if name not in first))}
+
+
+@cache
+def layouts() -> dict[str, Layout]:
+    """By command, of those that are installed."""
+    rows = plugins.registered(plugins.COMMANDS, {})
+    others = {name: layout for name, row in rows.items() if isinstance(layout := getattr(row, "layout", None), Layout)}
+    return in_order({"probe": PROBE, **others})
+
+
+@cache
+def journals() -> frozenset[str]:
+    """Names of all commands' journals."""
+    return frozenset(name for layout in layouts().values() for name in layout.journals)
+
+
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
-_JOURNALS = {name for layout in LAYOUTS.values() for name in layout.journals}
 _BEGIN = b'{"settings": '
 """How every journal begins."""
 _LISTED = 3  # names of what else it holds
@@ -89,7 +106,7 @@ class RunFolder:
         That is what its store says, else its first journal. Raises Refused where one is not what was written.
         """
         files = [self.path / name / "zarr.json" for name in STORES]
-        files += [path for layout in LAYOUTS.values() for path in layout.journal_paths(self.path)]
+        files += [path for layout in layouts().values() for path in layout.journal_paths(self.path)]
         there = (recorded(file) for file in files if file.relative_to(self.path).parts[0] not in self.replaced)
         return next(filter(None, there), {})
 
@@ -231,8 +248,8 @@ class RunFolder:
 
     def journal_of(self, file: Path, command: str) -> Path:
         """The journal that a result's file of a command was computed from: of its name, else the command's first."""
-        journals = LAYOUTS[command].journal_paths(self.path)
-        return next((path for path in journals if path.stem == file.stem), journals[0])
+        paths = layouts()[command].journal_paths(self.path)
+        return next((path for path in paths if path.stem == file.stem), paths[0])
 
     def not_of_run(self, file: Path, content: JsonObject, command: str) -> str:
         """Why a result's file is not of the run; empty where it is.
@@ -339,7 +356,7 @@ def _methods(settings: JsonObject) -> dict[str, JsonObject]:
 
 def _is_just_begun(path: Path) -> bool:
     """Whether it is a folder, or a journal that was cut short in its first line."""
-    if path.is_dir() or path.name not in _JOURNALS:
+    if path.is_dir() or path.name not in journals():
         return path.is_dir()
     with path.open("rb") as file:
         return _BEGIN.startswith(file.read(len(_BEGIN)))

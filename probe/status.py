@@ -12,15 +12,17 @@ from pathlib import Path
 import zarr
 
 from mesa.errors import NotFound, Refused
-from probe.commands.table import resume_command
+from probe.commands import resume_command
 from probe.experiment.journal import REQUEST, JournalFile, read_journal
 from probe.experiment.progress import format_seconds
 from probe.files import JsonObject, read_result
-from probe.run_folder import LAYOUTS, LOCK, REPORTED, RunFolder
+from probe.run_folder import LOCK, PROBE, REPORTED, Layout, RunFolder, layouts
 from probe.store.reader import partial_path, store_of, stored_labels, whole_passes
 
-EXPERIMENTS = {name: layout for name, layout in LAYOUTS.items() if name != "probe"}
-"""Those that leave a journal and results; a probe leaves a store."""
+
+def _experiments() -> dict[str, Layout]:
+    """Those that leave a journal and results; a probe leaves a store."""
+    return {name: layout for name, layout in layouts().items() if name != "probe"}
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _lacking(run: RunFolder) -> tuple[str, str]:
         return "the store is not finished", "probe"
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it", "report"
-    for command, layout in EXPERIMENTS.items():
+    for command, layout in _experiments().items():
         place, is_begun = folder / layout.folder, layout.journal_paths(folder)[0].exists()
         path = place / layout.results[0]
         missing = [name for name in layout.results if not (place / name).exists()]
@@ -158,11 +160,13 @@ def _lacking(run: RunFolder) -> tuple[str, str]:
 
 def _parts(run: RunFolder) -> Iterator[CommandStatus]:
     """The parts in the folder itself. Raises Refused for an unreadable file."""
-    if (path := LAYOUTS["eval"].journal_paths(run.path)[1]).exists():
-        journal = read_journal(path)
-        yield _journal_part("eval", "lm-eval tasks", run, path, journal, journal.expected)
+    for command, layout in _experiments().items():
+        for path in layout.journal_paths(run.path)[1:]:
+            if path.exists():
+                journal = read_journal(path)
+                yield _journal_part(command, "lm-eval tasks", run, path, journal, journal.expected)
     yield from _probe_parts(run)
-    for command, layout in EXPERIMENTS.items():
+    for command, layout in _experiments().items():
         if (path := layout.journal_paths(run.path)[0]).exists():
             journal, summary = read_journal(path), _summary(path, path.with_name(layout.results[0]))
             failed = 0 if command != "eval" else len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
@@ -194,7 +198,7 @@ def _timed(part: CommandStatus, run: RunFolder) -> CommandStatus:
 
 
 def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
-    whole, path = store_of(run.path), LAYOUTS["probe"].journal_paths(run.path)[0]
+    whole, path = store_of(run.path), PROBE.journal_paths(run.path)[0]
     store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
     if store is None:
         if path.exists():

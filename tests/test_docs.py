@@ -12,11 +12,12 @@ import pytest
 import yaml
 from commands import parsers
 
+from mesa import plugins
 from mesa_lens import __version__
 from mesa_lens.cli import parser
 from mesa_lens.dashboard.views import thresholds
 from probe import glossary
-from probe.commands.eval.plan import TASKS
+from probe.evaluation import TASKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "research").glob("*/results.md"))
@@ -40,7 +41,9 @@ def missing(page: Path) -> list[str]:
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name is a module of ours or something in one."""
+    """Whether a dotted name is a module of ours or something in one, or a group of entry points."""
+    if name in (plugins.METHODS, plugins.TASKS, plugins.FAMILIES, plugins.COMMANDS):
+        return True
     try:
         resolve_name(name)
     except (ImportError, AttributeError):

@@ -16,6 +16,7 @@ from mesa.checking.rows import FAILED, NOT_RUN, CheckRow, Report
 from mesa.checking.subject import MOST_PRETENDED, Subject
 from mesa.engine.plug import check_free
 from mesa.errors import Refused
+from mesa.families import Family, passed
 from mesa.methods import Method, ReRoPE
 from mesa.progress import Bar
 from mesa.settings import make_methods
@@ -37,6 +38,7 @@ def check(
     pretended: int = PRETENDED,
     minutes: float | None = None,
     name: str | None = None,
+    family: Family | None = None,
 ) -> Report:
     """Whether methods are computed correctly on a model.
 
@@ -51,6 +53,7 @@ def check(
             a little shorter and three times as long. Default 64.
         minutes: No check begins after so many; default no limit.
         name: The model's name in the report; default the config's.
+        family: As for `mesa.applied`.
 
     Returns:
         A `Report`: `rows`, one a check; `print` gives a table.
@@ -64,6 +67,19 @@ def check(
         >>> print(str(report).splitlines()[0])
         default: 10 passed, 0 failed, 0 not run
     """
+    with passed(model.config.model_type, family):
+        return _checked(model, tokenizer, methods, trained_length, pretended, minutes, name)
+
+
+def _checked(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    methods: str,
+    trained_length: int | None,
+    pretended: int,
+    minutes: float | None,
+    name: str | None,
+) -> Report:
     check_config(model.config)
     check_free(model)
     if model.training:

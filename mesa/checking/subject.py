@@ -71,13 +71,15 @@ class Calls:
         )
 
 
-def _recording(calls: Calls, known: Callable[[Any], structure.Attends], inner: Callable[..., Any]) -> Any:
+def _recording(calls: Calls, model: Any, known: Callable[[Any], structure.Attends], inner: Callable[..., Any]) -> Any:
     """The attention function `inner`, whose calls are recorded."""
 
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
         output, weights = inner(module, query, key, value, mask, *args, **kwargs)
         scaling = args[0] if args else kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        others = {name: value for name, value in kwargs.items() if name != "scaling"}
+        scaling *= structure.known_arguments(module, model, others)["factor"]
         special = kwargs.get("softcap"), kwargs.get("s_aux")
         calls.windows.update(filter(None, [kwargs.get("sliding_window")]))
         calls.functions.append(AttentionCall(known(module), query, key, value, scaling, *special, output))
@@ -120,7 +122,7 @@ def record_stock(model: Any) -> Iterator[Calls]:
         modules[path].register_forward_hook(partial(keep, path=path), with_kwargs=True)
         for path in dict.fromkeys(path for path, _ in places)
     ]
-    function = _recording(calls, lambda module: known[id(module)], _plain)
+    function = _recording(calls, model, lambda module: known[id(module)], _plain)
     with removed(handles), _attention_replaced(model, function, calls):
         yield calls
 
@@ -129,7 +131,7 @@ def record_stock(model: Any) -> Iterator[Calls]:
 def record_method(attachment: Attachment) -> Iterator[Calls]:
     """The calls of a model under a method."""
     calls, function = Calls(), attachment.attention
-    attachment.attention = _recording(calls, attachment.attends, function)
+    attachment.attention = _recording(calls, attachment.model, attachment.attends, function)
     AttentionInterface.register(attachment.name, attachment.attention)
     try:
         yield calls

@@ -30,6 +30,7 @@ from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.errors import Refused
+from mesa.families import Family, passed
 from mesa.methods import METHODS, Method, Origin
 from mesa.methods.base import check_length
 from mesa.outside import attention_called, attention_function, cache_in, check_cache_name
@@ -366,7 +367,7 @@ class Attachment:
                 "attention is in plain operations, several times slower on long prompts",
                 stacklevel=2,
             )
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scaling = (query.shape[-1] ** -0.5 if scaling is None else scaling) * arguments["factor"]
         if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (states.to(dtype) for states in (query, key, value))
@@ -558,6 +559,7 @@ def applied(
     *,
     executor: str = "fused",
     prompt_length: int | None = None,
+    family: Family | None = None,
 ) -> Iterator[Attachment]:
     """Attaches a method to a model for the length of a `with` block.
 
@@ -575,6 +577,8 @@ def applied(
         prompt_length: Tokens of the whole prompt, padding included, where several calls give it; chunks follow from it.
             Default: what `generate` is given, or the first call with an empty cache. Your own loop without a cache must
             state it.
+        family: What no pass finds on the model (docs/new-family.md), for models of its type while the block lasts.
+            Default: the row of its type, of this package or of an installed one, if any.
 
     Yields:
         An `Attachment`: `calls` counts passes by layer; `heads` has the query heads, by layer, that the method was
@@ -599,21 +603,22 @@ def applied(
         raise Refused(f"applied({model.name}, ...): the model comes first, then the method: applied(model, method)")
     if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
         raise Refused(f"applied: a {type(model).__name__} is not a Hugging Face model; give applied(model, method)")
-    check_method(model.config, method)
     if prompt_length is not None:
         check_length("applied", "prompt_length", prompt_length, 1)
     block = ExitStack()
-    with _ATTACHING:
-        check_free(model)
-        check_eager(model)
-        attachment = Attachment(model, method, executor, prompt_length)
-        block.enter_context(attachment.on())
-    try:
-        with _no_length_warning(method):
-            yield attachment
-    finally:
+    with passed(model.config.model_type, family):
+        check_method(model.config, method)
         with _ATTACHING:
-            block.close()
+            check_free(model)
+            check_eager(model)
+            attachment = Attachment(model, method, executor, prompt_length)
+            block.enter_context(attachment.on())
+        try:
+            with _no_length_warning(method):
+                yield attachment
+        finally:
+            with _ATTACHING:
+                block.close()
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from mesa.engine.rope import OfKind, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.state import TOLERANCE, CarriedState, carried_state
 from mesa.errors import Refused
+from mesa.families import Family, family_of
 from mesa.methods import Method, Origin
 from mesa.methods.base import only_distances
 from mesa.outside import CACHES, attention_called, attention_function, mask_function
@@ -79,7 +80,7 @@ Structure = Mapping[str, Attends]
 
 Examined = tuple[Structure, tuple[int, ...]]
 """How the model attends, and the layers that carry a state."""
-_of_model: WeakKeyDictionary[nn.Module, Examined] = WeakKeyDictionary()
+_of_model: WeakKeyDictionary[nn.Module, tuple[Family, Examined]] = WeakKeyDictionary()
 _known: dict[tuple[Any, ...], Examined] = {}
 _states: WeakKeyDictionary[nn.Module, CarriedState] = WeakKeyDictionary()
 
@@ -150,14 +151,15 @@ def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
 
 def _examined(model: Any) -> Examined:
     """Both, found once for each class and config."""
-    if model not in _of_model:
+    family = family_of(model.config.model_type)
+    if model not in _of_model or _of_model[model][0] != family:
         known = paths(decoder_of(model))
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
-        key = (type(model), repr(config), *((path, type(module)) for path, module in known.items()))
+        key = (type(model), repr(config), family, *((path, type(module)) for path, module in known.items()))
         if key not in _known or not all(path in known for path in _known[key][0]):
             _known[key] = _Probe(model).structure()
-        _of_model[model] = _known[key]
-    return _of_model[model]
+        _of_model[model] = family, _known[key]
+    return _of_model[model][1]
 
 
 def _is_bridged(model: nn.Module) -> bool:
@@ -396,7 +398,7 @@ class _Probe:
         window = mask.span.size if mask.span else None
         self.layers[path] = Attends(layer, kind, names, window)  # pyright: ignore[reportArgumentType]
         own = self._own(module, query, key, value, mask, scale, kwargs)
-        self._compare(layer, own, query, key, value, mask, scale, arguments)
+        self._compare(layer, own, query, key, value, mask, scale * arguments["factor"], arguments)
         return own.expand(_ROWS, -1, -1, -1), None
 
     def _kind(
@@ -522,16 +524,21 @@ _KNOWN = frozenset({*_HARMLESS, "softcap", "s_aux"})
 
 
 def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """softcap and s_aux of a call of an attention function; Refused for an argument that is not known here."""
+    """softcap, s_aux and the factor of scores of a call of an attention function; Refused for an unknown argument."""
+    of_family, factor = family_of(model.config.model_type).arguments, 1.0
     for name, value in kwargs.items():
         if value is None or name in _KNOWN or (name == "is_causal" and value):
             continue
-        raise Refused(
-            f"model type {model.config.model_type!r} is not supported: {type(module).__name__} gives its attention "
-            f"{name}={value if isinstance(value, bool | int | float | str) else type(value).__name__}, which methods "
-            "do not know"
-        )
-    return {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
+        if name not in of_family:
+            raise Refused(
+                f"model type {model.config.model_type!r} is not supported: {type(module).__name__} gives its attention "
+                f"{name}={value if isinstance(value, bool | int | float | str) else type(value).__name__}, which "
+                f"methods do not know; say what it does to scores: mesa.applied(..., family=mesa.Family(arguments="
+                f"{{{name!r}: ...}})), see docs/new-family.md"
+            )
+        effect = of_family[name]
+        factor *= 1.0 if effect is None else effect(value)
+    return {"softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux"), "factor": factor}
 
 
 def _place(model: Any) -> torch.device:

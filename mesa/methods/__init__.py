@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from mesa import plugins
 from mesa.errors import Refused
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
@@ -65,30 +64,15 @@ Examples:
     ['dynamic-ntk', 'ntk-mixed', 'yarn', 'cope']
 """
 
-ENTRY_POINTS = "mesa_lens.methods"
-"""Entry-point group in which another package names its `Method` classes."""
-
 
 def registry() -> dict[str, type[Method]]:
     """Every method by its name: ours, then those of installed packages. Refused where two share a name."""
-    known = dict(METHODS)
-    for point in _installed():
-        method = point.load()
-        if known.get(method.name, method) is not method:
-            raise Refused(f"{point.value} is called {method.name!r}, as another method is; rename it")
-        known[method.name] = method
-    return known
+    return plugins.registered(plugins.METHODS, METHODS)
 
 
 def standard_methods() -> dict[str, type[Method]]:
     """Those of `registry` that extend a window: all but the experimental."""
     return {name: method for name, method in registry().items() if not method.experimental}
-
-
-@cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """What installed packages name; looked for once, since every package on the path is opened for it."""
-    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -13,41 +14,49 @@ from PIL import Image
 
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
-from mesa_lens.dashboard.elements import plain, suggest
-from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
-from mesa_lens.dashboard.views import (
-    anatomy,
-    compare,
-    heatmaps,
-    mechanism,
-    methods,
-    overview,
-    predict,
-    results,
-    theory,
-    thresholds,
-    tokens,
-)
+from mesa_lens.dashboard.elements import draw, plain, suggest, written
+from mesa_lens.dashboard.runs import Context, Entry, entries, pages_of_packages, root_folder
+from probe.commands import Command, commands
 from probe.figures.render import asset
 
 _FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
 
-# Title, icon and function of each page, and whether it needs a run.
-PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
-    "overview": ("Overview", ":material/summarize:", overview.page, True),
-    "mechanism": ("Where inside?", ":material/my_location:", mechanism.page, True),
-    "anatomy": ("Anatomy", ":material/troubleshoot:", anatomy.page, True),
-    "tokens": ("Tokens", ":material/text_fields:", tokens.page, True),
-    "predict": ("Predict", ":material/trending_up:", predict.page, True),
-    "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
-    "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
-    "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),
-    "results": ("Results", ":material/leaderboard:", results.page, False),
-    "methods": ("Methods", ":material/apps:", methods.page, False),
-    "theory": ("Theory", ":material/functions:", theory.page, False),
+_VIEWS = {
+    "overview": ("Overview", ":material/summarize:", True, None),
+    "mechanism": ("Where inside?", ":material/my_location:", True, None),
+    "anatomy": ("Anatomy", ":material/troubleshoot:", True, "anatomy"),
+    "tokens": ("Tokens", ":material/text_fields:", True, "anatomy"),
+    "predict": ("Predict", ":material/trending_up:", True, "predict"),
+    "thresholds": ("Thresholds", ":material/show_chart:", True, None),
+    "heatmaps": ("Heatmaps", ":material/grid_on:", True, None),
+    "compare": ("Compare runs", ":material/compare_arrows:", True, None),
+    "results": ("Results", ":material/leaderboard:", False, "eval"),
+    "methods": ("Methods", ":material/apps:", False, None),
+    "theory": ("Theory", ":material/functions:", False, None),
 }
+"""Title and icon of each module of views, whether it needs a run, and the command whose results it shows."""
 
+
+def _pages() -> dict[str, tuple[str, str, Callable[[Context], None], bool]]:
+    """Title, icon and function of each page, and whether it needs a run: those of commands that are installed."""
+    known, pages = commands(), {}
+    for name, (title, icon, needs_run, of) in _VIEWS.items():
+        if of is None or of in known:
+            view = importlib.import_module(f"mesa_lens.dashboard.views.{name}")
+            pages[name] = title, icon, view.page, needs_run
+    for name in pages_of_packages():
+        pages[name] = name.capitalize(), ":material/extension:", partial(_of_command, known[name]), True
+    return pages
+
+
+def _of_command(command: Command, context: Context) -> None:
+    """What a command of another package tells of its results in the report of a run."""
+    sections = written(context, lambda folder: list(command.on_page("inside")(folder)) or None, command.name)
+    draw(sections or [], command.name)
+
+
+PAGES = _pages()
 _HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
 _STYLE = f"""<style>
 .stMainBlockContainer {{padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}}

@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
-from probe.commands.eval.result import EVALUATED, HARNESS_SCORES, Evaluated, HarnessScores
-from probe.commands.probe.result import Summary
+from probe.commands import commands
 from probe.run import Run, open_run
 from probe.status import Status, status_of
 from probe.store.cache import cached, load
 from probe.store.reader import list_missing, missing_regions, partial_path, store_of
+from probe.store.result_file import ResultFile
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, judged_drifts
 from probe.thresholds.search import CrossingRule, search
+
+if TYPE_CHECKING:
+    from probe.commands.eval.result import Evaluated, HarnessScores
+    from probe.commands.probe.result import Summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -31,8 +35,16 @@ DEPTH = 3
 """Folders below the root that runs are looked for in."""
 HARNESS, EVALUATION = "lm-eval", "eval"
 _ANALYSING = "Analysing hidden states, at about a minute per GiB; the result is stored next to the run …"
-_KINDS = {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
-"""The file that is read, and others that must be there."""
+
+
+@cache
+def _kinds() -> dict[str, tuple[ResultFile[Any], tuple[str, ...]]]:
+    """The file that is read, and others that must be there; none without `mesa-lens eval`."""
+    if EVALUATION not in commands():
+        return {}
+    from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+
+    return {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 
 
 @dataclass(frozen=True)
@@ -111,12 +123,12 @@ class EvalFolder:
     @property
     def file(self) -> Path:
         """The file that is read."""
-        return self.path / _KINDS[self.kind][0].path
+        return self.path / _kinds()[self.kind][0].path
 
     def read(self) -> Evaluated | HarnessScores:
         """Its file; Refused, naming the command that writes it, for one that is damaged or of another model."""
         check_inside(self.path)
-        return _KINDS[self.kind][0].read(self.path)
+        return _kinds()[self.kind][0].read(self.path)
 
     @property
     def label(self) -> str:
@@ -144,6 +156,12 @@ class Context:
 @st.cache_resource(max_entries=4, show_spinner="Opening the run …")
 def _open(path: str, stamp: tuple[float, float]) -> Run:
     return open_run(path)
+
+
+def pages_of_packages() -> list[str]:
+    """Commands of other packages that tell of their results, each on a page of its own."""
+    ours = {"probe", "locate", "anatomy", "predict", "eval"}
+    return [name for name, row in commands().items() if "inside" in row.tells and name not in ours]
 
 
 def check_inside(place: Path) -> None:
@@ -184,7 +202,7 @@ def results(root: Path) -> list[EvalFolder]:
     finished = [
         EvalFolder(kind, name_of(folder, root), folder)
         for folder in folders(root)
-        for kind, (file, more) in _KINDS.items()
+        for kind, (file, more) in _kinds().items()
         if not holds_run(folder) and all((folder / name).is_file() for name in (file.path, *more))
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))

@@ -25,6 +25,7 @@ from streamlit import config
 from streamlit.web.server.server_util import get_url
 
 from mesa.errors import Refused
+from mesa_lens.dashboard.runs import pages_of_packages
 
 HOSTS_VARIABLE = "MESA_LENS_HOSTS"
 """Environment variable that names further hosts, with commas between them."""
@@ -149,8 +150,7 @@ async def shell(_: Request) -> HTMLResponse:
     return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
 
 
-ROUTES = [
-    Route(f"/{name}", shell) for name in ("", *sorted(path.stem for path in SCRIPT.parent.glob("views/[a-z]*.py")))
-]
-"""The addresses of the pages, each named as its module."""
+_VIEWS = sorted(path.stem for path in SCRIPT.parent.glob("views/[a-z]*.py"))
+ROUTES = [Route(f"/{name}", shell) for name in ("", *_VIEWS, *pages_of_packages())]
+"""The addresses of the pages, each named as its module, or as the command that it is of."""
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

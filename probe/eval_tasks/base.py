@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 
 _SHORT, _MANY = 256, 100  # keys differ in tokens: up to this length, so many prompts are tried
+
+
+class EvalKey(NamedTuple):
+    """What a row of the journal is of; length in tokens."""
+
+    task: str
+    method: str
+    length: int
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ def check_format(form: str, native: bool = False) -> None:
         raise Refused(f"{kind} has no format {form!r}; choose from {', '.join(known)}")
 
 
+InNotebook = tuple[xr.Dataset | Mapping[str, xr.Dataset], str, Export, str | None]
+"""What a notebook shows of a command's results: data, text, figures and the main one's name."""
+
+
 def heatmap_export(
     panel: xr.DataArray,
     trained_length: int,

@@ -6,14 +6,14 @@ import html
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.metadata import entry_points
+from functools import partial
 from itertools import product
 
 import numpy as np
 import xarray as xr
 
-from mesa.methods import ENTRY_POINTS, METHODS
+from mesa import plugins
+from mesa.methods import METHODS
 from probe.store.result_file import percent, ranged
 
 Look = tuple[str, str, str]
@@ -49,10 +49,9 @@ def nth(number: int) -> Look:
     return _OTHERS[number % len(_OTHERS)]
 
 
-@cache
 def _installed() -> dict[str, Look]:
     """Looks of the methods that installed packages name."""
-    return {name: nth(at) for at, name in enumerate(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))}
+    return {point.name: nth(at) for at, point in enumerate(plugins.named_in(plugins.METHODS))}
 
 
 WRITTEN = 64

@@ -131,3 +131,8 @@ def _as_text(section: Section) -> str:
 def embed(figure: Drawable | Markup) -> Markup:
     """The figure as a part of a page that has plotly.js."""
     return figure if isinstance(figure, Markup) else Markup(html_embed(figure))
+
+
+def report_link(folder: Path, command: str, text: str) -> dict[str, str]:
+    """The address of a command's report by its text, if it is in the folder of a run."""
+    return {text: f"{command}/{REPORT}"} if (folder / command / REPORT).is_file() else {}

@@ -18,7 +18,7 @@ from mesa.errors import NotFound, Refused
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject, json_text, read_result, write_result
 from probe.heads import head_name
-from probe.run_folder import LAYOUTS, RUN, RunFolder, run_of
+from probe.run_folder import RUN, RunFolder, layouts, run_of
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
@@ -73,7 +73,7 @@ class ResultFile(Generic[T]):
     def write(self, folder: Path, result: T) -> None:
         """Writes it with its checksum, and with the model that its journal is of; a probe's names its store."""
         path = folder / self.path
-        run = run_of(RunFolder(folder).journal_of(path, self.command)) if self.command in LAYOUTS else {}
+        run = run_of(RunFolder(folder).journal_of(path, self.command)) if self.command in layouts() else {}
         write_result(path, as_json(result) | ({RUN: run} if run else {}), self.indent)
 
     def _opened(self, folder: Path) -> tuple[T | None, str]:

@@ -15,17 +15,15 @@ from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
-from probe.commands.eval import EvalRequest
-from probe.commands.eval import plan as evaluation_plan
-from probe.commands.eval.plan import EvalPlan
-from probe.commands.eval.run import Evaluation
+from probe import evaluation as evaluation_plan
 from probe.commands.probe import ProbeRequest
 from probe.commands.probe import plan as probe_plan
 from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.plan import work as probe_work
+from probe.evaluation import EvalPlan, Evaluation
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options
-from probe.request import LoadOptions, MethodsRequest, warn_skipped
+from probe.request import EvalRequest, LoadOptions, MethodsRequest, warn_skipped
 from research.paper.sections import SECTIONS
 
 _TOP = ("model", "trained_length", "methods", "set", "seed")

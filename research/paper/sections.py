@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from probe.commands.eval import EvalRequest
 from probe.commands.probe import ProbeRequest
 from probe.options import InputPath, JoinedNames, Names, Text, Tokens, option
+from probe.request import EvalRequest
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from mesa.plan import BASE, follows_length, reach
 from mesa.settings import fitting_methods, method_settings
 from mesa.support import check_config, check_method, is_rotary, trained_length
 from probe.capture.spec import CaptureSpec, Selection
-from probe.commands.eval.plan import SCORED_PROMPTS
 from probe.commands.probe.plan import check_lengths
+from probe.evaluation import SCORED_PROMPTS
 from probe.thresholds.drift import DriftRule, resolution
 from probe.thresholds.search import CrossingRule, check_positions
 from research.phases import first_unmet

@@ -7,9 +7,9 @@ from commands import main
 
 from mesa.errors import Refused
 from mesa_lens import cli
-from probe.commands.eval import EvalRequest
-from probe.commands.eval.plan import check_read
 from probe.commands.predict.run import configs
+from probe.evaluation import check_read
+from probe.request import EvalRequest
 
 
 def refused(capsys, *words, code=2):

@@ -1,7 +1,7 @@
 """Results as `mesa-lens eval` leaves them, made up or published; each returns its folder."""
 
-from probe.commands.eval.plan import TASKS
 from probe.commands.eval.result import EVALUATED, Evaluated, Sample, summarize
+from probe.evaluation import TASKS
 
 LOST = 0.8  # of accuracy, by Origin at 512 tokens
 COMMON = {"seed": 0, "executor": "fused", "versions": {}, "methods": {"origin": {}, "rerope": {}}, "out_of_memory": []}

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from probe.commands import Findings
+from probe.commands.locate import result as locate_result
+from probe.commands.predict import result as prediction_result
 from probe.commands.probe import result
 from probe.commands.probe import verdict as of_typed
 from probe.commands.probe.result import SUMMARY
@@ -15,9 +18,13 @@ def typed(content):
 
 def verdict(content, where=None, prediction=None):
     """The verdict as summary.json has it."""
-    return as_json(of_typed.verdict(typed(content), where, prediction))
+    evidence, heads, predicted, notes = typed(content), {}, {}, []
+    for of, result_of in ((prediction_result, prediction), (locate_result, where)):
+        findings = of.findings_of(result_of, of_typed.facts_of(evidence))
+        heads, predicted, notes = heads | findings.heads, predicted | findings.predicted, notes + findings.notes
+    return as_json(of_typed.verdict(evidence, Findings(heads, predicted, notes)))
 
 
 def ranked(content):
     """The ranked rows as summary.json has them."""
-    return [as_json(row) for row in result.ranked(typed(content), None)]
+    return [as_json(row) for row in result.ranked(typed(content), Findings({}, {}, []))]

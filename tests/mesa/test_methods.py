@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
-from mesa import methods
 from mesa.methods.chunked import MIDDLES, WEAVES
 from mesa.plan import distances, reach, restarts, rotary_base
 from mesa.settings import make_methods
@@ -253,11 +252,9 @@ def install(monkeypatch):
     """Has an entry point's method found as an installed package's."""
 
     def add(point):
-        monkeypatch.setattr("mesa.methods.entry_points", lambda group: [point] if group == "mesa_lens.methods" else [])
-        methods._installed.cache_clear()
+        monkeypatch.setattr("mesa.plugins.named_in", lambda group: [point] if group == "mesa_lens.methods" else [])
 
-    yield add
-    methods._installed.cache_clear()
+    return add
 
 
 def test_the_documented_new_method_is_known_by_name_and_does_what_it_says(install):
@@ -273,7 +270,7 @@ def test_the_documented_new_method_is_known_by_name_and_does_what_it_says(instal
 
 def test_two_methods_of_one_name_are_an_error(install):
     install(SimpleNamespace(load=lambda: SimpleNamespace(name="rerope"), value="my_package:Other"))
-    with pytest.raises(ValueError, match="my_package:Other is called 'rerope', as another method is; rename it"):
+    with pytest.raises(ValueError, match=r"Other is called 'rerope', as another of mesa_lens\.methods is; rename"):
         mesa.make("rerope", 64)
 
 

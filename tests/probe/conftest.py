@@ -4,7 +4,7 @@ import pytest
 import spaced
 import tiny
 
-from probe.commands.eval import EvalRequest
+from probe.request import EvalRequest
 
 
 @pytest.fixture(scope="session")

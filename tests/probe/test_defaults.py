@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mesa.settings import fitting_methods
+from probe import evaluation
 from probe.commands.anatomy import run as anatomy
-from probe.commands.eval import plan as evaluation
 from probe.commands.locate import plan as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
 from probe.commands.probe.run import prepare

@@ -7,14 +7,13 @@ import pytest
 
 from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as plan_anatomy
-from probe.commands.eval import EvalRequest
-from probe.commands.eval.plan import plan_evaluation
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.plan import plan as plan_locate
 from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import FailureByLength, evaluation_plan, plan, provenance, template
+from probe.evaluation import plan_evaluation
 from probe.options import Text, option
-from probe.request import MethodsRequest
+from probe.request import EvalRequest, MethodsRequest
 from probe.store import store
 
 REQUESTS = ProbeRequest, EvalRequest, LocateRequest, AnatomyRequest

@@ -13,10 +13,10 @@ from holding import held
 
 from mesa_lens.arguments import read_options
 from mesa_lens.cli import main, parser
-from probe.commands.table import COMMANDS, resume_command
+from probe.commands import commands, resume_command
 from probe.experiment.journal import Journal, recorded
 from probe.files import write_result
-from probe.run_folder import LAYOUTS, LOCK
+from probe.run_folder import LOCK, layouts
 from probe.status import status_of
 from probe.store import store
 
@@ -90,7 +90,7 @@ LINES = {
 def read(words):
     """The request of a command line."""
     args = parser().parse_args(words, argparse.Namespace())
-    return [read_options(args, cls) for cls in COMMANDS[words[0]].options]
+    return [read_options(args, cls) for cls in commands()[words[0]].options]
 
 
 @pytest.mark.parametrize("command", LINES)
@@ -200,7 +200,7 @@ def test_a_run_whose_summary_or_report_is_missing_is_not_finished(folder, writte
     assert status_of(tmp_path).state == "unfinished"
     (tmp_path / folder / written).write_text("{}")
     command = folder or "eval"
-    results = LAYOUTS[command].results
+    results = layouts()[command].results
     missing = " and ".join(name for name in results if name != written)
     assert f"{missing} of {command} not written" in status_of(tmp_path).text()
     for name in results:

@@ -6,8 +6,7 @@ import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, drifted
-from probe.commands.locate.page import MEASURES, clearest, located_export, located_tables, losses, place
-from probe.commands.locate.result import LOCATED
+from probe.commands import commands
 from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
@@ -18,12 +17,16 @@ from probe.thresholds.drift_onset import drift_onsets
 
 def page(context: Context) -> None:
     """Where states drift, by layer and position; then what a method in one place fixes."""
-    _located(context)
+    if "locate" in commands():
+        _located(context)
     _drift(context)
 
 
 def _located(context: Context) -> None:
     """Findings for a method, length and measure; figures; a table of all effects; downloads."""
+    from probe.commands.locate.page import MEASURES, clearest, located_export, located_tables, losses, place
+    from probe.commands.locate.result import LOCATED
+
     summary = ui.written(context, LOCATED.find, "locate")
     if summary is None:
         return

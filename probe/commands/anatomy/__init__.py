@@ -7,8 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from probe.commands import Command
 from probe.options import Count, Lengths, RangeText, Split, TextName, option
 from probe.request import LENGTHS_HELP, METHODS, STORED, TEXT_HELP, MethodsRequest
+from probe.run_folder import REPORTED, Layout
 
 AnatomyPart = Literal["heads", "retrieval", "tokens"]
 
@@ -36,3 +38,15 @@ class AnatomyRequest(MethodsRequest):
         only=lambda request: {"heads", "tokens"} & {*request.parts},
         only_text="with --parts heads or tokens",
     )
+
+
+COMMAND = Command(
+    name="anatomy",
+    help="measure what every head attends to under each method",
+    about="measures what every head attends to under each method, and which heads retrieve a passkey",
+    example="--out runs/demo",
+    options=(AnatomyRequest,),
+    layout=Layout("anatomy", ("journal.jsonl",), REPORTED),
+    package=__name__,
+    tells=("inside", "rewrite", "in_notebook", "tokens_in_notebook"),
+)

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from markupsafe import escape
+from markupsafe import Markup, escape
 
-from mesa.errors import Refused
+from mesa.errors import NotFound, Refused
 from probe.commands.anatomy.result import (
     ANATOMY,
     TABLES,
+    TOKENS,
     Anatomy,
     Captured,
     HeadMeasured,
@@ -26,10 +27,10 @@ from probe.commands.anatomy.result import (
     RetrievalHead,
     Tokens,
 )
-from probe.figures.export import Export, safe_name
+from probe.figures.export import Export, InNotebook, safe_name
 from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tiles
 from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
-from probe.figures.section import Section, figures_of, provenance, write_page
+from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
 from probe.tables import Table
 
@@ -540,3 +541,34 @@ def _flat(row: Any) -> Row:
         elif isinstance(value, str | float | int):
             flat[name] = value
     return flat
+
+
+def inside(folder: Path) -> Iterator[Section]:
+    """For the report of the run in a folder: findings, and two texts token by token."""
+    if anatomy := ANATOMY.find(folder):
+        links = report_link(folder, ANATOMY.command, "Every head, method and length")
+        yield Section("Attention statistics", anatomy_findings(anatomy), links=links)
+    if views := token_views(TOKENS.find(folder)):
+        yield Section("Token by token", figures={f"tokens-{number}": Markup(view) for number, view in enumerate(views)})
+
+
+def rewrite(folder: Path) -> None:
+    """Writes the report again, if there is one."""
+    if anatomy := ANATOMY.find(folder):
+        write_anatomy(folder, anatomy)
+
+
+def in_notebook(folder: Path) -> InNotebook:
+    """The tables by name, findings and figures; NotFound where nothing was measured."""
+    summary = ANATOMY.read(folder)
+    export = anatomy_export(summary)
+    return export.numbers, as_text(headline(summary)), export, None
+
+
+def tokens_in_notebook(folder: Path, method: str | None, layer: int | None, head: int | None) -> HTML:
+    """Two views of a text, see `probe.Run.tokens`."""
+    tokens = TOKENS.find(folder)
+    if tokens is None:
+        command = f"mesa-lens anatomy --parts tokens --out {folder}"
+        raise NotFound(f"{folder / TOKENS.path} is not there; capture it: `{command}`")
+    return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))

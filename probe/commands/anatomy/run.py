@@ -43,13 +43,13 @@ from probe.commands.anatomy.result import (
     RetrievalHead,
     Tokens,
 )
-from probe.commands.eval.plan import PROMPTS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import PASSKEY, TAIL
 from probe.eval_tasks.token_texts import token_texts
+from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.model_spec import PlanWorker

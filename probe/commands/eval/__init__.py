@@ -1,48 +1,18 @@
 """Runs tasks over methods and lengths, resumably, and sums them up.
 
 In: an `EvalRequest`. Out: scores a sample, in a journal, and means with intervals in summary.json.
-Open first: plan.py (the request and its cells), then run.py; harness.py runs lm-eval's tasks."""
+Open first: run.py (its plan and worker are shared with `probe`); harness.py runs lm-eval's tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-from pydantic import Field
-
-from probe.options import Count, InputPath, Lengths, Names, Number, TextName, Tokens, option
-from probe.request import DATA_GROUP, LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
+from probe.commands import Command
+from probe.options import InputPath, Names, Tokens, option
+from probe.request import EvalRequest
+from probe.run_folder import REPORTED, Layout
 
 _HARNESS = "lm-evaluation-harness, in place of --task"
-
-
-@dataclass(frozen=True)
-class EvalRequest(MethodsRequest):
-    """What `run_evaluation` scores: a model, methods, tasks and lengths in tokens.
-
-    Its fields are the options of `mesa-lens eval`; docs/commands.md lists them with their defaults
-    (`method_settings` is --set, `tasks` --task).
-
-    Examples:
-        >>> request = probe.EvalRequest(tasks=("passkey",), methods="origin,mesa", lengths=(256, 512), samples=10)
-        >>> request.tasks, request.batch
-        (('passkey',), 8)
-    """
-
-    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "tasks", "batch")
-    tasks: Names = option(("passkey", "nll"), "names separated by commas; --list-tasks explains them", key="task")
-    lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1, 2, 4, 8x M, where a prompt fits")
-    samples: Count = option(100, "prompts at each length")
-    text: TextName | None = option(
-        None,
-        f"text for NLL, and for tasks that hide a needle in essays: {TEXT_HELP}",
-        group=DATA_GROUP,
-        unset="the shipped one",
-    )
-    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
-        None, "where in the prompt the passkey stands, 0 (start) to 1 (end)", group=DATA_GROUP, unset="drawn uniformly"
-    )
-    batch: Count = option(8, "prompts decoded at once; halved when memory runs out")
 
 
 @dataclass(frozen=True)
@@ -53,3 +23,14 @@ class HarnessOptions:
     harness: Names | None = option(None, "lm-eval tasks, e.g. longbench_qasper,niah_single_1", group=_HARNESS)
     include_path: InputPath | None = option(None, "folder with further task definitions", group=_HARNESS)
     limit: Tokens | None = option(None, "documents of each task", group=_HARNESS, unset="all")
+
+
+COMMAND = Command(
+    name="eval",
+    help="run passkey, RULER, LongEval, NLL, latency or lm-eval tasks under each method",
+    about="scores tasks under each method at several lengths, with 95% intervals and curves",
+    example="--task passkey,nll --samples 10 --out runs/eval",
+    options=(EvalRequest, HarnessOptions),
+    layout=Layout("", ("journal.jsonl", "harness.jsonl"), (*REPORTED, "samples.csv")),
+    package=__name__,
+)

@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from probe.eval_tasks.base import EvalTask, Metric, Score, interval, paired
-from probe.files import JsonObject
+from probe.eval_tasks.base import EvalKey, EvalTask, Metric, interval, paired
 from probe.statistics import shown
 from probe.store.result_file import Number, ResultFile, RunSummary, or_nan
 from probe.tables import Table, cross_table
-
-
-class EvalKey(NamedTuple):
-    """What a row of the journal is of; length in tokens."""
-
-    task: str
-    method: str
-    length: int
 
 
 class Sample(NamedTuple):
@@ -110,14 +100,6 @@ class HarnessScores:
     origin: dict[str, str] | None = None
     """Of weights and tokenizer, as `mesa.models.origin` tells them; None: not recorded, by an earlier version."""
     version: Literal[1] = 1
-
-
-_SCORES = TypeAdapter(list[Score])
-
-
-def scores_of(row: JsonObject) -> list[Score]:
-    """The scores in a row of the journal. Raises pydantic's ValidationError for others."""
-    return _SCORES.validate_python(row["scores"])
 
 
 EVALUATED = ResultFile(Path("summary.json"), Evaluated, by="eval")

@@ -3,109 +3,33 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
 from mesa.errors import Failed, Refused
-from mesa.progress import Bar
-from probe.commands.eval import EvalRequest, HarnessOptions
+from probe.commands.eval import HarnessOptions
 from probe.commands.eval.harness import RESULTS, run_harness
 from probe.commands.eval.page import harness_table, notes, sections, title, write_curves
-from probe.commands.eval.plan import TASKS, EvalPlan, EvalWorker, eval_key, eval_tasks
-from probe.commands.eval.plan import plan_evaluation as plan_tasks
-from probe.commands.eval.result import EVALUATED, EvalKey, Evaluated, Sample, score_tables, scores_of, summarize
+from probe.commands.eval.result import EVALUATED, Evaluated, Sample, score_tables, summarize
+from probe.eval_tasks.base import EvalKey
+from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
+from probe.evaluation import plan_evaluation as plan_tasks
 from probe.experiment.estimate import Estimate, estimated
-from probe.experiment.journal import Journal, JournalRows, bad_row
+from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.progress import is_over
-from probe.experiment.run import CommandResult, Experiment, opened, run_tasks, summary_of
+from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
 from probe.experiment.task import Task
 from probe.figures.section import Section, as_text, provenance, write_page
 from probe.files import write
 from probe.options import options
+from probe.request import EvalRequest
 from probe.tables import plain_table
 
-TABLES = ("samples.csv", "summary.json")
 COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
-
-
-class Evaluation(Experiment):
-    """Every (task, method, length) of a plan. too_large: those that do not fit in memory, and longer ones like them."""
-
-    title, unit = "evaluating", "token"
-    worker_class = EvalWorker
-    written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
-    apart_from = ("store.zarr", "store.zarr.partial", "measured.jsonl")
-    needed = ("scores",)
-    columns = EvalKey
-
-    def __init__(self, plan: EvalPlan) -> None:
-        self.plan, self.too_large = plan, list[EvalKey]()
-
-    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """As for Experiment, and Refused for scores that are not those of their task."""
-        journal = super().open_journal(out, overwrite=overwrite)
-        check_scores(journal, self.plan)
-        return journal
-
-    def tasks(self, rows: JournalRows) -> Sequence[Task]:
-        """Those without a row, or with scores of other lengths than the plan's."""
-        return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
-
-    def remaining(self, rows: JournalRows) -> int | None:
-        """Rows that the journal lacks."""
-        return sum(key not in rows for key in self.plan.cells)
-
-    def wanted(self, task: Task) -> bool:
-        """Whether no shorter prompt of its task and method was too large for the memory."""
-        name, method, length = eval_key(task)
-        return not any((name, method) == large[:2] and length >= large.length for large in self.too_large)
-
-    def record(self, journal: Journal, task: Task, value: Any) -> None:
-        """Adds a row; None: the task does not fit in memory."""
-        if value is None:
-            self.skipped(task)
-        else:
-            journal.add(task.key, value)
-
-    def skipped(self, task: Task) -> None:
-        """Leaves out a task that does not fit in memory."""
-        name, method, length = eval_key(task)
-        self.too_large.append(EvalKey(name, method, length))
-        Bar.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
-
-    def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
-        if key not in rows:
-            return False
-        lengths = TASKS[key.task].scored(key.length, self.plan.setting)
-        return {score.length for score in scores_of(rows[key])} == {*lengths}
-
-
-def check_scores(journal: Journal, plan: EvalPlan) -> None:
-    """Raises Refused for rows whose scores are not those of their task."""
-    path, counts = journal.path, dict[EvalKey, int]()
-    for key, row in cast(Mapping[EvalKey, Any], journal.rows).items():
-        if (task := TASKS.get(key.task)) is None:
-            raise bad_row(path, key, "is of no task")
-        if "peak_mib" not in row:
-            raise bad_row(path, key, "holds no 'peak_mib'")
-        try:
-            scores = scores_of(row)
-        except ValidationError as error:
-            raise bad_row(path, key, f"holds {error.errors()[0]['input']!r}, no score of {task.name}") from error
-        if wrong := {score.metric for score in scores} - {metric.name for metric in task.metrics}:
-            raise bad_row(path, key, f"holds {min(wrong)!r}, no score of {task.name}")
-        counts[key] = len({score.sample for score in scores})
-    for key, count in counts.items():
-        same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
-        if count < (most := max([*same, TASKS[key.task].least_samples(plan.setting)])):
-            raise bad_row(path, key, f"holds {count} of {most} samples")
 
 
 def run_evaluation(

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from probe.commands import Command
 from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, TextName, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
+from probe.run_folder import REPORTED, Layout
 
 TrialKind = Literal["patch", "clamp", "smallest"]
 
@@ -69,3 +71,15 @@ class LocateRequest(MethodsRequest):
         only=lambda request: "nll" in request.measures,
         only_text="with --measure nll",
     )
+
+
+COMMAND = Command(
+    name="locate",
+    help="apply a method in one layer or head alone: what share of the loss comes back?",
+    about="finds the layers and heads where a method recovers the loss beyond M",
+    example="--out runs/demo",
+    options=(LocateRequest,),
+    layout=Layout("locate", ("journal.jsonl",), REPORTED),
+    package=__name__,
+    tells=("findings", "inside", "rewrite", "in_notebook"),
+)

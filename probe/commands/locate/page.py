@@ -13,8 +13,19 @@ import numpy as np
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.commands.locate.result import DIMS, LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
-from probe.figures.export import Export, safe_name
+from probe.commands import Findings, RunFacts
+from probe.commands.locate.result import (
+    DIMS,
+    LOCATED,
+    PATCH,
+    Effect,
+    InsideCost,
+    Located,
+    Loss,
+    SmallestSet,
+    findings_of,
+)
+from probe.figures.export import Export, InNotebook, safe_name
 from probe.figures.figure_data import (
     GREY,
     RED,
@@ -35,7 +46,7 @@ from probe.figures.figure_data import (
     tiles,
 )
 from probe.figures.labels import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
-from probe.figures.section import Section, figures_of, provenance, write_page
+from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
 from probe.heads import head_name
 from probe.statistics import shown
 from probe.store.result_file import having, percent
@@ -530,3 +541,32 @@ def _by_size(rows: Sequence[SmallestSet]) -> Iterator[Row]:
             columns = ("share", "low", "high", "random_low", "random", "random_high")
             shares = {name: getattr(row, name)[n] for name in columns}
             yield labels | {"size": n + 1, "layer": layer, "head": head} | shares
+
+
+def findings(folder: Path, facts: RunFacts) -> Findings:
+    """For the verdict of the run in a folder."""
+    return findings_of(LOCATED.find(folder), facts)
+
+
+def inside(folder: Path) -> Iterator[Section]:
+    """For the report of the run in a folder: the clearest loss."""
+    if located := LOCATED.find(folder):
+        links = report_link(folder, LOCATED.command, "Every method, length and measure, and clamps")
+        yield replace(clearest(located), title="Where inside", links=links)
+
+
+def rewrite(folder: Path) -> None:
+    """Writes the report again, if there is one."""
+    if located := LOCATED.find(folder):
+        write_located(folder, located)
+
+
+def in_notebook(folder: Path) -> InNotebook:
+    """The tables by name, the text of the report and its figures; NotFound where nothing was located."""
+    summary = LOCATED.read(folder)
+    main, text = next(iter(clearest(summary).figures), None), as_text(places(summary))
+    if summary.clearest is None:
+        tables = located_tables(summary, {})
+        return tables, text, Export({}, tables), None
+    export = located_export(summary)
+    return export.numbers, text, export, main

@@ -16,7 +16,6 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import headed_layers
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec
-from probe.commands.eval.plan import PROMPTS
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import (
     BASELINE,
@@ -38,6 +37,7 @@ from probe.eval_tasks.retrieval import word_ids
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import tail_tokens
+from probe.evaluation import PROMPTS
 from probe.experiment.journal import JournalRows
 from probe.experiment.task import Key, Task
 from probe.files import JsonObject

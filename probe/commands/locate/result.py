@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
+from probe.commands import Findings, RunFacts
+from probe.commands.probe.result import HeadSet
 from probe.files import JsonObject
-from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly
+from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly, having
 
 PATCH = "patch"
 """The kind of an effect of a method in one place."""
@@ -155,3 +157,70 @@ class Located(RunSummary):
 
 LOCATED = ResultFile(Path("locate", "summary.json"), Located)
 """In the folder that `mesa-lens locate` writes to."""
+
+
+def findings_of(located: Located | None, facts: RunFacts) -> Findings:
+    """For a run's verdict: the smallest sets of heads, and what they rest on or how they are located.
+
+    Nothing is said where nothing was located and the reference does not fail.
+    """
+    heads = None if located is None else _of_run(located, facts)
+    if heads is not None:
+        clear = {
+            method: heads_of
+            for method in dict.fromkeys(gap.method for gap in heads.loss_gaps)
+            if (heads_of := smallest_set(heads, method))
+        }
+        return Findings(clear, {}, [_note(located, heads)])
+    if located is not None:
+        note = f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."
+    elif facts.fails is False:
+        return Findings({}, {}, [])
+    else:
+        note = "Heads: not located. `mesa-lens locate --out` with this folder finds the smallest set that is enough."
+    return Findings({}, {}, [note])
+
+
+def _note(located: Located | None, heads: Located) -> str:
+    if not any(row.heads for row in heads.smallest):
+        return "Heads: mesa-lens locate searched for no smallest set of heads in this folder."
+    if not heads.loss_gaps and located is not None and located.loss_gaps:
+        return "Heads: those located in this folder are of methods with other parameters."
+    text = "the smallest set found that recovers 90% of the excess loss, with its 95% interval"
+    return f"Heads: {text}; L0H7 is head 7 of layer 0."
+
+
+def _of_run(located: Located, facts: RunFacts) -> Located | None:
+    """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
+    if (located.model, located.trained_length) != (facts.model, facts.trained_length):
+        return None
+    configs, methods = facts.method_configs, located.methods
+
+    def is_same(name: str) -> bool:
+        one, other = methods.get(name, {}), configs.get(name, {})
+        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
+
+    gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
+    return replace(located, loss_gaps=gaps)
+
+
+def smallest_set(located: Located, method: str) -> HeadSet | None:
+    """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
+    gaps = having(located.loss_gaps, method=method, significant=True)
+    sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
+    if not sets:
+        return None
+    gap, search = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    last = search.size - 1
+    return HeadSet(
+        heads=search.heads[: search.size],
+        is_enough=search.enough is not None,
+        finished=search.finished,
+        share=search.share[last],
+        low=search.low[last],
+        high=search.high[last],
+        random=search.random[last],
+        length=gap.length,
+        measure=gap.measure,
+        items=gap.items // 2,
+    )

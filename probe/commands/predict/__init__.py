@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from probe.commands import Command
 from probe.options import Count, Lengths, Repeated, TextName, option
 from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, TEXT_HELP, MethodsRequest
+from probe.run_folder import Layout
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,15 @@ class PredictRequest(MethodsRequest):
     text: TextName | None = option(None, f"text to score: {TEXT_HELP}", unset="the shipped one")
     check: bool = option(False, "measure every method as well, and compare with the prediction")
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "configs", "check")
+
+
+COMMAND = Command(
+    name="predict",
+    help="predict at which length each method fails, from the unmodified model's loss",
+    about="predicts the length at which each method fails, from one curve and the method's distances",
+    example="--config leaky-rerope:k=2,log_n=false --check --out runs/predict",
+    options=(PredictRequest,),
+    layout=Layout("predict", ("journal.jsonl",), ("prediction.json",)),
+    package=__name__,
+    tells=("findings", "in_notebook", "predicted"),
+)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from mesa.methods import Method
 from mesa.plan import relative_positions
+from probe.commands import Findings, RunFacts
 from probe.commands.predict.formula import ORIGIN, REFERENCE, Law, far_keys_by_length, kind_sentence, length_grid
-from probe.commands.predict.result import Agreement, AtLength, MethodPrediction, Prediction
-from probe.figures.export import Export
+from probe.commands.predict.result import PREDICTION, Agreement, AtLength, MethodPrediction, Prediction, findings_of
+from probe.figures.export import Export, InNotebook
 from probe.figures.figure_data import (
     RED,
     STYLES,
@@ -30,9 +32,10 @@ from probe.figures.figure_data import (
     style,
     trained_rule,
 )
-from probe.figures.section import Section
+from probe.figures.section import Section, as_text
 from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
+from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
@@ -263,3 +266,20 @@ def _agreement(text: str, agreement: Agreement) -> str:
         f"failure length exact for {agreement.exact} of {agreement.methods}, within one step for "
         f"{agreement.within_one_step} ({agreement.fails} fail)."
     )
+
+
+def findings(folder: Path, facts: RunFacts) -> Findings:
+    """For the verdict of the run in a folder."""
+    return findings_of(PREDICTION.find(folder), facts)
+
+
+def predicted(folder: Path, facts: RunFacts) -> dict[str, PredictedFailure]:
+    """For the curves of the run in a folder: the failure of each method that has one."""
+    return findings(folder, facts).predicted
+
+
+def in_notebook(folder: Path) -> InNotebook:
+    """The table, text and figures; NotFound where nothing was predicted."""
+    prediction = PREDICTION.read(folder)
+    export = prediction_export(prediction)
+    return export.numbers.get("prediction", xr.Dataset()), as_text(sections(prediction)), export, None

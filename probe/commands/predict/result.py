@@ -9,9 +9,12 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from probe.commands import Findings, RunFacts
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.store.result_file import Number, ResultFile
+from probe.thresholds.failure import PredictedFailure
+from probe.thresholds.stated_window import NATS_ABOVE
 
 Interval = tuple[Number, Number]
 """The ends of a 95% interval over texts; NaN where there is none."""
@@ -209,3 +212,25 @@ class Prediction:
 
 PREDICTION = ResultFile(Path("predict", "prediction.json"), Prediction)
 """In the folder that `mesa-lens predict` writes to."""
+
+
+def findings_of(prediction: Prediction | None, facts: RunFacts) -> Findings:
+    """For a run's verdict: what was predicted of its model, M and parameters, by method, and what that rests on.
+
+    The reference has none: its own losses are what the prediction rests on.
+    """
+    if prediction is None or (prediction.model, prediction.trained_length) != facts[:2]:
+        return Findings({}, {}, [])
+    predicted = {
+        method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
+        for method, row in prediction.methods.items()
+        if method != facts.reference and row.failure is not None and row.config == facts.method_configs.get(method)
+    }
+    if prediction.refusal:
+        return Findings({}, predicted, [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."])
+    rests_on = (
+        f"Predicted failure: the length from which on a method's loss is {NATS_ABOVE} nats/token above lm-infinite's. "
+        f"Computed from the unmodified model's losses on {prediction.texts} texts and the method's distances, up to "
+        f"{prediction.longest} tokens (docs/law.md). {prediction.misfit}"
+    )
+    return Findings({}, predicted, [rests_on] if predicted else [])

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probe.capture.spec import CaptureSpec
+from probe.commands import Command
 from probe.options import CountOrZero, Lengths, Text, TextName, Tokens, option, options_in
 from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
+from probe.run_folder import PROBE
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,15 @@ class RuleOptions:
     rule: Literal["drift", "paper"] = option(
         "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
     )
+
+
+COMMAND = Command(
+    name="probe",
+    help="measure at which length each method fails, and store hidden states",
+    about="measures at which length the model fails under each method, and stores its hidden states",
+    example="--length 2048 --out runs/demo",
+    options=(ProbeRequest, RuleOptions),
+    layout=PROBE,
+    package=__name__,
+    timed=False,
+)

@@ -25,22 +25,19 @@ from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.support import is_rotary
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import OF_LAYERS, Selection
-from probe.commands.eval import EvalRequest
-from probe.commands.eval.plan import EvalPlan, eval_tasks, measure_with, unfit_length
-from probe.commands.eval.result import EvalKey, scores_of
-from probe.commands.eval.run import Evaluation
 from probe.commands.probe import ProbeRequest
-from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.base import EvalKey, PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.sources import check_there
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
+from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
 from probe.experiment.estimate import Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.request import MethodsRequest, warn_skipped
+from probe.request import EvalRequest, MethodsRequest, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
 from probe.store.reader import partial_path, store_of, whole_passes

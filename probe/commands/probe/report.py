@@ -20,17 +20,15 @@ from plotly.offline import get_plotlyjs
 from mesa.errors import Occupied, Refused
 from mesa.plan import Plan
 from mesa.progress import Bar
-from probe.commands.anatomy.page import anatomy_findings, token_views
-from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.locate.page import clearest
-from probe.commands.locate.result import LOCATED
-from probe.commands.predict.result import PREDICTION
-from probe.commands.probe.result import SUMMARY, Summary, predicted_failures
+from probe.commands import RunFacts, tell
+from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.verdict import (
     crossing_table,
     crossings_at_restarts,
     difference_table,
     drift_table,
+    facts_of,
+    findings_in,
     interval_table,
     listed,
     onset_title,
@@ -44,7 +42,7 @@ from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.labels import npz_bytes
 from probe.figures.render import page, rendered
-from probe.figures.section import REPORT, Section, figures_of, tables_of
+from probe.figures.section import Section, figures_of, tables_of
 from probe.figures.section import page as section_page
 from probe.figures.static import pictures
 from probe.figures.thresholds import threshold_chart
@@ -117,15 +115,9 @@ def scores(summary: Evidence) -> Section:
 
 
 def inside(folder: Path) -> Iterator[Section]:
-    """What `mesa-lens locate` and `anatomy` wrote into the run's folder, with links to their reports."""
-    if located := LOCATED.find(folder):
-        links = _link(folder, LOCATED.command, "Every method, length and measure, and clamps")
-        yield replace(clearest(located), title="Where inside", links=links)
-    if anatomy := ANATOMY.find(folder):
-        links = _link(folder, ANATOMY.command, "Every head, method and length")
-        yield Section("Attention statistics", anatomy_findings(anatomy), links=links)
-    if views := token_views(TOKENS.find(folder)):
-        yield Section("Token by token", figures={f"tokens-{number}": Markup(view) for number, view in enumerate(views)})
+    """What other commands, such as `mesa-lens locate`, wrote into the run's folder, with links to their reports."""
+    for inside_of in tell("inside").values():
+        yield from inside_of(folder)
 
 
 def provenance(run: StoredRun) -> dict[str, object]:
@@ -306,11 +298,6 @@ def _provenance(summary: Summary, run: StoredRun) -> Section:
     return Section("Provenance", tables=[table])
 
 
-def _link(folder: Path, command: str, text: str) -> dict[str, str]:
-    """The address of a command's report by its text, if it is in the folder."""
-    return {text: f"{command}/{REPORT}"} if (folder / command / REPORT).is_file() else {}
-
-
 _JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
@@ -464,8 +451,11 @@ def curves_of(run: StoredRun, evidence: Evidence | None, methods: Sequence[str] 
     check_labels(evaluation, "method", methods or ())
     reference = reference_method(run.hidden["method"].values.tolist())
     measured = measured_failure(evaluation, trained, reference)
-    prediction, configs = PREDICTION.find(run.folder), json.loads(attrs.get("method_configs", "{}"))
-    predicted = predicted_failures(prediction, (attrs.get("model"), trained), configs, reference)
+    configs = json.loads(attrs.get("method_configs", "{}"))
+    facts = RunFacts(attrs.get("model"), trained, configs, reference)
+    predicted: dict[str, PredictedFailure] = {}
+    for predicted_of in tell("predicted").values():
+        predicted |= predicted_of(run.folder, facts)
     onsets = [evidence.onset_of(result) for result in evidence.methods] if evidence else []
     export = curves_export(_of_methods(evaluation, methods), measured, trained, onsets, predicted)
     if evidence is None:
@@ -594,7 +584,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
 def whole_summary(analysis: Analysis) -> Summary:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     evidence, run = summarize(analysis), analysis.run
-    answer = verdict(evidence, LOCATED.find(run.folder), PREDICTION.find(run.folder))
+    answer = verdict(evidence, findings_in(run.folder, facts_of(evidence)))
     return Summary(**vars(evidence), verdict=answer, store=store_mark(run.hidden.attrs))
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from probe.commands.locate.result import Located
-from probe.commands.predict.result import Prediction
+from probe.commands import Findings
 from probe.files import read_result
 from probe.glossary import explained, template
 from probe.run_folder import REPORTED
@@ -169,13 +167,9 @@ RANKED = (
 """The rule that `ranked` obeys."""
 
 
-def ranked(evidence: Evidence, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
+def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    of_run = (evidence.model, evidence.trained_length)
-    predicted = predicted_failures(prediction, of_run, evidence.method_configs, evidence.reference)
-    rows = sorted(
-        (_row(evidence, result, located, predicted.get(result.method)) for result in evidence.methods), key=_key
-    )
+    rows = sorted((_row(evidence, result, findings) for result in evidence.methods), key=_key)
     sharing: list[Row] = []
     for place, row in enumerate(rows, 1):
         if row.longest_passing is None:
@@ -189,20 +183,6 @@ def ranked(evidence: Evidence, located: Located | None, prediction: Prediction |
         row.rank = sharing[0].rank if sharing else place
         sharing.append(row)
     return rows
-
-
-def same_model(evidence: Evidence, located: Located | None) -> Located | None:
-    """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
-    if located is None or (located.model, located.trained_length) != (evidence.model, evidence.trained_length):
-        return None
-    configs, methods = evidence.method_configs, located.methods
-
-    def is_same(name: str) -> bool:
-        one, other = methods.get(name, {}), configs.get(name, {})
-        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
-
-    gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
-    return replace(located, loss_gaps=gaps)
 
 
 def reference_of(rows: Sequence[Row]) -> Row:
@@ -227,29 +207,7 @@ def is_worse(row: Row) -> bool:
     return less is not None and less.low > 0
 
 
-def smallest_set(located: Located, method: str) -> HeadSet | None:
-    """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
-    gaps = having(located.loss_gaps, method=method, significant=True)
-    sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
-    if not sets:
-        return None
-    gap, search = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
-    last = search.size - 1
-    return HeadSet(
-        heads=search.heads[: search.size],
-        is_enough=search.enough is not None,
-        finished=search.finished,
-        share=search.share[last],
-        low=search.low[last],
-        high=search.high[last],
-        random=search.random[last],
-        length=gap.length,
-        measure=gap.measure,
-        items=gap.items // 2,
-    )
-
-
-def _row(evidence: Evidence, result: MethodResult, located: Located | None, predicted: PredictedFailure | None) -> Row:
+def _row(evidence: Evidence, result: MethodResult, findings: Findings) -> Row:
     method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
     is_reference = method == evidence.reference
     if measured and measured.judged_by:
@@ -261,26 +219,10 @@ def _row(evidence: Evidence, result: MethodResult, located: Located | None, pred
         measured=measured,
         longest_passing=longest_passing,
         nll=_nll(result.longest, is_reference),
-        predicted=predicted,
+        predicted=findings.predicted.get(method),
         drift=onsets[0] if onsets else None,
-        heads=None if located is None else smallest_set(located, method),
+        heads=findings.heads.get(method),
     )
-
-
-def predicted_failures(
-    prediction: Prediction | None, of_run: tuple[str | None, int], configs: Mapping[str, Any], reference: str
-) -> dict[str, PredictedFailure]:
-    """By method what was predicted of a run's model, M and parameters. of_run: its model and M.
-
-    The reference has none: its own losses are what the prediction rests on.
-    """
-    if prediction is None or (prediction.model, prediction.trained_length) != of_run:
-        return {}
-    return {
-        method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
-        for method, row in prediction.methods.items()
-        if method != reference and row.failure is not None and row.config == configs.get(method)
-    }
 
 
 def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:

@@ -20,7 +20,6 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.capture.memory import check_memory
-from probe.commands.eval.plan import eval_tasks
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.commands.probe import plan as by_length
 from probe.commands.probe.plan import (
@@ -45,6 +44,7 @@ from probe.eval_tasks.retrieval import first_ids, repeated_word
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import PASSKEY, TAIL
 from probe.eval_tasks.token_texts import token_texts
+from probe.evaluation import eval_tasks
 from probe.experiment.estimate import Estimate, passes_of, work_text
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished

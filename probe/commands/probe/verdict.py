@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from mesa.plan import Plan, restarts
-from probe.commands.locate.result import Located
-from probe.commands.predict.result import Prediction
+from probe.commands import Findings, RunFacts, tell
 from probe.commands.probe.result import (
     RANKED,
     HeadSet,
@@ -23,7 +23,6 @@ from probe.commands.probe.result import (
     is_worse,
     ranked,
     reference_of,
-    same_model,
     to_truncation,
 )
 from probe.glossary import about, window
@@ -654,10 +653,25 @@ FAILS, FIXES, WHERE, SURE = "What fails", "What fixes it", "Where inside", "How 
 TAIL_NLL = "Tail NLL is the loss on the last M/4 tokens, the same ones at every length."
 
 
-def verdict(evidence: Evidence, located: Located | None, prediction: Prediction | None = None) -> Verdict:
-    """Of a run's evidence, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing)."""
-    heads = same_model(evidence, located)
-    rows = ranked(evidence, heads, prediction)
+def facts_of(evidence: Evidence) -> RunFacts:
+    """What other commands are told of a run."""
+    measured = next(result.measured for result in evidence.methods if result.method == evidence.reference)
+    fails = None if measured is None else bool(measured.judged_by) and measured.length is not None
+    return RunFacts(evidence.model, evidence.trained_length, evidence.method_configs, evidence.reference, fails)
+
+
+def findings_in(folder: Path, facts: RunFacts) -> Findings:
+    """What other commands wrote into a run's folder, for its verdict."""
+    findings = Findings({}, {}, [])
+    for of_command in tell("findings").values():
+        heads, predicted, notes = of_command(folder, facts)
+        findings = Findings(findings.heads | heads, findings.predicted | predicted, findings.notes + notes)
+    return findings
+
+
+def verdict(evidence: Evidence, findings: Findings) -> Verdict:
+    """Of a run's evidence, and of what other commands wrote into its folder."""
+    rows = ranked(evidence, findings)
     sentences = {
         FAILS: what_fails(evidence, rows),
         FIXES: what_fixes(evidence, rows),
@@ -674,8 +688,7 @@ def verdict(evidence: Evidence, located: Located | None, prediction: Prediction 
         rows=rows,
         notes=[
             RANKED,
-            *predicted_by(evidence, rows, prediction),
-            *_heads_lines(rows, located, heads),
+            *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
         ],
@@ -717,37 +730,6 @@ def _following(evidence: Evidence) -> list[str]:
         f"are those of prompts of {evidence.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
         "at each length."
     ]
-
-
-def predicted_by(evidence: Evidence, rows: Sequence[Row], prediction: Prediction | None) -> list[str]:
-    """What predicted failures rest on, or why nothing is predicted; nothing where no method has one."""
-    of_model = (evidence.model, evidence.trained_length)
-    if prediction and prediction.refusal and (prediction.model, prediction.trained_length) == of_model:
-        return [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."]
-    if prediction is None or not any(row.predicted for row in rows):
-        return []
-    return [
-        f"Predicted failure: the length from which on a method's loss is {NATS_ABOVE} nats/token above lm-infinite's. "
-        f"Computed from the unmodified model's losses on {prediction.texts} texts and the method's distances, up to "
-        f"{prediction.longest} tokens (docs/law.md). {prediction.misfit}"
-    ]
-
-
-def _heads_lines(rows: Sequence[Row], located: Located | None, heads: Located | None) -> list[str]:
-    """What located heads rest on, or how they are located; nothing where the reference does not fail."""
-    if heads is not None and not any(row.heads for row in heads.smallest):
-        return ["Heads: mesa-lens locate searched for no smallest set of heads in this folder."]
-    if heads is not None and not heads.loss_gaps and located is not None and located.loss_gaps:
-        return ["Heads: those located in this folder are of methods with other parameters."]
-    if heads is not None:
-        text = "the smallest set found that recovers 90% of the excess loss, with its 95% interval"
-        return [f"Heads: {text}; L0H7 is head 7 of layer 0."]
-    if located is not None:
-        return [f"Heads: those located in this folder are of {located.model}, M = {located.trained_length}."]
-    reference = reference_of(rows)
-    if reference.measured and (reference.longest_passing is None or reference.measured.length is None):
-        return []
-    return ["Heads: not located. `mesa-lens locate --out` with this folder finds the smallest set that is enough."]
 
 
 def terminal_text(summary: Summary) -> str:

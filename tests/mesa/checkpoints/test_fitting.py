@@ -248,7 +248,7 @@ def test_a_model_that_is_nowhere_is_refused_without_waiting(monkeypatch):
 def test_names_are_looked_up_before_torch_is_loaded(command, monkeypatch, capsys, tmp_path):
     words = command.split()
     out = [] if command == "check" else ["--out", str(tmp_path / "run")]
-    for module in ("mesa.models", "probe.commands.probe.plan", "probe.commands.eval.plan", "mesa.engine.plug"):
+    for module in ("mesa.models", "probe.commands.probe.plan", "probe.evaluation", "mesa.engine.plug"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it would be an error
     assert main([*words, "--model", str(tmp_path / "none"), *out]) == 2
     assert "no model at" in capsys.readouterr().err

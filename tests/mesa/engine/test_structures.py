@@ -118,7 +118,17 @@ def test_an_argument_that_is_not_known_is_an_error():
     )
     model.model.layers[1].self_attn = Attention(model.config, 1)
     message = "'llama' is not supported: Attention gives its attention position_bias=Tensor, which methods do not know"
-    with pytest.raises(ValueError, match=message), mesa.applied(model.eval(), cases.method("rerope")):
+    method = cases.method("rerope")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message), mesa.applied(model.eval(), method):
+            pass
+        with mesa.applied(model, method, family=mesa.Family(arguments={"position_bias": None})):
+            pass
+    wrong = mesa.Family(arguments={"position_bias": lambda value: 0.5})
+    with (
+        pytest.raises(ValueError, match="the attention of layer 1 is not what a method can follow"),
+        mesa.applied(model, method, family=wrong),
+    ):
         pass
 
 

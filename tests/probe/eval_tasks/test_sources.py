@@ -13,8 +13,6 @@ from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as anatomy_plan
-from probe.commands.eval import EvalRequest
-from probe.commands.eval.plan import plan_evaluation as eval_plan
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.plan import plan as locate_plan
 from probe.commands.locate.result import LOCATED
@@ -25,7 +23,9 @@ from probe.commands.probe.plan import plan as probe_plan
 from probe.commands.probe.run import prepare
 from probe.eval_tasks import sources
 from probe.eval_tasks.score import documents_of
+from probe.evaluation import plan_evaluation as eval_plan
 from probe.figures.section import provenance
+from probe.request import EvalRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 

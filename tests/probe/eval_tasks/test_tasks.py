@@ -8,11 +8,11 @@ import torch
 
 import mesa
 from mesa.models import load
-from probe.commands.eval.plan import TASKS
 from probe.eval_tasks import retrieval
 from probe.eval_tasks import score as scoring
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import nll, text_windows
+from probe.evaluation import TASKS
 
 M = 160
 

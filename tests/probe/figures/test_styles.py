@@ -19,10 +19,8 @@ from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, 
 
 def test_no_two_methods_share_a_look(monkeypatch):
     points = [SimpleNamespace(name=name) for name in ("theirs", "another", "a-third")]
-    monkeypatch.setattr(figure_data, "entry_points", lambda group: points)
-    figure_data._installed.cache_clear()
+    monkeypatch.setattr("mesa.plugins.named_in", lambda group: points)
     looks = [style(name) for name in (*METHODS, *(point.name for point in points))]
-    figure_data._installed.cache_clear()
     assert len({colour for colour, _, _ in looks}) == len(looks)
     assert len({(dash, symbol) for _, dash, symbol in looks}) == len(looks)  # told apart in grey
     assert style("not installed") == style("not installed")

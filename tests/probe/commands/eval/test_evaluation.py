@@ -11,12 +11,11 @@ import torch
 from elsewhere import table
 
 from mesa.models import tokenizer_of
-from probe.commands.eval.plan import TASKS, EvalRequest, plan_evaluation
-from probe.commands.eval.result import EvalKey
-from probe.commands.eval.run import Evaluation, check_scores, run_evaluation
+from probe.commands.eval.run import run_evaluation
 from probe.eval_tasks import tasks
-from probe.eval_tasks.base import EvalTask, Metric, Score
+from probe.eval_tasks.base import EvalKey, EvalTask, Metric, Score
 from probe.eval_tasks.tasks import RETRIEVAL, Likelihood
+from probe.evaluation import TASKS, EvalRequest, Evaluation, check_scores, plan_evaluation
 from probe.experiment import model_spec as source
 from probe.experiment.estimate import work_of, work_text
 from probe.options import parse_lengths

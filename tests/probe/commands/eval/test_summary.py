@@ -8,9 +8,9 @@ from results import COMMON
 from scipy.stats import multinomial
 
 from probe.commands.eval.page import evaluation_charts, sections, title, write_curves
-from probe.commands.eval.plan import TASKS
 from probe.commands.eval.result import Cell, Evaluated, Sample, score_tables, summarize
 from probe.eval_tasks.base import Metric, interval, paired
+from probe.evaluation import TASKS
 from probe.figures.section import Section, as_text, page
 from probe.glossary import explained, help_of
 from probe.statistics import bonett_price, shown, student, wilson

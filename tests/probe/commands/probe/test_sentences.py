@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from probe.commands import Findings
 from probe.commands.probe.verdict import MAX_NAMED, listed, verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
@@ -75,7 +76,7 @@ def results(request):
     batch = []
     for seed in range(12 * request.param, 12 * request.param + 12):
         summary, scores = random_summary(seed)
-        drawn = verdict(summary, None)
+        drawn = verdict(summary, Findings({}, {}, []))
         texts = {item.heading: item.text for item in drawn.sentences}
         batch.append(SimpleNamespace(texts=texts, verdict=drawn, summary=summary, scores=scores))
     return batch

@@ -6,31 +6,37 @@ import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 import mesa
+from mesa import plugins
 from mesa.device import free_bytes, states_checked
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
+from mesa.progress import Bar
 from probe.capture.memory import check_prompts, prompt_bytes
-from probe.commands.eval import EvalRequest
-from probe.commands.eval.result import EvalKey
-from probe.eval_tasks.base import EvalTask, PromptSpec
+from probe.eval_tasks.base import EvalKey, EvalTask, PromptSpec, Score
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
+from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.model_spec import PlanWorker
+from probe.experiment.run import Experiment
 from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
-from probe.request import warn_skipped
+from probe.request import EvalRequest, warn_skipped
 
-TASKS: dict[str, EvalTask] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Latency())}
-"""Every task by its name."""
+TASKS: dict[str, EvalTask] = plugins.registered(
+    plugins.TASKS, {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Latency())}
+)
+"""Every task by its name: ours, then those of installed packages."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 SCORED_PROMPTS = 3
@@ -268,3 +274,87 @@ def _batch(model: Any, length: int, most: int, memory: int | None) -> int:
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+_SCORES = TypeAdapter(list[Score])
+
+
+def scores_of(row: JsonObject) -> list[Score]:
+    """The scores in a row of the journal. Raises pydantic's ValidationError for others."""
+    return _SCORES.validate_python(row["scores"])
+
+
+TABLES = ("samples.csv", "summary.json")
+
+
+class Evaluation(Experiment):
+    """Every (task, method, length) of a plan. too_large: those that do not fit in memory, and longer ones like them."""
+
+    title, unit = "evaluating", "token"
+    worker_class = EvalWorker
+    written = (*TABLES, "report.html", *(f"{task}.{form}" for task in TASKS for form in ("png", "html")))
+    apart_from = ("store.zarr", "store.zarr.partial", "measured.jsonl")
+    needed = ("scores",)
+    columns = EvalKey
+
+    def __init__(self, plan: EvalPlan) -> None:
+        self.plan, self.too_large = plan, list[EvalKey]()
+
+    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
+        """As for Experiment, and Refused for scores that are not those of their task."""
+        journal = super().open_journal(out, overwrite=overwrite)
+        check_scores(journal, self.plan)
+        return journal
+
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
+        """Those without a row, or with scores of other lengths than the plan's."""
+        return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
+
+    def remaining(self, rows: JournalRows) -> int | None:
+        """Rows that the journal lacks."""
+        return sum(key not in rows for key in self.plan.cells)
+
+    def wanted(self, task: Task) -> bool:
+        """Whether no shorter prompt of its task and method was too large for the memory."""
+        name, method, length = eval_key(task)
+        return not any((name, method) == large[:2] and length >= large.length for large in self.too_large)
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Adds a row; None: the task does not fit in memory."""
+        if value is None:
+            self.skipped(task)
+        else:
+            journal.add(task.key, value)
+
+    def skipped(self, task: Task) -> None:
+        """Leaves out a task that does not fit in memory."""
+        name, method, length = eval_key(task)
+        self.too_large.append(EvalKey(name, method, length))
+        Bar.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
+
+    def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
+        if key not in rows:
+            return False
+        lengths = TASKS[key.task].scored(key.length, self.plan.setting)
+        return {score.length for score in scores_of(rows[key])} == {*lengths}
+
+
+def check_scores(journal: Journal, plan: EvalPlan) -> None:
+    """Raises Refused for rows whose scores are not those of their task."""
+    path, counts = journal.path, dict[EvalKey, int]()
+    for key, row in cast(Mapping[EvalKey, Any], journal.rows).items():
+        if (task := TASKS.get(key.task)) is None:
+            raise bad_row(path, key, "is of no task")
+        if "peak_mib" not in row:
+            raise bad_row(path, key, "holds no 'peak_mib'")
+        try:
+            scores = scores_of(row)
+        except ValidationError as error:
+            raise bad_row(path, key, f"holds {error.errors()[0]['input']!r}, no score of {task.name}") from error
+        if wrong := {score.metric for score in scores} - {metric.name for metric in task.metrics}:
+            raise bad_row(path, key, f"holds {min(wrong)!r}, no score of {task.name}")
+        counts[key] = len({score.sample for score in scores})
+    for key, count in counts.items():
+        same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
+        if count < (most := max([*same, TASKS[key.task].least_samples(plan.setting)])):
+            raise bad_row(path, key, f"holds {count} of {most} samples")

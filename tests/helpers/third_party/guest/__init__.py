@@ -1,0 +1,1 @@
+"""A method, a task, a family with a quirk, and a command with a figure."""
