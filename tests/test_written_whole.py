@@ -17,7 +17,6 @@ ELSEWHERE = {
     "probe/figures/labels.py": "to memory",
     "probe/store/cache.py": "to memory",
     "mesa_lens/fetch.py": "a folder that is renamed",
-    "theory/pretrained.py": "a folder whose files are renamed",
     "probe/glossary.py": "a page of the documentation",
 }
 FILES = [path for name in ("mesa", "probe", "theory", "mesa_lens") for path in sorted((ROOT / name).rglob("*.py"))]

@@ -14,7 +14,7 @@ from mesa.errors import Refused
 from theory.claim import Check, Claim, ClaimVerdict
 from theory.claims.settings import VerifyOptions
 
-_MODULES = "theorem1 theorem2 theorem3 corollary mesa beside_theorems".split()
+_MODULES = "theorem1 theorem2 theorem3 corollary mesa".split()
 
 
 def checks_in(modules: Iterable[ModuleType]) -> dict[str, Check]:

@@ -1,4 +1,4 @@
-"""Statements beside the theorems: ALiBi's slopes, MPT's ALiBi, Self-Extend, DynamicSplit. Mostly exact integers."""
+"""Statements next to the theorems: ALiBi's slopes, MPT's ALiBi, Self-Extend, DynamicSplit. Mostly exact integers."""
 
 from __future__ import annotations
 
