@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 
 _ORDER = """
-    check estimate_window probe predict report locate anatomy eval status app export methods verify fetch
+    check probe predict report locate anatomy eval status app export methods verify fetch
 """.split()
 """Those of `probe.commands.table`, and the modules of the others: each has `run`, HELP and EXAMPLE."""
 
