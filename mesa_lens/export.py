@@ -137,8 +137,7 @@ def add(commands: Any) -> None:
 
 def check(options: ExportOptions) -> None:
     """Raises Refused for an unknown format, and for an option that would change nothing."""
-    from probe.figures.export import NUMBERS, check_format
-    from probe.figures.render import PICTURES
+    from probe.figures.export import NUMBERS, PICTURES, check_format
 
     values = vars(options)
     native, pool, top = (values.get(name) for name in ("cells", "pool", "top"))
@@ -198,8 +197,7 @@ def exported(options: ExportOptions, source: Any) -> Export:
 
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
-    from probe.figures.export import NUMBERS
-    from probe.figures.labels import check_size
+    from probe.figures.export import NUMBERS, check_size
 
     check(options)
     source = opened(options)

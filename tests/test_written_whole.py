@@ -14,7 +14,7 @@ ELSEWHERE = {
     "probe/experiment/ray.py": "no file",
     "probe/commands/eval/harness.py": "a temporary folder",
     "probe/figures/static.py": "to memory",
-    "probe/figures/labels.py": "to memory",
+    "probe/figures/export.py": "to memory",
     "probe/store/cache.py": "to memory",
     "mesa_lens/fetch.py": "a folder that is renamed",
     "probe/glossary.py": "a page of the documentation",

@@ -17,19 +17,17 @@ from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, Entry, check_inside, entries, root_folder
 from mesa_lens.dashboard.state import can_open
 from mesa_lens.dashboard.views import (
-    anatomy,
     compare,
     heatmaps,
-    mechanism,
+    inside,
     methods,
     overview,
     predict,
     results,
     theory,
     thresholds,
-    tokens,
 )
-from probe.figures.render import asset
+from probe.figures.export import asset
 
 _FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
@@ -37,9 +35,9 @@ _LOG = logging.getLogger(__name__)
 # Title, icon and function of each page, and whether it needs a run.
 PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "overview": ("Overview", ":material/summarize:", overview.page, True),
-    "mechanism": ("Where inside?", ":material/my_location:", mechanism.page, True),
-    "anatomy": ("Anatomy", ":material/troubleshoot:", anatomy.page, True),
-    "tokens": ("Tokens", ":material/text_fields:", tokens.page, True),
+    "mechanism": ("Where inside?", ":material/my_location:", inside.located, True),
+    "anatomy": ("Anatomy", ":material/troubleshoot:", inside.anatomy, True),
+    "tokens": ("Tokens", ":material/text_fields:", inside.tokens, True),
     "predict": ("Predict", ":material/trending_up:", predict.page, True),
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),

@@ -137,8 +137,7 @@ async def shell(_: Request) -> HTMLResponse:
     return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
 
 
-ROUTES = [
-    Route(f"/{name}", shell) for name in ("", *sorted(path.stem for path in SCRIPT.parent.glob("views/[a-z]*.py")))
-]
-"""The addresses of the pages, each named as its module."""
+PAGES = "overview mechanism anatomy tokens predict thresholds heatmaps compare results methods theory".split()
+"""The names of the pages in the address; those of `main.PAGES`, which loads them."""
+ROUTES = [Route(f"/{name}", shell) for name in ("", *PAGES)]
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

@@ -193,7 +193,8 @@ def survey(
         pooled = (merged(part, *block) for part, block in zip(parts, blocks, strict=True))
         layers.append((*pooled, layer_limits(values, quantile)))
     alike: Any = {"coords": "minimal", "compat": "override", "join": "override", "combine_attrs": "override"}
-    return tuple(xr.concat(parts, "layer", **alike) for parts in zip(*layers, strict=True))
+    joined: Any = (xr.concat(parts, "layer", **alike) for parts in zip(*layers, strict=True))
+    return tuple(joined)
 
 
 def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:

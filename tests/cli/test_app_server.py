@@ -20,7 +20,8 @@ from streamlit import config
 from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
-from mesa_lens.dashboard.server import HOSTS_VARIABLE, Guard, host_name
+from mesa_lens.dashboard import main as main_page
+from mesa_lens.dashboard.server import HOSTS_VARIABLE, PAGES, Guard, host_name
 from probe.commands.probe.report import write_report
 from probe.files import write_result
 
@@ -81,6 +82,10 @@ def test_own_hosts_and_origins_are_answered(monkeypatch, kind, host, origin, lis
     answered = {"http": sent[0].get("status") == 200, "websocket": sent[0]["type"] == "websocket.accept"}
     assert answered[kind] == is_answered
     assert is_answered or sent[0]["status"] in (400, 403)
+
+
+def test_every_page_has_its_address():
+    assert list(main_page.PAGES) == PAGES
 
 
 def status(port, path="/", **headers):

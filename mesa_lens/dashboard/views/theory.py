@@ -18,7 +18,7 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
-from probe.figures.labels import csv_bytes
+from probe.figures.export import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from probe.tables import Table

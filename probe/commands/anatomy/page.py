@@ -26,9 +26,8 @@ from probe.commands.anatomy.result import (
     RetrievalHead,
     Tokens,
 )
-from probe.figures.export import Export, safe_name
+from probe.figures.export import Export, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tiles
-from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import Section, figures_of, provenance, write_page
 from probe.store.result_file import having, ranged
 from probe.tables import Table

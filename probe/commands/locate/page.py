@@ -14,7 +14,17 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.commands.locate.result import DIMS, LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
-from probe.figures.export import Export, safe_name
+from probe.figures.export import (
+    Export,
+    Figures,
+    Labels,
+    Row,
+    chosen_labels,
+    chosen_rows,
+    labels_text,
+    present,
+    safe_name,
+)
 from probe.figures.figure_data import (
     GREY,
     RED,
@@ -34,7 +44,6 @@ from probe.figures.figure_data import (
     tile_map,
     tiles,
 )
-from probe.figures.labels import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
 from probe.figures.section import Section, figures_of, provenance, write_page
 from probe.heads import head_name
 from probe.statistics import shown

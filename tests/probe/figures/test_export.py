@@ -20,10 +20,9 @@ from mesa_lens.export import KINDS
 from probe.commands.anatomy.page import anatomy_export
 from probe.commands.locate.page import located_export
 from probe.commands.probe.report import curves_export, threshold_export
-from probe.figures import labels
-from probe.figures.export import formats, heatmap_export
+from probe.figures import export as figure_files
+from probe.figures.export import formats, heatmap_export, npz_bytes
 from probe.figures.heatmap import difference, regions
-from probe.figures.labels import npz_bytes
 from probe.files import json_text, write
 from probe.run import Run
 from probe.thresholds.failure import measured_failure
@@ -218,7 +217,7 @@ def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
 
 
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(labels, "ROWS", 1000)
+    monkeypatch.setattr(figure_files, "ROWS", 1000)
     assert run(folder, tmp_path / "none", "heatmap", "--format", "csv") == 2
     size = 4 * 2 * 12 * 128  # methods, layers, dims, positions of the default regions
     assert f"csv: {size} rows are more than 1000; choose fewer layers, dims or" in capsys.readouterr().err

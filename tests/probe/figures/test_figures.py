@@ -9,9 +9,9 @@ from synthetic import evaluation, hidden_states
 from probe.figures import figure_data, interactive
 from probe.figures.curves import curves_chart, parted
 from probe.figures.drift import drift_map
+from probe.figures.export import html_embed, least_width
 from probe.figures.figure_data import BLACK, Chart, Line, Panel, Rule, style
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
-from probe.figures.render import html_embed, least_width
 from probe.figures.static import draw, picture, pictures
 from probe.figures.thresholds import dim_chart, small_thresholds, threshold_chart
 from probe.thresholds.drift import find_drift
