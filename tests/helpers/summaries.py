@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from probe.commands.probe import result
 from probe.commands.probe import verdict as of_typed
 from probe.commands.probe.result import SUMMARY
 from probe.store.result_file import as_json
@@ -20,4 +19,4 @@ def verdict(content, where=None, prediction=None):
 
 def ranked(content):
     """The ranked rows as summary.json has them."""
-    return [as_json(row) for row in result.ranked(typed(content), None)]
+    return [as_json(row) for row in of_typed.ranked(typed(content), None)]

@@ -25,7 +25,7 @@ from probe.commands.anatomy.result import ANATOMY, TOKENS
 from probe.commands.locate.page import clearest
 from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
-from probe.commands.probe.result import SUMMARY, Summary, predicted_failures
+from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.verdict import (
     crossing_table,
     crossings_at_restarts,
@@ -34,6 +34,7 @@ from probe.commands.probe.verdict import (
     interval_table,
     listed,
     onset_title,
+    predicted_failures,
     threshold_doubt,
     verdict,
 )

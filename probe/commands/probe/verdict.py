@@ -1,9 +1,11 @@
-"""The verdict of a run in words: tables of the ranked methods, and sentences with their counts."""
+"""The verdict of a run: its methods ranked, tables of them, and sentences with their counts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -11,29 +13,25 @@ import xarray as xr
 from mesa.plan import Plan, restarts
 from probe.commands.locate.result import Located
 from probe.commands.predict.result import Prediction
-from probe.commands.probe.result import (
-    RANKED,
-    HeadSet,
-    MethodRows,
-    Row,
-    Sentence,
-    Summary,
-    Verdict,
-    beats,
-    is_worse,
-    ranked,
-    reference_of,
-    same_model,
-    to_truncation,
-)
+from probe.commands.probe.result import HeadSet, NllAtLongest, Row, Sentence, Summary, Verdict
 from probe.glossary import about, window
 from probe.heads import head_name
 from probe.statistics import shown
-from probe.store.result_file import percent
+from probe.store.result_file import having, percent
 from probe.tables import Table, plain_table
 from probe.thresholds.drift_onset import DriftOnset, ranges
-from probe.thresholds.failure import NLL, PASSKEY, Failure
-from probe.thresholds.result import MEAN, Difference, DriftResult, Evidence, Level, PromptDrift, Scores
+from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
+from probe.thresholds.result import (
+    MEAN,
+    Difference,
+    DriftResult,
+    Evidence,
+    Level,
+    LongestScores,
+    MethodResult,
+    PromptDrift,
+    Scores,
+)
 from probe.thresholds.stated_window import FITS, MIN_ACCURACY, NATS_ABOVE, TOO_SMALL, StatedWindow, times_of_m
 from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
 
@@ -41,6 +39,153 @@ _HEADS = 4  # of a set, that are named
 _RESTARTS = 4  # positions that are named
 _NONE = "–"
 _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
+
+
+MethodRows = Sequence[Row]
+RANKED = (
+    "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
+    "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
+    "above 0. Methods that cannot be judged come last. In brackets: 95% intervals; (a, b] means that failure begins "
+    "after a and by b tokens."
+)
+"""The rule that `ranked` obeys."""
+
+
+def ranked(evidence: Evidence, located: Located | None, prediction: Prediction | None = None) -> list[Row]:
+    """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
+    of_run = (evidence.model, evidence.trained_length)
+    predicted = predicted_failures(prediction, of_run, evidence.method_configs, evidence.reference)
+    rows = sorted(
+        (_row(evidence, result, located, predicted.get(result.method)) for result in evidence.methods), key=_key
+    )
+    sharing: list[Row] = []
+    for place, row in enumerate(rows, 1):
+        if row.longest_passing is None:
+            continue
+        if (
+            not sharing
+            or row.longest_passing != sharing[0].longest_passing
+            or any(_is_worse(row, other) for other in sharing)
+        ):
+            sharing = []
+        row.rank = sharing[0].rank if sharing else place
+        sharing.append(row)
+    return rows
+
+
+def same_model(evidence: Evidence, located: Located | None) -> Located | None:
+    """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
+    if located is None or (located.model, located.trained_length) != (evidence.model, evidence.trained_length):
+        return None
+    configs, methods = evidence.method_configs, located.methods
+
+    def is_same(name: str) -> bool:
+        one, other = methods.get(name, {}), configs.get(name, {})
+        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
+
+    gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
+    return replace(located, loss_gaps=gaps)
+
+
+def reference_of(rows: Sequence[Row]) -> Row:
+    """The row of the method that the others are compared with."""
+    return next(row for row in rows if row.is_reference)
+
+
+def to_truncation(row: Row) -> Difference | None:
+    """A method's tail NLL at the longest length minus truncation's; None: not measured, or not beyond M."""
+    return row.nll.truncation if row.nll else None
+
+
+def beats(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is below truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
+    return less is not None and less.high < 0
+
+
+def is_worse(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is above truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
+    return less is not None and less.low > 0
+
+
+def smallest_set(located: Located, method: str) -> HeadSet | None:
+    """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest."""
+    gaps = having(located.loss_gaps, method=method, significant=True)
+    sets = [(gap, search) for gap in gaps for search in having(located.smallest, **gap.labels) if search.heads]
+    if not sets:
+        return None
+    gap, search = max(sets, key=lambda pair: (pair[0].measure == "nll", pair[0].low))
+    last = search.size - 1
+    return HeadSet(
+        heads=search.heads[: search.size],
+        is_enough=search.enough is not None,
+        finished=search.finished,
+        share=search.share[last],
+        low=search.low[last],
+        high=search.high[last],
+        random=search.random[last],
+        length=gap.length,
+        measure=gap.measure,
+        items=gap.items // 2,
+    )
+
+
+def _row(evidence: Evidence, result: MethodResult, located: Located | None, predicted: PredictedFailure | None) -> Row:
+    method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
+    is_reference = method == evidence.reference
+    if measured and measured.judged_by:
+        longest_passing = measured.longest if measured.length is None else measured.before or 0
+    onsets = [] if isinstance(drift, str) else having(drift.prompts[evidence.prompt].methods, method=method)
+    return Row(
+        method=method,
+        is_reference=is_reference,
+        measured=measured,
+        longest_passing=longest_passing,
+        nll=_nll_at_longest(result.longest, is_reference),
+        predicted=predicted,
+        drift=onsets[0] if onsets else None,
+        heads=None if located is None else smallest_set(located, method),
+    )
+
+
+def predicted_failures(
+    prediction: Prediction | None, of_run: tuple[str | None, int], configs: Mapping[str, Any], reference: str
+) -> dict[str, PredictedFailure]:
+    """By method what was predicted of a run's model, M and parameters. of_run: its model and M.
+
+    The reference has none: its own losses are what the prediction rests on.
+    """
+    if prediction is None or (prediction.model, prediction.trained_length) != of_run:
+        return {}
+    return {
+        method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
+        for method, row in prediction.methods.items()
+        if method != reference and row.failure is not None and row.config == configs.get(method)
+    }
+
+
+def _nll_at_longest(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', truncation's."""
+    if longest is None or math.isnan(longest.tail_nll):
+        return None
+    difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
+    ends = longest.tail_nll_interval
+    return NllAtLongest(
+        longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_truncation
+    )
+
+
+def _key(row: Row) -> tuple[float, float]:
+    if row.longest_passing is None:
+        return 1.0, 0.0
+    return -1.0 - row.longest_passing, math.inf if row.nll is None else row.nll.mean
+
+
+def _is_worse(row: Row, other: Row) -> bool:
+    """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
+    less = row.nll.less.get(other.method) if row.nll else None
+    return less is not None and less.low > 0
 
 
 def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
@@ -563,15 +708,10 @@ def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
         if row.drift and row.drift.reason:
             reasons.setdefault(row.drift.reason, []).append(row)
     left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
-    layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
-    layers = {method: doubts for method, doubts in layers.items() if doubts}
-    if len(layers) > MAX_NAMED:
-        named = sorted({doubt for doubts in layers.values() for doubt in doubts.values()})
-        return [*left, f"drift of {len(layers)} methods in single layers ({listed(named, 'or')})"]
-    for method, doubts in layers.items():
-        for doubt in dict.fromkeys(doubts.values()):
-            numbers = [layer for layer, reason in doubts.items() if reason == doubt]
-            left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({doubt})")
+    doubtful = [row for row in rows if row.drift and row.drift.untrusted and not row.drift.reason]
+    if doubtful:
+        named = sorted({doubt for row in doubtful if row.drift for doubt in row.drift.untrusted.values()})
+        left.append(f"drift of {several(doubtful)} in single layers ({listed(named, 'or')})")
     return left
 
 
