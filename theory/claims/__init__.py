@@ -14,7 +14,7 @@ from mesa.errors import Refused
 from theory.claim import Check, Claim, ClaimVerdict
 from theory.claims.settings import VerifyOptions
 
-_MODULES = "without_remap theorem3 corollary mesa".split()
+_MODULES = "without_remap theorem3 corollary".split()
 
 
 def checks_in(modules: Iterable[ModuleType]) -> dict[str, Check]:
