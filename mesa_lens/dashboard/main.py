@@ -17,7 +17,6 @@ from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, Entry, check_inside, entries, root_folder
 from mesa_lens.dashboard.state import can_open
 from mesa_lens.dashboard.views import (
-    compare,
     heatmaps,
     inside,
     methods,
@@ -41,7 +40,7 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "predict": ("Predict", ":material/trending_up:", predict.page, True),
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
-    "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),
+    "compare": ("Compare runs", ":material/compare_arrows:", overview.compare, True),
     "results": ("Results", ":material/leaderboard:", results.page, False),
     "methods": ("Methods", ":material/apps:", methods.page, False),
     "theory": ("Theory", ":material/functions:", theory.page, False),
