@@ -1,4 +1,4 @@
-"""The model classes of the theorems' transformers; `theory.build` fills them.
+"""The model classes of the theorems' transformers; `research/theorems/pretrained.py` fills them.
 
 MPT without norms, ReLU for GELU, one slope of ALiBi, in any precision. The classes are ours, so a saved model is loaded
 as any other, without remote code.

@@ -76,7 +76,7 @@ def load(
         name: 'default', 'nope' or 'alibi' (shipped), 'smollm2' (after `mesa-lens fetch smollm2`), a folder, a .gguf
             file or a hub id; default 'default'. Weights are safetensors, or GGUF, which is dequantized.
         dtype: 'float32', 'float16', 'bfloat16' or 'float64'. Default: float32 on a CPU and from GGUF, else the
-            checkpoint's own, which a model of `theory.build` always keeps.
+            checkpoint's own, which a constructed model always keeps.
         device: Where the model runs; default 'cpu'.
         device_map: In place of `device`, as in accelerate, e.g. 'auto'.
         revision: Branch, tag or commit on the hub; default the main branch.

@@ -73,9 +73,9 @@ class Parser(argparse.ArgumentParser):
 
 
 _ORDER = """
-    check estimate-window probe predict report locate anatomy eval status app export methods verify fetch
+    check probe predict report locate anatomy eval status app export methods verify fetch
 """.split()
-_OWN = ("estimate-window", "report", "status", "app", "export", "methods", "verify", "fetch")
+_OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
 """The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""
 
 

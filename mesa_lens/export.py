@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, make_dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -28,7 +26,6 @@ from probe.options import (
     Names,
     OutputFolder,
     RangeList,
-    Ranges,
     Text,
     Whole,
     option,
@@ -37,7 +34,6 @@ from probe.options import (
 
 if TYPE_CHECKING:
     from probe.figures.export import Export
-    from probe.run import Run
 
 
 def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
@@ -49,243 +45,172 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
 
 
 Pairs = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_pairs)]
-Values = Annotated[Whole, Field(ge=1, le=10**12)]
-TOP = 4
-"""Threshold dims of an export."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What every kind of export takes."""
+    """What every kind of export takes; each adds flags for the parameters of the call that draws it."""
 
+    kind: ClassVar[str] = ""
+    store: InputPath = option(REQUIRED, "the run's folder, or its store", positional=True, metavar="STORE")
     format: Names = option(("png",), "html, png, svg, pdf, npz, csv; several with commas")
-    out: OutputFolder | None = option(None, "folder for the files", unset="exports, beside the store")
-    methods: Names = option(("all",), "names separated by commas, or all")
-
-    @property
-    def chosen(self) -> list[str] | None:
-        """The methods; None for all."""
-        return None if ALL in self.methods else list(self.methods)
-
-    def check(self) -> None:
-        """Raises Refused for an unknown format, and for an option that would change nothing."""
-        from probe.figures.export import check_format
-
-        for form in self.format:
-            check_format(form, getattr(self, "native", False))
-
-    def writes(self, kind: Iterable[str]) -> bool:
-        """Whether a format of this kind is among those asked for."""
-        return not set(self.format).isdisjoint(kind)
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        raise NotImplementedError
-
-    def export(self) -> Export:
-        """The figures and their numbers."""
-        raise NotImplementedError
+    out: OutputFolder | None = option(None, "folder for the files", unset="exports, next to the store")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreOptions(ExportOptions):
-    """What the exports of a store take."""
-
-    store: InputPath = option(
-        REQUIRED,
-        "the folder that `mesa-lens probe` wrote, or its store",
-        positional=True,
-        metavar="STORE",
-    )
-
-    @cached_property
-    def run(self) -> Run:
-        """The captured run."""
-        from probe.run import open_run
-
-        return open_run(self.store)
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return self.run.folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateOptions(StoreOptions):
-    """What the exports of hidden states take."""
-
-    hook: Text | None = option(None, "e.g. resid_post", unset="the first captured")
-    prompt: Text | None = option(None, "e.g. text-0", unset="the first captured")
-
-    def captured(self, dim: str, ranges: Ranges | None) -> list[int] | None:
-        """The labels in half-open ranges; None stays. Refused if one of a range was not captured."""
-        from probe.store.select import hook_values, in_ranges
-
-        return None if ranges is None else in_ranges(hook_values(self.run, self.hook), dim, ranges)[dim].values.tolist()
-
-
-@dataclass(frozen=True)
-class HeatmapOptions(StateOptions):
-    """Hidden states by layer, dim and position, methods side by side."""
-
-    layers: RangeList = option(None, "e.g. 0-10, ends included", unset="all")
-    dims: RangeList = option(None, "e.g. 0-639", unset="all")
-    positions: RangeList = option(None, "e.g. 4000-5000,7000-8000, side by side", unset="around M and the last M")
-    minus: Text | None = option(None, "show differences to this method", metavar="METHOD")
-    native: bool = option(False, "a png a method, one pixel a value")
-    pool: Values | None = option(
-        None, "npz, csv: at most so many values, each the farthest from 0 of a block", unset="all values"
-    )
-
-    def check(self) -> None:
-        """Raises Refused for an unknown format, and for --native without pictures and --pool without numbers."""
-        from probe.figures.export import NUMBERS
-        from probe.figures.render import PICTURES
-
-        super().check()
-        if self.native and not self.writes(PICTURES):
-            raise Refused(f"--native is about pictures; --format {','.join(self.format)} has none: leave it out")
-        if self.pool and not self.writes(NUMBERS):
-            raise Refused(f"--pool is about numbers; --format {','.join(self.format)} has none: leave it out")
-        if self.pool and self.native:
-            raise Refused("--native draws every value, --pool merges them: leave one out")
-
-    def export(self) -> Export:
-        """The panels of all methods, or their differences to one."""
-        from probe.figures.heatmap import CELLS
-
-        return self.run.heatmap(
-            self.minus,
-            self.chosen,
-            self.captured("layer", self.layers),
-            self.captured("dim", self.dims),
-            self.positions,
-            self.prompt,
-            self.hook,
-            cells=None if self.native else CELLS,
-            pool=self.pool,
-        ).export
-
-
-@dataclass(frozen=True)
-class DriftOptions(StateOptions):
-    """How far a layer's states are from what they did inside the window, by position."""
-
-    layers: RangeList = option(None, "e.g. 3,7", unset="the first, and where drift begins")
-
-    def export(self) -> Export:
-        """The drift of one prompt."""
-        return self.run.drift(self.prompt, self.captured("layer", self.layers), self.hook, self.chosen).export
-
-
-@dataclass(frozen=True)
-class ThresholdOptions(StateOptions):
-    """Values of (layer, dim) pairs over position, with threshold and crossings."""
-
-    pairs: Pairs | None = option(None, "e.g. 1:234,2:17", unset="the best", metavar="LAYER:DIM,...")
-    top: Count | None = option(None, "how many of the best threshold dims", unset=str(TOP))
-
-    def check(self) -> None:
-        """Raises Refused for an unknown format, and for --top beside --pairs."""
-        super().check()
-        if self.pairs is not None and self.top is not None:
-            raise Refused(f"--top {self.top} chooses the best dims, --pairs names them: leave one out")
-
-    def export(self) -> Export:
-        """The pairs of --pairs, or the best."""
-        result = self.run.thresholds(self.pairs, self.top or TOP, self.prompt, self.hook, self.chosen)
-        if not result.names:
-            raise Refused(f"{result.text}; name some with --pairs")
-        return result.export
-
-
-@dataclass(frozen=True)
-class CurveOptions(StoreOptions):
-    """Tail NLL and passkey accuracy by length, with measured and predicted failures."""
-
-    def export(self) -> Export:
-        """The scores, with drift onsets of the first prompt."""
-        return self.run.curves(self.chosen).export
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderOptions(ExportOptions):
-    """What the exports that need no store take."""
-
-    store: InputPath = option(
-        REQUIRED, "the folder that the command of this name wrote to", positional=True, metavar="RUN"
-    )
-    lengths: Lengths | None = option(None, "in tokens, e.g. 512,1024", unset="all")
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return self.store
-
-
-@dataclass(frozen=True)
-class LocateOptions(FolderOptions):
-    """What methods and clamps in one place recover, by layer and head."""
-
-    measures: Names | None = option(None, "nll, passkey", unset="all")
-
-    def export(self) -> Export:
-        """What `mesa-lens locate` measured."""
-        from probe.commands.locate.page import located_export
-        from probe.commands.locate.result import LOCATED
-
-        return located_export(LOCATED.read(self.store), self.chosen, self.lengths, self.measures)
-
-
-@dataclass(frozen=True)
-class AnatomyOptions(FolderOptions):
-    """What heads attend to under each method."""
-
-    def export(self) -> Export:
-        """What `mesa-lens anatomy` measured."""
-        from probe.commands.anatomy.page import anatomy_export
-        from probe.commands.anatomy.result import ANATOMY
-
-        return anatomy_export(ANATOMY.read(self.store), self.chosen, self.lengths)
-
-
-_KINDS = {
-    "heatmap": (HeatmapOptions, "--minus origin --layers 1-3 --format svg,npz"),
-    "drift": (DriftOptions, "--format svg,csv"),
-    "thresholds": (ThresholdOptions, "--pairs 3:150 --format pdf,csv"),
-    "curves": (CurveOptions, "--format svg,csv"),
-    "locate": (LocateOptions, "--format svg,csv"),
-    "anatomy": (AnatomyOptions, "--format svg,csv"),
+_FLAGS: dict[str, tuple[Any, Any]] = {
+    "methods": (Names, option((ALL,), "names separated by commas, or all")),
+    "hook": (Text, option(None, "e.g. resid_post", unset="the first captured")),
+    "prompt": (Text, option(None, "e.g. text-0", unset="the first captured")),
+    "layers": (RangeList, option(None, "e.g. 0-10, ends included", unset="all; of drift, where it begins")),
+    "dims": (RangeList, option(None, "e.g. 0-639", unset="all")),
+    "positions": (
+        RangeList,
+        option(None, "e.g. 4000-5000,7000-8000, side by side", unset="around M and the last M"),
+    ),
+    "minus": (Text, option(None, "show differences to this method", metavar="METHOD")),
+    "cells": (bool, option(False, "a png a method, one pixel a value", key="native")),
+    "pool": (
+        Annotated[Whole, Field(ge=1, le=10**12)],
+        option(None, "npz, csv: at most n values, each max-abs pooled from a block", unset="all values", metavar="N"),
+    ),
+    "pairs": (Pairs, option(None, "e.g. 1:234,2:17", unset="the best", metavar="LAYER:DIM,...")),
+    "top": (Count, option(None, "how many of the best threshold dims", unset="4")),
+    "lengths": (Lengths, option(None, "in tokens, e.g. 512,1024", unset="all")),
+    "measures": (Names, option(None, "nll, passkey", unset="all")),
 }
-_OF_COMMANDS = {"locate", "anatomy"}
-KINDS = {name: kind for name, kind in _KINDS.items() if name not in _OF_COMMANDS - {*commands()}}
-"""The options of each kind, whose docstring says what it shows, and an example of them."""
+"""The type and flag of each parameter; unset, it is left to the call's own default."""
+
+KINDS = {
+    "heatmap": (
+        "Hidden states by layer, dim and position, methods side by side.",
+        "minus methods layers dims positions prompt hook cells pool",
+        "--minus origin --layers 1-3 --format svg,npz",
+    ),
+    "drift": (
+        "How far a layer's states are from what they did inside the window, by position.",
+        "prompt layers hook methods",
+        "--format svg,csv",
+    ),
+    "thresholds": (
+        "Values of (layer, dim) pairs over position, with threshold and crossings.",
+        "pairs top prompt hook methods",
+        "--pairs 3:150 --format pdf,csv",
+    ),
+    "curves": (
+        "Tail NLL and passkey accuracy by length, with measured and predicted failures.",
+        "methods",
+        "--format svg,csv",
+    ),
+    "locate": (
+        "What methods and clamps in one layer or head recover.",
+        "methods lengths measures",
+        "--format svg,csv",
+    ),
+    "anatomy": ("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
+}
+"""What each kind shows, the parameters of its call, and an example.
+
+The call is the method of `Run` of this name; of locate and anatomy, which need no store, their `*_export`. A test holds
+the parameters to the calls' signatures: they are not imported here, where every command is parsed.
+"""
+
+
+_OF_COMMANDS = ("locate", "anatomy")
+"""Kinds that are there with their command."""
+
+
+def options_of(kind: str) -> type[ExportOptions]:
+    """The options of a kind, as a dataclass."""
+    about, parameters, _ = KINDS[kind]
+    fields = [(name, *_FLAGS[name]) for name in parameters.split()]
+    cls = make_dataclass(f"{kind.capitalize()}Options", fields, bases=(ExportOptions,), frozen=True, kw_only=True)
+    cls.kind, cls.__doc__ = kind, about
+    return cls
 
 
 def add(subcommands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
     example = "mesa-lens export {} runs/demo {}"
-    epilog, shows = (
-        f"example: {example.format('drift', KINDS['drift'][1])}",
-        "write a run's figures and numbers as files",
-    )
+    epilog = f"example: {example.format('drift', KINDS['drift'][-1])}"
+    shows = "write a run's figures and numbers as files"
     command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for name, (cls, flags) in KINDS.items():
-        texts = {"example": example.format(name, flags), "help": str(cls.__doc__), "description": str(cls.__doc__)}
-        add_command(kinds, name, run, option_classes=(cls, JsonOptions), **texts)
+    for kind, (about, _, flags) in KINDS.items():
+        if kind in _OF_COMMANDS and kind not in commands():
+            continue
+        texts = {"example": example.format(kind, flags), "help": about, "description": about}
+        add_command(kinds, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
+
+
+def check(options: ExportOptions) -> None:
+    """Raises Refused for an unknown format, and for an option that would change nothing."""
+    from probe.figures.export import NUMBERS, PICTURES, check_format
+
+    values = vars(options)
+    native, pool, top = (values.get(name) for name in ("cells", "pool", "top"))
+    for form in options.format:
+        check_format(form, bool(native))
+    for flag, is_set, what, forms in (("--native", native, "pictures", PICTURES), ("--pool", pool, "numbers", NUMBERS)):
+        if is_set and set(options.format).isdisjoint(forms):
+            raise Refused(f"{flag} is about {what}; --format {','.join(options.format)} has none: leave it out")
+    if pool and native:
+        raise Refused("--native draws every value, --pool merges them: leave one out")
+    if top is not None and values["pairs"] is not None:
+        raise Refused(f"--top {top} chooses the best dims, --pairs names them: leave one out")
+
+
+def opened(options: ExportOptions) -> Any:
+    """The run in the folder, or what `locate` or `anatomy` wrote there."""
+    if options.kind == "locate":
+        from probe.commands.locate.result import LOCATED
+
+        return LOCATED.read(options.store)
+    if options.kind == "anatomy":
+        from probe.commands.anatomy.result import ANATOMY
+
+        return ANATOMY.read(options.store)
+    from probe.run import open_run
+
+    return open_run(options.store)
+
+
+def exported(options: ExportOptions, source: Any) -> Export:
+    """The figures and their numbers: the kind's call, with the options that are set. source: what `opened` returns."""
+    names = KINDS[options.kind][1].split()
+    values: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if ALL in values["methods"]:
+        del values["methods"]
+    if options.kind == "locate":
+        from probe.commands.locate.page import located_export
+
+        return located_export(source, **values)
+    if options.kind == "anatomy":
+        from probe.commands.anatomy.page import anatomy_export
+
+        return anatomy_export(source, **values)
+    from probe.figures.heatmap import CELLS
+    from probe.store.select import hook_values, in_ranges
+
+    for name, axis in (("layers", "layer"), ("dims", "dim")):
+        if name in values:
+            values[name] = in_ranges(hook_values(source, values.get("hook")), axis, values[name])[axis].values.tolist()
+    if "cells" in values:
+        values["cells"] = None if values["cells"] else CELLS
+    result = getattr(source, options.kind)(**values)
+    if not result.names:
+        raise Refused(f"{result.text}; name some with --pairs")
+    return result.export
 
 
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
-    from probe.figures.export import NUMBERS
-    from probe.figures.labels import check_size
+    from probe.figures.export import NUMBERS, check_size
 
-    options.check()
-    folder = read_as(Folder, options.folder / "exports") if options.out is None else options.out
-    export = options.export()
+    check(options)
+    source = opened(options)
+    run_folder = getattr(source, "folder", options.store)  # a store's own path may be passed in place of its run's
+    folder = read_as(Folder, run_folder / "exports") if options.out is None else options.out
+    export = exported(options, source)
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
     former = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -293,7 +218,7 @@ def run(options: ExportOptions, printing: JsonOptions) -> int:
     if replaced := [path for path in written if Path(path).name in former]:
         print(f"mesa-lens: replaced {len(replaced)} of an earlier export: {', '.join(replaced)}", file=sys.stderr)
     for name, numbers in export.numbers.items():
-        if "pooled" in numbers.attrs and options.writes(NUMBERS):
+        if "pooled" in numbers.attrs and not NUMBERS.keys().isdisjoint(options.format):
             print(f"mesa-lens: {name}: each value is {numbers.attrs['pooled']}", file=sys.stderr)
     print(json.dumps(written, indent=1) if printing.json else "\n".join(written))
     return 0

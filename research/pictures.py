@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mesa_lens.cli import main
 from probe.commands.locate.page import recovery_map
 from probe.commands.locate.result import Effect, Located, Loss
-from probe.figures.render import rendered
+from probe.figures.export import rendered
 from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results

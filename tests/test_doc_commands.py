@@ -41,7 +41,7 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "--harness": "needs data sets of the hub: tests/probe/commands/eval/test_harness.py",
     "fetch smollm2": "needs the network: tests/cli/test_fetch.py",
     "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
-    "runs/plain-64": "tests/theory builds that model",
+    "runs/plain-64": "tests/research builds that model",
     "python research/": "takes hours: tests/research",
     "python benchmarks/": "takes hours, on an idle machine",
 }

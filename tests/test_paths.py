@@ -23,7 +23,7 @@ METHODS = {
 }
 KNOWN = """
     mesa.load(name) probe.open_run(path) probe.run_probe(out) probe.predict_failure(out) probe.run_evaluation(out)
-    probe.write_report(run_dir) theory.save(folder) Export.save(folder) Result.save(folder)
+    probe.write_report(run_dir) Export.save(folder) Result.save(folder)
 """.split()
 
 

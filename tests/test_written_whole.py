@@ -14,10 +14,9 @@ ELSEWHERE = {
     "probe/experiment/ray.py": "no file",
     "probe/commands/eval/harness.py": "a temporary folder",
     "probe/figures/static.py": "to memory",
-    "probe/figures/labels.py": "to memory",
+    "probe/figures/export.py": "to memory",
     "probe/store/cache.py": "to memory",
     "mesa_lens/fetch.py": "a folder that is renamed",
-    "theory/pretrained.py": "a folder whose files are renamed",
     "probe/glossary.py": "a page of the documentation",
 }
 FILES = [path for name in ("mesa", "probe", "theory", "mesa_lens") for path in sorted((ROOT / name).rglob("*.py"))]

@@ -13,17 +13,15 @@ from mesa_lens.namesakes import check
 
 if TYPE_CHECKING:
     from theory.bounds import denominator, extended_length, first_failure
-    from theory.constructions import build, construction
+    from theory.constructions import construction
     from theory.model import Construction
-    from theory.pretrained import save
 
 check("mesa")
 
-_LAZY = {"Construction": "theory.model", "save": "theory.pretrained"}
-_LAZY |= dict.fromkeys(("build", "construction"), "theory.constructions")
+_LAZY = {"Construction": "theory.model", "construction": "theory.constructions"}
 _LAZY |= dict.fromkeys(("denominator", "extended_length", "first_failure"), "theory.bounds")
 
-__all__ = ["Construction", "build", "construction", "denominator", "extended_length", "first_failure", "save"]
+__all__ = ["Construction", "construction", "denominator", "extended_length", "first_failure"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from mesa.errors import Refused
 from mesa.plan import token_index
@@ -20,7 +19,6 @@ from theory import parts, weave
 from theory.bounds import check_window
 from theory.chunked import mesa_method
 from theory.model import Block, Construction, Encoding, LogSteps, float_name, planned
-from theory.pretrained import VOCABULARY, pretrained
 from theory.recovery import KINDS, check_range
 
 
@@ -124,31 +122,6 @@ _BUILDERS = (nope_model, plain_model, woven_model, stair_model, mesa_model)
 BUILDERS: dict[str, Callable[..., Construction]] = {
     builder.__name__.removesuffix("_model"): builder for builder in _BUILDERS
 }
-
-
-def build(name: str, **parameters: Any) -> PreTrainedModel:
-    """A construction as a Hugging Face model, which every command and method takes.
-
-    'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the remap is the
-    method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`.
-
-    Args:
-        name: As for `construction`.
-        parameters: As for `construction`. `shape` is by default 24 dims and a vocabulary of `<bos>` and the bytes.
-
-    Returns:
-        A `PreTrainedModel` in float64.
-
-    Raises:
-        Refused: As `construction`, and for recovery 'log'.
-
-    Examples:
-        >>> model = theory.build("plain", M=16)
-        >>> model.config.max_seq_len, model.config.d_model, model.config.vocab_size
-        (16, 24, 257)
-    """
-    parameters = {"shape": parts.Shape(model=24, vocabulary=VOCABULARY), **parameters}
-    return pretrained(construction(name, **parameters), int(parameters["M"]))
 
 
 def construction(name: str, **parameters: Any) -> Construction:

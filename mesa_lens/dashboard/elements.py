@@ -19,9 +19,8 @@ from markupsafe import Markup
 
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Context
-from probe.figures.export import Export, safe_name
+from probe.figures.export import PANEL_WIDTH, Export, asset, least_width, plots, safe_name
 from probe.figures.figure_data import BLACK, GREY, RED, Chart, Drawable
-from probe.figures.render import PANEL_WIDTH, asset, least_width, plots
 from probe.figures.section import Section
 from probe.glossary import help_of, template
 from probe.status import Status

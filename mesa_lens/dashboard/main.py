@@ -17,34 +17,35 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard.elements import draw, plain, suggest, written
 from mesa_lens.dashboard.runs import Context, Entry, entries, pages_of_packages, root_folder
 from probe.commands import Command, commands
-from probe.figures.render import asset
+from probe.figures.export import asset
 
 _FORMER = "former run"  # key of the state: of the run that was displayed last, also by another page
 _LOG = logging.getLogger(__name__)
 
 _VIEWS = {
-    "overview": ("Overview", ":material/summarize:", True, None),
-    "mechanism": ("Where inside?", ":material/my_location:", True, None),
-    "anatomy": ("Anatomy", ":material/troubleshoot:", True, "anatomy"),
-    "tokens": ("Tokens", ":material/text_fields:", True, "anatomy"),
-    "predict": ("Predict", ":material/trending_up:", True, "predict"),
-    "thresholds": ("Thresholds", ":material/show_chart:", True, None),
-    "heatmaps": ("Heatmaps", ":material/grid_on:", True, None),
-    "compare": ("Compare runs", ":material/compare_arrows:", True, None),
-    "results": ("Results", ":material/leaderboard:", False, "eval"),
-    "methods": ("Methods", ":material/apps:", False, None),
-    "theory": ("Theory", ":material/functions:", False, None),
+    "overview": ("Overview", ":material/summarize:", "overview.page", True, None),
+    "mechanism": ("Where inside?", ":material/my_location:", "inside.located", True, None),
+    "anatomy": ("Anatomy", ":material/troubleshoot:", "inside.anatomy", True, "anatomy"),
+    "tokens": ("Tokens", ":material/text_fields:", "inside.tokens", True, "anatomy"),
+    "predict": ("Predict", ":material/trending_up:", "predict.page", True, "predict"),
+    "thresholds": ("Thresholds", ":material/show_chart:", "thresholds.page", True, None),
+    "heatmaps": ("Heatmaps", ":material/grid_on:", "heatmaps.page", True, None),
+    "compare": ("Compare runs", ":material/compare_arrows:", "overview.compare", True, None),
+    "results": ("Results", ":material/leaderboard:", "results.page", False, "eval"),
+    "methods": ("Methods", ":material/apps:", "methods.page", False, None),
+    "theory": ("Theory", ":material/functions:", "theory.page", False, None),
 }
-"""Title and icon of each module of views, whether it needs a run, and the command whose results it shows."""
+"""Title, icon and function (in a module of views) of each page, whether it needs a run, and the command it shows."""
 
 
 def _pages() -> dict[str, tuple[str, str, Callable[[Context], None], bool]]:
     """Title, icon and function of each page, and whether it needs a run: those of commands that are installed."""
     known, pages = commands(), {}
-    for name, (title, icon, needs_run, of) in _VIEWS.items():
+    for name, (title, icon, view, needs_run, of) in _VIEWS.items():
         if of is None or of in known:
-            view = importlib.import_module(f"mesa_lens.dashboard.views.{name}")
-            pages[name] = title, icon, view.page, needs_run
+            module, _, function = view.partition(".")
+            page = getattr(importlib.import_module(f"mesa_lens.dashboard.views.{module}"), function)
+            pages[name] = title, icon, page, needs_run
     for name in pages_of_packages():
         pages[name] = name.capitalize(), ":material/extension:", partial(_of_command, known[name]), True
     return pages

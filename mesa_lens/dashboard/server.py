@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import webbrowser
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import streamlit as st
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import Route
@@ -30,6 +31,7 @@ from mesa_lens.dashboard.runs import pages_of_packages
 HOSTS_VARIABLE = "MESA_LENS_HOSTS"
 """Environment variable that names further hosts, with commas between them."""
 _EVERYWHERE = (None, "", "0.0.0.0", "::")  # addresses that a server listens on
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {
     "x-frame-options": "DENY",
     "content-security-policy": "frame-ancestors 'none'; base-uri 'self'; object-src 'none'",
@@ -40,68 +42,54 @@ _HEADERS = {
 
 
 def host_name(text: str) -> str:
-    """The host of `HOST[:PORT]` in lower case; an address in its usual form. Refused for anything else."""
+    """The host of `HOST[:PORT]` in lower case, an IPv6 address in brackets. Refused for anything else."""
     try:
         parts = urlsplit(f"//{text}")
         name, _ = (parts.hostname or "").rstrip("."), parts.port  # reading the port checks it
-        is_whole = parts.netloc == text and "@" not in text
+        is_complete = parts.netloc == text and "@" not in text
     except ValueError:
-        name, is_whole = "", False
-    if not is_whole or not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*", name):
+        name, is_complete = "", False
+    if not is_complete or not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*", name):
         raise Refused(f"{text!r} is not a host, such as lab.example.org or 192.168.0.7")
-    address = _address(name)
-    return name if address is None else str(address)
+    return f"[{name}]" if ":" in name else name
 
 
-def refusal(hosts: list[str], origins: list[str], listening: str | None, given: Iterable[str]) -> str | None:
-    """Why a request with these headers is not answered; None where it is. listening, given: --host, --allow-host.
-
-    A page of another site can reach this server by a name that it lets point here, which its Host shows. By an address
-    it cannot; so where the server listens at all addresses, any of them will do.
-    """
-    given = {*map(host_name, given)}
+def is_foreign(origin: str, host: str, passed: Collection[str]) -> bool:
+    """Whether a request to `host` comes from another site's page; passed: the names of --allow-host."""
+    parts = urlsplit(origin) if origin.isprintable() else urlsplit("")
     try:
-        (host,) = hosts
-        name = host_name(host)
-    except ValueError:
-        return "a request needs one header Host that names a host"
-    address, own = _address(name), {"localhost", *given, *(() if listening in _EVERYWHERE else (listening.lower(),))}
-    is_here = address is not None and (address.is_loopback or listening in _EVERYWHERE)
-    if name not in own and not is_here:
-        return f"host {name} is not served here; allow it: mesa-lens app --allow-host {name}"
-    for origin in origins:
-        parts = urlsplit(origin) if origin.isprintable() else urlsplit("")
-        try:
-            is_own = parts.netloc.lower() == host.lower() or host_name(parts.netloc) in given
-        except Refused:
-            is_own = False
-        if parts.scheme not in ("http", "https") or not is_own or len(origins) > 1:
-            return "a page of another site asks, as its Origin shows"
-    return None
+        is_own = parts.netloc.lower() == host.lower() or host_name(parts.netloc) in passed
+    except Refused:
+        is_own = False
+    return parts.scheme not in ("http", "https") or not is_own
 
 
 class Guard:
-    """ASGI middleware that refuses requests and sockets by `refusal`, and forbids pages of others to frame ours."""
+    """ASGI middleware that refuses requests and sockets of other sites, and forbids their pages to frame ours.
+
+    A page of another site can reach this server by a name that it lets point here, which its Host shows
+    (`TrustedHostMiddleware`). By an address it cannot; so where the server listens at all addresses, any will do.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 403."""
+        """Passes the request on, or answers it with 400 for its Host, 403 for its Origin."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = filter(None, os.environ.get(HOSTS_VARIABLE, "").split(","))
-        listening = config.get_option("server.address")
-        wrong = refusal(headers.getlist("host"), headers.getlist("origin"), listening, given)
-        if scope["type"] == "websocket":
-            if wrong is None:
-                await self.app(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": 1008, "reason": wrong})
-            return
-        answer = self.app if wrong is None else PlainTextResponse(f"{wrong}\n", 403)
+        headers, listening = Headers(scope=scope), config.get_option("server.address")
+        passed = [*map(host_name, filter(None, os.environ.get(HOSTS_VARIABLE, "").split(",")))]
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        own = [*_LOOPBACK, *passed]
+        if listening in _EVERYWHERE:
+            own += [host_name(host) for host in hosts if _is_address(host)]
+        else:
+            own.append(host_name(listening))
+        answer: ASGIApp = TrustedHostMiddleware(self.app, own, www_redirect=False)
+        if len(hosts) > 1 or len(origins) > 1 or (hosts and origins and is_foreign(origins[0], hosts[0], passed)):
+            answer = PlainTextResponse("a page of another site asks, as its Origin shows\n", 403)
         await answer(scope, receive, partial(_send, send))
 
 
@@ -111,11 +99,11 @@ async def _send(send: Send, message: Message) -> None:
     await send(message)
 
 
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(name)
+        return bool(ipaddress.ip_address(host_name(host).strip("[]")))
     except ValueError:
-        return None
+        return False
 
 
 GUARDED = (Middleware(Guard),)
@@ -150,7 +138,7 @@ async def shell(_: Request) -> HTMLResponse:
     return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
 
 
-_VIEWS = sorted(path.stem for path in SCRIPT.parent.glob("views/[a-z]*.py"))
-ROUTES = [Route(f"/{name}", shell) for name in ("", *_VIEWS, *pages_of_packages())]
-"""The addresses of the pages, each named as its module, or as the command that it is of."""
+PAGES = "overview mechanism anatomy tokens predict thresholds heatmaps compare results methods theory".split()
+"""The names of the pages in the address; those of `main.PAGES`, which loads them."""
+ROUTES = [Route(f"/{name}", shell) for name in ("", *PAGES, *pages_of_packages())]
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -126,16 +127,21 @@ def lazy_difference(panel: xr.DataArray, method: str | None) -> xr.DataArray:
     """`difference`, read when used."""
     if method is None:
         return panel
-    others = _less(panel, method)
-    less = _Difference(others, panel.sel({"method": [method]}), _wide(panel))
+    others = panel.sel({"method": panel["method"] != method})
+    if not others.size:
+        raise Refused(f"{method!r} is the only method; a difference takes a second one")
+    name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
+    others = others.assign_coords(minus=method).assign_attrs(long_name=name)
+    less = _Difference(others, panel.sel({"method": [method]}))
     return others.copy(data=indexing.LazilyIndexedArray(less))
 
 
 class _Difference(BackendArray):
     """Values less those of one method."""
 
-    def __init__(self, others: xr.DataArray, base: xr.DataArray, dtype: np.dtype) -> None:
-        self.others, self.base, self.shape, self.dtype = others.variable, base.variable, others.shape, dtype
+    def __init__(self, others: xr.DataArray, base: xr.DataArray) -> None:
+        self.others, self.base, self.shape = others.variable, base.variable, others.shape
+        self.dtype = np.result_type(others.dtype, np.float32)  # a difference of two halves can overflow a half
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -147,27 +153,13 @@ class _Difference(BackendArray):
         return np.subtract(self.others.isel(index).values, base.values, dtype=self.dtype)
 
 
-def _wide(panel: xr.DataArray) -> np.dtype:
-    """A dtype for differences: that of two halves can overflow a half."""
-    return np.result_type(panel.dtype, np.float32)
-
-
-def _less(panel: xr.DataArray, method: str) -> xr.DataArray:
-    """The other methods of `panel`, labelled as their difference from `method`."""
-    others = panel.sel({"method": panel["method"] != method})
-    if not others.size:
-        raise Refused(f"{method!r} is the only method; a difference takes a second one")
-    name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
-    return others.assign_coords(minus=method).assign_attrs(long_name=name)
-
-
 def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
     """`panel`, from `regions`, with blocks of dims and positions merged until at most `cells` values are left."""
     return merged(panel, *_blocks(panel, cells))
 
 
 def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataArray:
-    """`panel`, from `regions` or `pool`, with blocks of so many dims and positions merged.
+    """`panel`, from `regions` or `pool`, with blocks of n dims and n positions merged.
 
     A block's value is the one of its values that is farthest from 0, with its sign, so that spikes survive. Blocks do
     not reach across regions. `dim` and `position` are the first of each block, `dim_last` and `position_last` the last.
@@ -176,7 +168,8 @@ def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataA
     leading = [name for name in panel.dims if name not in ("dim", "position")]
     values = np.empty((*(panel.sizes[name] for name in leading), *map(len, starts)), panel.dtype)
     for index in np.ndindex(values.shape[:-2]):
-        values[index] = farthest(_read(panel, dict(zip(leading, index, strict=True))), starts)
+        one = panel.isel(dict(zip(leading, index, strict=True))).load()  # a panel on disk is transposed once it is read
+        values[index] = farthest(one.transpose("dim", "position").values, starts)
     return _labelled(panel, values, starts)
 
 
@@ -192,26 +185,16 @@ def survey(
     minus: a method of `panel`, and of no group, of which the others' `difference` is taken; it is in no limits.
     Every layer of every method is read once, and no more than one layer is in memory.
     """
-    base = None if minus is None else panel.sel({"method": minus})
-    panel = panel if minus is None else _less(panel, minus)
-    methods = panel["method"].values.tolist()
-    parts = [panel.sel({"method": list(group)}) for group in groups]
-    starts = [_starts(part, *_blocks(part, cells)) for part in parts]
-    layers, dims, positions = (panel.sizes[name] for name in ("layer", "dim", "position"))
-    dtype = panel.dtype if base is None else _wide(panel)
-    pooled = [np.empty((len(group), layers, *map(len, at)), dtype) for group, at in zip(groups, starts, strict=True)]
-    magnitudes, limits = np.empty((len(methods), positions, dims), dtype), []
-    for layer in range(layers):
-        subtrahend = None if base is None else _read(base, {"layer": layer})
-        for row, method in enumerate(methods):
-            values = _read(panel, {"method": row, "layer": layer})
-            values = values if subtrahend is None else np.subtract(values, subtrahend, dtype=dtype)
-            np.abs(values.T, out=magnitudes[row])
-            for group, into, at in zip(groups, pooled, starts, strict=True):
-                if method in group:
-                    into[list(group).index(method), layer] = farthest(values, at)
-        limits.append(upper_quantile(magnitudes, quantile))
-    return *(_labelled(*labels) for labels in zip(parts, pooled, starts, strict=True)), _limits(panel, limits)
+    blocks = [_blocks(panel.sel({"method": list(group)}), cells) for group in groups]
+    layers: list[Any] = []
+    for row in range(panel.sizes["layer"]):
+        values = difference(panel.isel(layer=[row]).load(), minus)
+        parts = (values.sel({"method": list(group)}) for group in groups)
+        pooled = (merged(part, *block) for part, block in zip(parts, blocks, strict=True))
+        layers.append((*pooled, layer_limits(values, quantile)))
+    alike: Any = {"coords": "minimal", "compat": "override", "join": "override", "combine_attrs": "override"}
+    joined: Any = (xr.concat(parts, "layer", **alike) for parts in zip(*layers, strict=True))
+    return tuple(joined)
 
 
 def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:
@@ -220,7 +203,8 @@ def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
     """
     layers = (panel.isel(layer=row).values for row in range(panel.sizes["layer"]))
-    return _limits(panel, [upper_quantile(np.abs(values), quantile) for values in layers])
+    ends = np.array([upper_quantile(np.abs(values), quantile) for values in layers])
+    return xr.DataArray(np.where(ends > 0, ends, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
 def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Heatmaps:
@@ -337,11 +321,6 @@ def _last(panel: xr.DataArray, name: str) -> np.ndarray:
     return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values
 
 
-def _limits(panel: xr.DataArray, limits: Sequence[np.floating]) -> xr.DataArray:
-    ends = np.array(limits)
-    return xr.DataArray(np.where(ends > 0, ends, 1.0), dims="layer", coords={"layer": panel["layer"]})
-
-
 def _starts(panel: xr.DataArray, dim_block: int, position_block: int) -> tuple[np.ndarray, np.ndarray]:
     """Where the blocks of dims and of positions begin; those of positions do not reach across regions."""
     counts = np.unique(panel["region"].values, return_counts=True)[1]
@@ -364,11 +343,6 @@ def _labelled(panel: xr.DataArray, values: np.ndarray, starts: tuple[np.ndarray,
     return pooled.assign_coords(
         dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
     )
-
-
-def _read(panel: xr.DataArray, index: Mapping[Hashable, int]) -> np.ndarray:
-    """One (dim, position) of a panel on disk, transposed only once it is read."""
-    return panel.isel(index).load().transpose("dim", "position").values
 
 
 def _blocks(panel: xr.DataArray, cells: int) -> tuple[int, int]:

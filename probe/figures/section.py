@@ -10,9 +10,8 @@ import xarray as xr
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from probe.figures.export import csv_bytes, html_embed, row_table
 from probe.figures.figure_data import Drawable
-from probe.figures.labels import csv_bytes, row_table
-from probe.figures.render import html_embed
 from probe.files import write
 from probe.glossary import template
 from probe.store.result_file import NOT_RECORDED, RunSummary

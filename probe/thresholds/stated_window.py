@@ -87,7 +87,7 @@ class StatedWindow(InWords):
             return f"{check}: {self.reference} already fails inside it ({signs}). {self._estimate()}"
         if self.outcome == MAY_BE_TOO_LARGE:
             signs = "; ".join(sign.text for sign in self.signs)
-            return f"{check}: it may be too large ({signs}). `mesa-lens estimate-window` estimates M."
+            return f"{check}: it may be too large ({signs}). `mesa-lens check --estimate-window` estimates M."
         if self.outcome == TOO_SMALL:
             return f"{check}: it may be too small. {self._estimate()}"
         if self.outcome == CANNOT_TELL:
@@ -99,7 +99,7 @@ class StatedWindow(InWords):
         fails = [f"not at {self.fails}"] if self.fails is not None else []
         shortest = f"fails at {self.fails} tokens, the shortest length measured"
         lengths = " and ".join([*works, *fails]) if works else shortest
-        return f"As measured, {self.reference} {lengths}; `mesa-lens estimate-window` estimates M."
+        return f"As measured, {self.reference} {lengths}; `mesa-lens check --estimate-window` estimates M."
 
 
 def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:

@@ -13,8 +13,8 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from probe.figures.export import rendered  # noqa: E402
 from probe.figures.figure_data import BLACK, RED, Chart, Line, Panel, Rule, axis_range, nth, style, trained_rule  # noqa: E402  # noqa: E402
-from probe.figures.render import rendered  # noqa: E402
 from probe.files import write  # noqa: E402
 from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
 from research.figure_numbers import of_chart, write_numbers  # noqa: E402

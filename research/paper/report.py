@@ -16,10 +16,10 @@ from probe.commands.eval.page import evaluation_charts, harness_table, sentences
 from probe.commands.eval.result import score_tables
 from probe.commands.probe.result import Summary
 from probe.figures.curves import curves_chart
+from probe.figures.export import html_embed
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import default_regions, heatmap_grid, layer_limits, pool, regions
-from probe.figures.render import html_embed
-from probe.figures.thresholds import threshold_chart
+from probe.figures.states import threshold_chart
 from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.store.result_file import as_json

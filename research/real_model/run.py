@@ -20,8 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from probe.figures.export import rendered
 from probe.figures.figure_data import RED, Chart, Line, Panel, Rule, style, trained_rule
-from probe.figures.render import rendered
 from probe.statistics import shown, student, wilson
 from research.correlation import rank_correlation
 from research.figure_numbers import of_chart, write_numbers

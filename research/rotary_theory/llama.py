@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from research.rotary_theory.rotary_model import FREE, Turning, inverse_frequencies
+from research.theorems.pretrained import filled, hidden_units, matrices, read_out
 from theory.model import Construction
 from theory.parts import CONST
-from theory.pretrained import filled, hidden_units, matrices, read_out
 
 
 class ConstructedLlamaConfig(LlamaConfig):
@@ -60,9 +60,9 @@ AutoModelForCausalLM.register(ConstructedLlamaConfig, ConstructedLlamaForCausalL
 
 
 def as_llama(construction: Construction, M: int) -> PreTrainedModel:
-    """As `theory.pretrained.pretrained`, of a rotary construction.
+    """As `research.theorems.pretrained.pretrained`, of a rotary construction.
 
-    `theory.save` stores it; `mesa.load` reads it where this module is imported, with dtype="float64".
+    `save` there stores it; `mesa.load` reads it where this module is imported, with dtype="float64".
     """
     blocks, encoding, units = list(construction.blocks), construction.encoding, hidden_units(construction)
     assert isinstance(encoding, Turning)

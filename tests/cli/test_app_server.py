@@ -1,5 +1,6 @@
 """`mesa-lens app`: what it refuses before it starts, whom the server answers, and which files it reads."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -15,10 +16,12 @@ import uvicorn
 from pages import drawn, shown_texts
 from results import write_evaluation
 from starlette.responses import PlainTextResponse
+from streamlit import config
 from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
-from mesa_lens.dashboard.server import Guard, host_name, refusal
+from mesa_lens.dashboard import main as main_page
+from mesa_lens.dashboard.server import HOSTS_VARIABLE, PAGES, Guard, host_name
 from probe.commands.probe.report import write_report
 from probe.files import write_result
 
@@ -39,7 +42,7 @@ def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):
     for name in ("http://lab", "a b", "user@lab", "lab/", "lab:x", "*"):
         assert main(["app", "--no-browser", "--store", str(tmp_path), "--allow-host", name]) == 2
         assert f"{name!r} is not a host" in capsys.readouterr().err
-    assert [host_name(name) for name in ("Lab.Example.org.:80", "[::1]:8501")] == ["lab.example.org", "::1"]
+    assert [host_name(name) for name in ("Lab.Example.org.:80", "[::1]:8501")] == ["lab.example.org", "[::1]"]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +68,24 @@ def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):
         ("evil.example:8501", "http://evil.example:8501", "0.0.0.0", False),
     ],
 )
-def test_own_hosts_and_origins_are_answered(host, origin, listening, is_answered):
-    wrong = refusal([host] * (host is not None), [origin] * (origin is not None), listening, ["given.example"])
-    assert (wrong is None) == is_answered
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_own_hosts_and_origins_are_answered(monkeypatch, kind, host, origin, listening, is_answered):
+    monkeypatch.setenv(HOSTS_VARIABLE, "given.example")
+    monkeypatch.setattr(config, "get_option", {"server.address": listening}.get)
+    headers = [(name, value.encode()) for name, value in ((b"host", host), (b"origin", origin)) if value is not None]
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Guard(small)({"type": kind, "headers": headers, "extensions": {}}, None, send))
+    answered = {"http": sent[0].get("status") == 200, "websocket": sent[0]["type"] == "websocket.accept"}
+    assert answered[kind] == is_answered
+    assert is_answered or sent[0]["status"] in (400, 403)
+
+
+def test_every_page_has_its_address():
+    assert list(main_page.PAGES) == PAGES
 
 
 def status(port, path="/", **headers):
@@ -85,10 +103,9 @@ def foreign_requests_are_refused(port, page, stream):
         own, headers = status(port, path, Origin=f"http://127.0.0.1:{port}", **upgrade)
         assert own == fine
         for wrong in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-            assert status(port, path, **wrong, **upgrade)[0] == 403
-        assert (
-            status(port, path, Host=f"evil.example:{port}", Origin=f"http://evil.example:{port}", **upgrade)[0] == 403
-        )
+            assert status(port, path, **wrong, **upgrade)[0] in (400, 403)
+        both = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
+        assert status(port, path, **both, **upgrade)[0] == 400
         if fine == 200:
             assert headers["X-Frame-Options"] == "DENY"
             assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]

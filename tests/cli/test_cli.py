@@ -129,7 +129,7 @@ def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "window"), [("default", (256, 400)), ("nope", (224, 350)), ("alibi", (1024, 1024))])
 def test_the_shipped_models_windows(capsys, model, window):
-    assert main(["estimate-window", "--model", model, "--json"]) == 0
+    assert main(["check", "--estimate-window", "--model", model, "--json"]) == 0
     estimate = json.loads(capsys.readouterr().out)
     assert window[0] <= estimate["works"] <= window[1]
     assert (estimate["fails"] is None) == (model == "alibi")

@@ -32,7 +32,10 @@ MISUSE = [
     ("export heatmap run --layers 1 --out /", "--out / is the root of a disk"),
     ("verify --quick --full", "--quick and --full ask for the shortest and the longest inputs"),
     ("verify --html /proc/report", "--html /proc/report.html: /proc cannot be written to"),
-    ("estimate-window --longest 512 --trained-length 99", "--trained-length 99 with --longest"),
+    ("check --estimate-window --longest 512 --trained-length 99", "--trained-length 99 with --longest"),
+    ("check --longest 512", "--longest has no effect without --estimate-window"),
+    ("check --estimate-window --minutes 5", "--minutes has no effect next to --estimate-window"),
+    ("check --estimate-window --methods rerope", "--methods has no effect next to --estimate-window"),
     ("fetch --overwrite", "--wheel and --overwrite are for one checkpoint"),
     (f"{EVAL} --lengths 50 {{run}}", "length=50 is below the task's fixed text of 66 tokens"),
     (f"{EVAL} --set rerope.window=3 {{run}}", "--set names 'rerope'"),
@@ -102,7 +105,7 @@ def test_a_repeatable_option_is_given_twice():
         ("eval", "--task", "passkey", "--samples", "1", "--lengths", "256,1000000000", "--out", "{out}"),
         ("locate", "--lengths", "1000000000", "--out", "{out}"),
         ("anatomy", "--lengths", "1000000000", "--out", "{out}"),
-        ("estimate-window", "--longest", "1000000000"),
+        ("check", "--estimate-window", "--longest", "1000000000"),
     ],
 )
 def test_prompts_beyond_memory_are_refused_before_one_is_drawn(capsys, model, tmp_path, words):

@@ -11,6 +11,7 @@ import theory
 from mesa.models import load
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS, CaptureSpec
+from research.theorems.pretrained import save
 from theory.parts import POSITION, Shape
 
 M, N, E, LENGTH = 16, 4, 2, 48
@@ -73,7 +74,7 @@ def check_read_out(family):
 
 def check_saved(family, folder, dtype=None):
     """o_t is attn_out's third dimension: below H beyond M under Origin, above it under the remap."""
-    loaded = load(str(theory.save(family.built, folder)), dtype=dtype)
+    loaded = load(str(save(family.built, folder)), dtype=dtype)
     assert loaded.model.dtype == torch.float64
     weights = family.built.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in loaded.model.state_dict().items())

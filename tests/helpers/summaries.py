@@ -5,7 +5,6 @@ from pathlib import Path
 from probe.commands import Findings
 from probe.commands.locate import result as locate_result
 from probe.commands.predict import result as prediction_result
-from probe.commands.probe import result
 from probe.commands.probe import verdict as of_typed
 from probe.commands.probe.result import SUMMARY
 from probe.store.result_file import as_json
@@ -27,4 +26,4 @@ def verdict(content, where=None, prediction=None):
 
 def ranked(content):
     """The ranked rows as summary.json has them."""
-    return [as_json(row) for row in result.ranked(typed(content), Findings({}, {}, []))]
+    return [as_json(row) for row in of_typed.ranked(typed(content), Findings({}, {}, []))]

@@ -5,9 +5,9 @@ import pytest
 from transformers import AutoTokenizer
 
 import mesa
-import theory
 from mesa.engine.bridge import bridge as bridge_to
 from research.script import Journal
+from research.theorems.pretrained import build, save
 from research.trained_counterpart import counterpart
 from research.trained_counterpart.first_key import first_key
 from research.trained_counterpart.reading import chosen_queries, read_heads
@@ -19,7 +19,7 @@ WORDS = " ".join(f"{number * number % 9973:04d} of them" for number in range(400
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    return theory.save(theory.build("plain", M=M), tmp_path_factory.mktemp("plain"))
+    return save(build("plain", M=M), tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def parts(rows):
 
 
 def test_without_positions_the_one_head_is_detected(built):
-    assert parts(read(theory.build("nope", M=M), built)) == {(0, 0): "counterpart"}
+    assert parts(read(build("nope", M=M), built)) == {(0, 0): "counterpart"}
 
 
 def request(built, words, **changed):

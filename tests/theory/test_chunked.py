@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mesa.methods.chunked import MIDDLES
 from theory import chunked
 from theory.bounds import denominator, stair_is_recovered
-from theory.claims.mesa import SIZES, woven_first_failure
+from theory.claims.corollary import SIZES, woven_first_failure
 
 
 def distance(size, middle, prompt, t, i):

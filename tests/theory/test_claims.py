@@ -10,7 +10,6 @@ import pytest
 from theory.bounds import first_failure, step_failure
 from theory.claim import OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, ClaimVerdict, VerifyOptions
-from theory.claims.beside_theorems import printed_split
 from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
 
@@ -80,13 +79,6 @@ def test_first_failures_of_the_step_mlp(N, M, first):
     assert step_failure(M, N) == step_failure(M, N, max(M, 64)) == first
     o = woven_head_output(M, N, first + 20, VerifyOptions())
     assert np.flatnonzero(o[M:] <= 0.5)[0] + M + 1 == first > first_failure(M, N)
-
-
-def test_printed_split_leaves_a_last_chunk_below_L():
-    assert printed_split(812, 4096, 100, 512, 200) == ([200, 200, 200], 112)
-    assert printed_split(10000, 4096, 100, 512, 200) == ([3129, 3129, 3129], 513)
-    with pytest.raises(ZeroDivisionError):
-        printed_split(611, 4096, 100, 512, 200)
 
 
 @pytest.mark.parametrize(

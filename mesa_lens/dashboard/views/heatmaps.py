@@ -15,9 +15,8 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import BY_STORE, Context, Entry, choose_states, drifted, reference_of, states
 from probe.figures import heatmap
-from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export
-from probe.figures.thresholds import dim_chart
+from probe.figures.states import dim_chart, drift_layers
 from probe.glossary import DIM
 from probe.run import Run
 from probe.store.select import captured_ranges, listed

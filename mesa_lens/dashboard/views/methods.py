@@ -16,7 +16,7 @@ from mesa.settings import drawing_sizes
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
-from probe.figures.labels import csv_bytes
+from probe.figures.export import csv_bytes
 from probe.glossary import REMAP
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells

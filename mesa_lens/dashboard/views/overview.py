@@ -1,21 +1,28 @@
-"""Overview: the answer in two sentences and one chart, the way to the other pages, and what the answer rests on."""
+"""Overview: the answer in two sentences and one chart, and what it rests on; and runs compared side by side."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import cast
 
 import streamlit as st
 
+from mesa.errors import Refused
+from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context
+from mesa_lens.dashboard.runs import Context, Entry
 from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.result import Summary
-from probe.commands.probe.verdict import about_run
-from probe.figures.curves import parted
+from probe.commands.probe.verdict import about_run, failure_text, onset_title
+from probe.figures.curves import overlaid, parted
+from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
+from probe.figures.section import Section
 from probe.glossary import explained
 from probe.run import Run
 from probe.store.result_file import result_text
+from probe.tables import Table
 
 _ANSWER = 2  # parts of the verdict whose first sentence opens the page: what fails, what fixes it
 _CARDS = {
@@ -69,3 +76,102 @@ def _provenance(run: Run, summary: Summary) -> None:
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
         st.json({"methods": summary.method_configs, "rule": vars(summary.rule)}, expanded=False)
     ui.download("Summary (JSON)", result_text(summary), "summary.json")
+
+
+_SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
+_UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()
+_LONGEST = 120  # characters of a setting
+Runs = Mapping[str, tuple[Run, Summary]]
+"""Stores and summaries by the run's name."""
+
+
+def compare(context: Context) -> None:
+    """Failure lengths by method, the settings that differ, and scores over length of the chosen runs."""
+    others = {entry.name: entry for entry in context.entries if entry.name != context.run.name and entry.finished}
+    if not others:
+        address.keep()
+        command = "mesa-lens probe --length 1024 --prompt world --out runs/second"
+        ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
+        return
+    default = [name for name, entry in others.items() if entry.opens][:1]
+    names = address.select_several(st, "Compare with", list(others), "with", default, filter_mode="contains")
+    runs = {context.run.name: _read(context.run)}
+    for name in names:
+        try:
+            runs[name] = _read(others[name])
+        except (Refused, OSError) as error:
+            st.warning(ui.plain(f"{name} is left out: {error}"))
+    ui.draw([Section("Failure lengths and onsets", tables=[_failures(runs)]), _differences(runs)], "compare")
+    _curves(runs)
+
+
+def _read(entry: Entry) -> tuple[Run, Summary]:
+    return entry.run, entry.summary
+
+
+def _failures(runs: Runs) -> Table:
+    """One row a method: by run what was measured, what `mesa-lens predict` computed if it was run, and the onset."""
+    columns: dict[str, dict[str, str]] = {}
+    summaries = {name: summary for name, (_, summary) in runs.items()}
+    for name, summary in summaries.items():
+        columns[f"measured failure, {name}"] = {
+            result.method: failure_text(result.measured) for result in summary.methods
+        }
+    for name, summary in summaries.items():
+        if predicted := summary.verdict.predicted:
+            columns[f"predicted failure, {name}"] = {
+                result.method: str(predicted.get(result.method, "–")) for result in summary.methods
+            }
+    for name, summary in summaries.items():
+        title = onset_title(summary.onset_by)
+        columns[f"{title}, {name}"] = {result.method: str(summary.onset_of(result)) for result in summary.methods}
+    methods = dict.fromkeys(method for column in columns.values() for method in column)
+    rows = ((method, *(column.get(method, "not run") for column in columns.values())) for method in methods)
+    return Table("", ("method", *columns), tuple(rows))
+
+
+def _curves(runs: Runs) -> None:
+    """Scores over length, of all runs that measured them, in one chart."""
+    measured = {name: run.curves().export for name, (run, _) in runs.items() if run.evaluation is not None}
+    if not measured:
+        return
+    charts = {name: cast(Chart, curves.figures["curves"]) for name, curves in measured.items()}
+    chart = overlaid([(name, str(runs[name][1].model), one) for name, one in charts.items()])
+    ui.draw([Section("Scores over length", figures={"curves": chart})], "compare")
+
+    def export() -> Export:
+        tables = {
+            f"{safe_name(name)}-{table}": values
+            for name, curves in measured.items()
+            for table, values in curves.numbers.items()
+        }
+        return Export({"curves": chart}, tables)
+
+    ui.buttons(export, ui.file_stem(*measured, "curves"), ui.FORMS, ("csv",))
+
+
+def _differences(runs: Runs) -> Section:
+    """Every recorded setting that is not the same in all runs: provenance, what was captured, methods' settings."""
+    settings = {name: _settings(run) for name, (run, _) in runs.items()}
+    names = dict.fromkeys(name for values in settings.values() for name in values)
+    rows = tuple(
+        (name.replace("_", " "), *(values.get(name, "not recorded") for values in settings.values()))
+        for name in names
+        if len({values.get(name) for values in settings.values()}) > 1
+    )
+    if not rows:
+        return Section("Settings that differ", ["None of those that are recorded."])
+    return Section("Settings that differ", tables=[Table("", ("setting", *settings), rows)])
+
+
+def _settings(run: Run) -> dict[str, str]:
+    hidden, attrs = run.hidden, run.hidden.attrs
+    names = dict.fromkeys([*_SETTINGS, *attrs])
+    settings = {name: str(attrs[name])[:_LONGEST] for name in names if name in attrs and name not in _UNLISTED}
+    settings |= {f"{name}s": ", ".join(map(str, hidden[name].values)) for name in ("method", "prompt")}
+    settings |= {f"{name}s": str(size) for name, size in hidden.sizes.items() if name not in ("method", "prompt")}
+    if run.evaluation is not None:
+        settings["measured lengths"] = ", ".join(map(str, sorted(run.evaluation["length"].values.tolist())))
+    for method, config in json.loads(attrs.get("method_configs", "{}")).items():
+        settings |= {f"{method}: {name}": str(value) for name, value in config.items() if name != "name"}
+    return {name: text for name, text in settings.items() if text}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -18,12 +17,12 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
-from probe.figures.labels import csv_bytes
+from probe.figures.export import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from probe.tables import Table
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
-from theory.claim import OURS, PAPER, THEOREMS, ClaimVerdict, summary
+from theory.claim import THEOREMS, ClaimVerdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
@@ -141,29 +140,12 @@ def _cells(claim: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _groups(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The claims by theorem, under a sentence that says what became of it."""
-    broken = set(_broken(claims))
-    titles = [_title(name, whose, broken) for name, whose in zip(claims["name"], claims["whose"], strict=True)]
-    return {f"{title} ({_counted(group)})": group for title, group in claims.groupby(titles, sort=False)}
-
-
-def _title(name: str, whose: str, broken: Container[str]) -> str:
-    """What became of a claim's theorem, or whose the claim is."""
-    theorem = next((known for known in THEOREMS if f"{name}-".startswith(f"{known}-")), None)
-    if theorem is None:
-        return f"Statements of {'our own' if whose == OURS else 'the paper'} on no single theorem"
-    known = f"{theorem} is BROKEN" if theorem in broken else THEOREMS[theorem]
-    return known[:1].upper() + known[1:] if known[0].isalpha() else f"Theorem {known}"
-
-
-def _broken(claims: pd.DataFrame) -> list[str]:
-    return claims["name"][claims["verdict"] == ClaimVerdict.BROKEN].tolist()
-
-
-def _counted(group: pd.DataFrame) -> str:
-    """How many statements, by whose they are, so that they add up to the counts above; and their verdicts."""
-    owners, broken = group["whose"].tolist(), _broken(group)
-    counts = {"the paper's": owners.count(PAPER), "our own": owners.count(OURS)}
-    whose = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
-    verdicts = f"BROKEN: {', '.join(broken)}" if broken else "each with its expected verdict"
-    return f"{len(group)} statement{'s' * (len(group) > 1)}, {whose}; {verdicts}"
+    """The claims by theorem; the title counts them and names those that are BROKEN."""
+    theorems = [next((one for one in THEOREMS if f"{name}-".startswith(f"{one}-")), "") for name in claims["name"]]
+    groups = {}
+    for theorem, group in claims.groupby(theorems, sort=False):
+        broken = group["name"][group["verdict"] == ClaimVerdict.BROKEN]
+        wrong = f"; BROKEN: {', '.join(broken)}" if len(broken) else ""
+        title = f"Theorem {theorem}" if str(theorem)[:1].isdecimal() else str(theorem).capitalize()
+        groups[f"{title or 'On no single theorem'} ({len(group)} of the claims{wrong})"] = group
+    return groups

@@ -27,9 +27,17 @@ from probe.commands.anatomy.result import (
     RetrievalHead,
     Tokens,
 )
-from probe.figures.export import Export, InNotebook, safe_name
+from probe.figures.export import (
+    Export,
+    InNotebook,
+    Labels,
+    Row,
+    chosen_labels,
+    chosen_rows,
+    labels_text,
+    safe_name,
+)
 from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tiles
-from probe.figures.labels import Labels, Row, chosen_labels, chosen_rows, labels_text
 from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
 from probe.tables import Table

@@ -20,8 +20,8 @@ from probe.commands.eval.result import (
     places,
 )
 from probe.figures.curves import MEAN, seen_lines, y_range
+from probe.figures.export import rendered
 from probe.figures.figure_data import Chart, Line, Panel, log_ticks, style, trained_rule
-from probe.figures.render import rendered
 from probe.figures.section import Section
 from probe.files import write
 from probe.glossary import about

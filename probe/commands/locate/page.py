@@ -25,7 +25,18 @@ from probe.commands.locate.result import (
     SmallestSet,
     findings_of,
 )
-from probe.figures.export import Export, InNotebook, safe_name
+from probe.figures.export import (
+    Export,
+    Figures,
+    InNotebook,
+    Labels,
+    Row,
+    chosen_labels,
+    chosen_rows,
+    labels_text,
+    present,
+    safe_name,
+)
 from probe.figures.figure_data import (
     GREY,
     RED,
@@ -45,7 +56,6 @@ from probe.figures.figure_data import (
     tile_map,
     tiles,
 )
-from probe.figures.labels import Figures, Labels, Row, chosen_labels, chosen_rows, labels_text, present
 from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
 from probe.heads import head_name
 from probe.statistics import shown
@@ -247,15 +257,13 @@ def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, sh
     return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["threshold"]), texts)
 
 
-_MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
-_ENOUGH = 0.9  # of the excess loss
 _MAX_NAMED = 3  # layers named in a sentence
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
     """(heading, sentences) for every method, length and measure, or for those with these labels."""
     return [
-        (f"{gap.method} at {gap.length} tokens, {_MEASURES.get(gap.measure, gap.measure)}", _sentences(summary, gap))
+        (f"{gap.method} at {gap.length} tokens, {MEASURES.get(gap.measure, gap.measure)}", _sentences(summary, gap))
         for gap in having(summary.loss_gaps, **labels)
     ]
 
@@ -331,12 +339,10 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
         return f"The search for the smallest set is unfinished: {text}"
     if row.enough:
         return f"Smallest set found: {text}"
-    known = [share for share in row.share if not math.isnan(share)]
-    if max(known, default=0.0) >= _ENOUGH:
-        return (
-            f"It is unclear whether a set recovers {_ENOUGH:.0%}: one did ({max(known):.0%}), the last did not: {text}"
-        )
-    return f"None of {len(known)} sets recovers {_ENOUGH:.0%}; the last: {text}"
+    known, enough = [share for share in row.share if not math.isnan(share)], f"{SUFFICIENT:.0%}"
+    if max(known, default=0.0) >= SUFFICIENT:
+        return f"It is unclear whether a set recovers {enough}: one did ({max(known):.0%}), the last did not: {text}"
+    return f"None of {len(known)} sets recovers {enough}; the last: {text}"
 
 
 def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> Iterator[str]:

@@ -203,7 +203,7 @@ def law_sentences(prediction: Prediction) -> list[str]:
     if (longest if fails is None else fails) >= FAR_MULTIPLE * trained:
         text.append(
             f"origin passes up to {FAR_MULTIPLE}x M or more: M may be too small, and then nothing here holds; "
-            "`mesa-lens estimate-window` estimates M."
+            "`mesa-lens check --estimate-window` estimates M."
         )
     return text
 

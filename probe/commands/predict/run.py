@@ -71,7 +71,7 @@ from probe.experiment.pool import LOCAL, Runner
 from probe.experiment.run import CommandResult, Experiment, origin_of
 from probe.experiment.run import run as run_plan
 from probe.experiment.task import Key, MeasureTask, Task
-from probe.figures.render import rendered
+from probe.figures.export import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject
 from probe.files import write as write_file

@@ -36,16 +36,24 @@ from probe.commands.probe.verdict import (
     verdict,
 )
 from probe.figures.curves import curves_chart, parted
-from probe.figures.drift import drift_chart, drift_layers, drift_map, drift_name
-from probe.figures.export import SIDE_BY_SIDE, Export, file_name, grids, labelled_numbers, pooled_name, safe_name
+from probe.figures.export import (
+    SIDE_BY_SIDE,
+    Export,
+    file_name,
+    grids,
+    labelled_numbers,
+    npz_bytes,
+    page,
+    pooled_name,
+    rendered,
+    safe_name,
+)
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.labels import npz_bytes
-from probe.figures.render import page, rendered
 from probe.figures.section import Section, figures_of, tables_of
 from probe.figures.section import page as section_page
+from probe.figures.states import drift_chart, drift_layers, drift_map, drift_name, threshold_chart
 from probe.figures.static import pictures
-from probe.figures.thresholds import threshold_chart
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
 from probe.run_folder import REPORTED

@@ -1,24 +1,21 @@
-"""The summary of a run as types, with the rows of its verdict."""
+"""The summary of a run as types."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from probe.commands import Findings
 from probe.files import read_result
 from probe.glossary import explained, template
 from probe.run_folder import REPORTED
 from probe.store.reader import StoredRun, open_run, store_mark
-from probe.store.result_file import Number, ResultFile, formerly, having
+from probe.store.result_file import Number, ResultFile, formerly
 from probe.tables import Table, filled, plain_table
 from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure, PredictedFailure
-from probe.thresholds.result import Difference, Evidence, LongestScores, MethodResult
+from probe.thresholds.result import Difference, Evidence
 
 
 @dataclass(frozen=True)
@@ -155,94 +152,3 @@ def run_summary(folder: Path, run: StoredRun | None = None) -> Summary | None:
         return summary if summary.store == store_mark((run or open_run(folder)).hidden.attrs) else None
     except (OSError, ValueError):  # not whole, or there is no store
         return None
-
-
-MethodRows = Sequence[Row]
-RANKED = (
-    "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
-    "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
-    "above 0. Methods that cannot be judged come last. In brackets: 95% intervals; (a, b] means that failure begins "
-    "after a and by b tokens."
-)
-"""The rule that `ranked` obeys."""
-
-
-def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
-    """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(evidence, result, findings) for result in evidence.methods), key=_key)
-    sharing: list[Row] = []
-    for place, row in enumerate(rows, 1):
-        if row.longest_passing is None:
-            continue
-        if (
-            not sharing
-            or row.longest_passing != sharing[0].longest_passing
-            or any(_is_worse(row, other) for other in sharing)
-        ):
-            sharing = []
-        row.rank = sharing[0].rank if sharing else place
-        sharing.append(row)
-    return rows
-
-
-def reference_of(rows: Sequence[Row]) -> Row:
-    """The row of the method that the others are compared with."""
-    return next(row for row in rows if row.is_reference)
-
-
-def to_truncation(row: Row) -> Difference | None:
-    """A method's tail NLL at the longest length minus truncation's; None: not measured, or not beyond M."""
-    return row.nll.truncation if row.nll else None
-
-
-def beats(row: Row) -> bool:
-    """Whether a method's tail NLL at the longest length is below truncation's on the same texts, its interval too."""
-    less = to_truncation(row)
-    return less is not None and less.high < 0
-
-
-def is_worse(row: Row) -> bool:
-    """Whether a method's tail NLL at the longest length is above truncation's on the same texts, its interval too."""
-    less = to_truncation(row)
-    return less is not None and less.low > 0
-
-
-def _row(evidence: Evidence, result: MethodResult, findings: Findings) -> Row:
-    method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
-    is_reference = method == evidence.reference
-    if measured and measured.judged_by:
-        longest_passing = measured.longest if measured.length is None else measured.before or 0
-    onsets = [] if isinstance(drift, str) else having(drift.prompts[evidence.prompt].methods, method=method)
-    return Row(
-        method=method,
-        is_reference=is_reference,
-        measured=measured,
-        longest_passing=longest_passing,
-        nll=_nll(result.longest, is_reference),
-        predicted=findings.predicted.get(method),
-        drift=onsets[0] if onsets else None,
-        heads=findings.heads.get(method),
-    )
-
-
-def _nll(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
-    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', truncation's."""
-    if longest is None or math.isnan(longest.tail_nll):
-        return None
-    difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
-    ends = longest.tail_nll_interval
-    return NllAtLongest(
-        longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_truncation
-    )
-
-
-def _key(row: Row) -> tuple[float, float]:
-    if row.longest_passing is None:
-        return 1.0, 0.0
-    return -1.0 - row.longest_passing, math.inf if row.nll is None else row.nll.mean
-
-
-def _is_worse(row: Row, other: Row) -> bool:
-    """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
-    less = row.nll.less.get(other.method) if row.nll else None
-    return less is not None and less.low > 0

@@ -1,4 +1,4 @@
-"""The verdict of a run in words: tables of the ranked methods, and sentences with their counts."""
+"""The verdict of a run: its methods ranked, tables of them, and sentences with their counts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ import xarray as xr
 
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
-from probe.commands.probe.result import (
-    RANKED,
-    HeadSet,
-    MethodRows,
-    Row,
-    Sentence,
-    Summary,
-    Verdict,
-    beats,
-    is_worse,
-    ranked,
-    reference_of,
-    to_truncation,
-)
+from probe.commands.probe.result import HeadSet, NllAtLongest, Row, Sentence, Summary, Verdict
 from probe.glossary import about, window
 from probe.heads import head_name
 from probe.statistics import shown
-from probe.store.result_file import percent
+from probe.store.result_file import having, percent
 from probe.tables import Table, plain_table
 from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure
-from probe.thresholds.result import MEAN, Difference, DriftResult, Evidence, Level, PromptDrift, Scores
+from probe.thresholds.result import (
+    MEAN,
+    Difference,
+    DriftResult,
+    Evidence,
+    Level,
+    LongestScores,
+    MethodResult,
+    PromptDrift,
+    Scores,
+)
 from probe.thresholds.stated_window import FITS, MIN_ACCURACY, NATS_ABOVE, TOO_SMALL, StatedWindow, times_of_m
 from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
 
@@ -40,6 +37,97 @@ _HEADS = 4  # of a set, that are named
 _RESTARTS = 4  # positions that are named
 _NONE = "–"
 _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
+
+
+MethodRows = Sequence[Row]
+RANKED = (
+    "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
+    "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
+    "above 0. Methods that cannot be judged come last. In brackets: 95% intervals; (a, b] means that failure begins "
+    "after a and by b tokens."
+)
+"""The rule that `ranked` obeys."""
+
+
+def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
+    """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
+    rows = sorted((_row(evidence, result, findings) for result in evidence.methods), key=_key)
+    sharing: list[Row] = []
+    for place, row in enumerate(rows, 1):
+        if row.longest_passing is None:
+            continue
+        if (
+            not sharing
+            or row.longest_passing != sharing[0].longest_passing
+            or any(_is_worse(row, other) for other in sharing)
+        ):
+            sharing = []
+        row.rank = sharing[0].rank if sharing else place
+        sharing.append(row)
+    return rows
+
+
+def reference_of(rows: Sequence[Row]) -> Row:
+    """The row of the method that the others are compared with."""
+    return next(row for row in rows if row.is_reference)
+
+
+def to_truncation(row: Row) -> Difference | None:
+    """A method's tail NLL at the longest length minus truncation's; None: not measured, or not beyond M."""
+    return row.nll.truncation if row.nll else None
+
+
+def beats(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is below truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
+    return less is not None and less.high < 0
+
+
+def is_worse(row: Row) -> bool:
+    """Whether a method's tail NLL at the longest length is above truncation's on the same texts, its interval too."""
+    less = to_truncation(row)
+    return less is not None and less.low > 0
+
+
+def _row(evidence: Evidence, result: MethodResult, findings: Findings) -> Row:
+    method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
+    is_reference = method == evidence.reference
+    if measured and measured.judged_by:
+        longest_passing = measured.longest if measured.length is None else measured.before or 0
+    onsets = [] if isinstance(drift, str) else having(drift.prompts[evidence.prompt].methods, method=method)
+    return Row(
+        method=method,
+        is_reference=is_reference,
+        measured=measured,
+        longest_passing=longest_passing,
+        nll=_nll_at_longest(result.longest, is_reference),
+        predicted=findings.predicted.get(method),
+        drift=onsets[0] if onsets else None,
+        heads=findings.heads.get(method),
+    )
+
+
+def _nll_at_longest(longest: LongestScores | None, is_reference: bool) -> NllAtLongest | None:
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', truncation's."""
+    if longest is None or math.isnan(longest.tail_nll):
+        return None
+    difference = longest.tail_nll_difference or (Difference(0.0, 0.0, 0.0) if is_reference else None)
+    ends = longest.tail_nll_interval
+    return NllAtLongest(
+        longest.length, longest.tail_nll, *ends, difference, longest.less, longest.tail_nll_to_truncation
+    )
+
+
+def _key(row: Row) -> tuple[float, float]:
+    if row.longest_passing is None:
+        return 1.0, 0.0
+    return -1.0 - row.longest_passing, math.inf if row.nll is None else row.nll.mean
+
+
+def _is_worse(row: Row, other: Row) -> bool:
+    """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
+    less = row.nll.less.get(other.method) if row.nll else None
+    return less is not None and less.low > 0
 
 
 def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
@@ -562,15 +650,10 @@ def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
         if row.drift and row.drift.reason:
             reasons.setdefault(row.drift.reason, []).append(row)
     left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
-    layers = {row.method: row.drift.untrusted for row in rows if row.drift and not row.drift.reason}
-    layers = {method: doubts for method, doubts in layers.items() if doubts}
-    if len(layers) > MAX_NAMED:
-        named = sorted({doubt for doubts in layers.values() for doubt in doubts.values()})
-        return [*left, f"drift of {len(layers)} methods in single layers ({listed(named, 'or')})"]
-    for method, doubts in layers.items():
-        for doubt in dict.fromkeys(doubts.values()):
-            numbers = [layer for layer, reason in doubts.items() if reason == doubt]
-            left.append(f"drift of {method} in layer{'s' * (len(numbers) > 1)} {ranges(numbers)} ({doubt})")
+    doubtful = [row for row in rows if row.drift and row.drift.untrusted and not row.drift.reason]
+    if doubtful:
+        named = sorted({doubt for row in doubtful if row.drift for doubt in row.drift.untrusted.values()})
+        left.append(f"drift of {several(doubtful)} in single layers ({listed(named, 'or')})")
     return left
 
 

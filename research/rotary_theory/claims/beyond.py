@@ -12,8 +12,8 @@ from research.rotary_theory.rotary import leaky_rerope
 from theory.bounds import bos_denominator, denominator, extended_length
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
-from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.claims.without_remap import read_plain
 from theory.constructions import plain_model, woven_model
 from theory.model import Construction
 from theory.parts import BOS, POSITION

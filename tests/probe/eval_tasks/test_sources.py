@@ -224,7 +224,9 @@ def test_every_command_reads_a_folder_as_its_files(tmp_path, capsys):
     expected, (ids, _) = {"b.txt": 1, "test_a.txt": 1}, documents_of(tokenizer_of("default"), str(folder))
     abouts = [*(plan.text_source for plan in plans.values()), of_probe]
     assert [(about.documents, about.tokens) for about in abouts] == [(expected, sum(map(len, ids)))] * 5
-    assert main(["estimate-window", "--longest", "128", "--samples", "2", "--text", str(folder), "--json"]) == 0
+    assert (
+        main(["check", "--estimate-window", "--longest", "128", "--samples", "2", "--text", str(folder), "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["text_source"]["documents"] == expected
 
 

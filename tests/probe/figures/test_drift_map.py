@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import hidden_states
 
-from probe.figures.drift import COLUMNS, drift_map
+from probe.figures.states import COLUMNS, drift_map
 from probe.thresholds.drift import find_drift
 
 M = 64

@@ -1,5 +1,6 @@
 """Exports: what is in the files, that the same store gives the same bytes, and what is refused."""
 
+import inspect
 import io
 import json
 import math
@@ -15,12 +16,15 @@ from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
+from mesa_lens.export import KINDS
+from probe.commands.anatomy.page import anatomy_export
+from probe.commands.locate.page import located_export
 from probe.commands.probe.report import curves_export, threshold_export
-from probe.figures import labels
-from probe.figures.export import formats, heatmap_export
+from probe.figures import export as figure_files
+from probe.figures.export import formats, heatmap_export, npz_bytes
 from probe.figures.heatmap import difference, regions
-from probe.figures.labels import npz_bytes
 from probe.files import json_text, write
+from probe.run import Run
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.threshold_onset import best
@@ -213,7 +217,7 @@ def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
 
 
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(labels, "ROWS", 1000)
+    monkeypatch.setattr(figure_files, "ROWS", 1000)
     assert run(folder, tmp_path / "none", "heatmap", "--format", "csv") == 2
     size = 4 * 2 * 12 * 128  # methods, layers, dims, positions of the default regions
     assert f"csv: {size} rows are more than 1000; choose fewer layers, dims or" in capsys.readouterr().err
@@ -242,8 +246,23 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_flags_follow_from_the_parameters_of_the_call(kind):
+    """A figure's call, and its flags: a parameter without its flag, or a flag without its parameter, is told here."""
+    calls = {"locate": located_export, "anatomy": anatomy_export}
+    _, *parameters = inspect.signature(calls.get(kind) or getattr(Run, kind)).parameters
+    assert parameters == KINDS[kind][1].split(), f"flags of `mesa-lens export {kind}`: mesa_lens/export.py"
+
+
+def test_every_figure_of_a_run_has_its_export():
+    """`located` is the kind `locate`; the csv of `mesa-lens predict` are those of `prediction`."""
+    calls = {name: call for name, call in vars(Run).items() if inspect.isfunction(call)}
+    results = {name for name, call in calls.items() if call.__annotations__.get("return") == "Result"}
+    assert results - {"located", "prediction"} | {"locate"} == {*KINDS}, "a row of KINDS in mesa_lens/export.py"
+
+
 def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_drawn(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("mesa_lens.export.CurveOptions.export", lambda _: pytest.fail("drawn"))
+    monkeypatch.setattr("mesa_lens.export.exported", lambda *_: pytest.fail("drawn"))
     for place in ("file", "file/in/it"):
         (tmp_path / "file").touch()
         assert run(folder, tmp_path / place, "curves") == 2

@@ -14,8 +14,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 import probe
 from probe.figures import heatmap, static
-from probe.figures.export import heatmap_export
-from probe.figures.labels import csv_bytes, row_table
+from probe.figures.export import csv_bytes, heatmap_export, row_table
 from probe.store.select import labelled
 
 ODD = [*range(3, 90, 2), *range(120, 160)]

@@ -8,12 +8,11 @@ from synthetic import evaluation, hidden_states
 
 from probe.figures import figure_data, interactive
 from probe.figures.curves import curves_chart, parted
-from probe.figures.drift import drift_map
+from probe.figures.export import html_embed, least_width
 from probe.figures.figure_data import BLACK, Chart, Line, Panel, Rule, style
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
-from probe.figures.render import html_embed, least_width
+from probe.figures.states import dim_chart, drift_map, small_thresholds, threshold_chart
 from probe.figures.static import draw, picture, pictures
-from probe.figures.thresholds import dim_chart, small_thresholds, threshold_chart
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import PredictedFailure, measured_failure
 from probe.thresholds.search import CrossingRule, search

@@ -116,7 +116,7 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
     disk = Disk(hidden.values)
     lazy = hidden.copy(data=indexing.LazilyIndexedArray(disk))
     *pooled, limits = heatmap.survey(heatmap.regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
-    assert disk.reads == [(60, 32)] * 4 * 3
+    assert disk.reads == [(4, 1, 60, 32)] * 3  # every method's, a layer at a time
     plain = heatmap.regions(hidden, bounds)
     xr.testing.assert_identical(pooled[0], heatmap.pool(plain, 500))
     xr.testing.assert_identical(pooled[1], heatmap.pool(plain.sel({"method": ["mesa", "origin"]}), 500))

@@ -50,7 +50,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     assert measured.stated.outcome == TOO_LARGE
     assert (measured.stated.works, measured.stated.fails) == (512, 768)
     assert str(measured.stated).startswith(f"Check --trained-length {stated}: origin already fails inside it (")
-    assert "As measured, origin works at 512 tokens and not at 768; `mesa-lens estim" in str(measured.stated)
+    assert "As measured, origin works at 512 tokens and not at 768; `mesa-lens check" in str(measured.stated)
     assert (measured.judged_by, measured.chance) == ((), ())
     assert {str(one) for one in measured.failures} == {"not judged: M"}
     assert not any(one.holds for one in measured.failures)

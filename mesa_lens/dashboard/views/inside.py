@@ -1,4 +1,4 @@
-"""Where inside: what a method or a clamp in one place recovers, by layer and head, and where states drift."""
+"""Pages of what `mesa-lens locate` and `anatomy` found: where inside, what heads attend to, and token by token."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
 from probe.figures.section import Section, figures_of
+from probe.heads import head_name, parse_head
 from probe.store.result_file import having
 from probe.thresholds.drift_onset import drift_onsets
 
 
-def page(context: Context) -> None:
+def located(context: Context) -> None:
     """Where states drift, by layer and position; then what a method in one place fixes."""
     if "locate" in commands():
         _located(context)
@@ -63,3 +64,49 @@ def _drift(context: Context) -> None:
     with st.expander("Drift, prompt by prompt"):
         for name, of_prompt in drifts.items():
             ui.table(drift_table(drift_onsets(of_prompt), name))
+
+
+def anatomy(context: Context) -> None:
+    """Findings; a method's map at a length, or means over all heads; downloads."""
+    from probe.commands.anatomy.page import all_heads, anatomy_export, anatomy_findings, place
+    from probe.commands.anatomy.result import ANATOMY
+
+    summary = ui.written(context, ANATOMY.find, "anatomy")
+    if summary is None:
+        return
+    ui.draw([Section("", anatomy_findings(summary))], "anatomy")
+    if not (summary.heads or summary.retrieval or summary.all_heads):
+        st.info("Nothing was measured of its heads.")
+        return
+    lengths = sorted({row.length for row in (*summary.heads, *summary.retrieval)}) or summary.lengths
+    known = {"method": list(summary.methods), "length": lengths}
+    last = {name: values[-1] for name, values in known.items()}
+    method, length = ui.choose_labels(known, last, "anatomy").values()
+    maps = [part for shown in place(summary, length, [method]).parts for part in shown.parts]
+    ui.choose_part([*maps, *all_heads(summary, [length])], "anatomy_figures")
+    if maps:
+        stem = ui.file_stem(context.run.name, "anatomy", method, length)
+        ui.buttons(lambda: anatomy_export(summary, [method], [length]), stem, ui.FORMS, ui.FORMS)
+
+
+_DEFAULT = "the most changed"
+
+
+def tokens(context: Context) -> None:
+    """The text under the chosen method, then a head's attention."""
+    from probe.commands.anatomy.page import attention_view, head_changes, loss_view, methods_of
+    from probe.commands.anatomy.result import TOKENS
+
+    text = ui.written(context, TOKENS.find, "anatomy --parts tokens")
+    if text is None:
+        return
+    methods, heads = list(text.methods), range(head_changes(text).shape[1])
+    places = [_DEFAULT, *(head_name(layer, head) for layer in text.layers for head in heads)]
+    first = {"method": methods_of(text)[1], "head": _DEFAULT}
+    method, head = ui.choose_labels({"method": methods, "head": places}, first, "tokens").values()
+    losses = loss_view(text, method)
+    attention = attention_view(text, method, *([] if head == _DEFAULT else parse_head(head)))
+    st.html(losses)
+    ui.heading("What a head attends to")
+    st.html(attention, unsafe_allow_javascript=True)
+    ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")

@@ -19,8 +19,38 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from mesa.constructed import ConstructedForCausalLM
 from mesa.constructed_config import ConstructedConfig
 from mesa.errors import Refused
+from theory.constructions import construction
 from theory.model import MLP, Construction
-from theory.parts import FREE
+from theory.parts import FREE, Shape
+
+BOS = "<bos>"
+VOCABULARY = 257
+"""<bos> and the bytes of a text."""
+
+
+def build(name: str, **parameters: Any) -> PreTrainedModel:
+    """A construction as a Hugging Face model, which every command and method takes.
+
+    'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the remap is the
+    method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`.
+
+    Args:
+        name: As for `construction`.
+        parameters: As for `construction`. `shape` is by default 24 dims and a vocabulary of `<bos>` and the bytes.
+
+    Returns:
+        A `PreTrainedModel` in float64.
+
+    Raises:
+        Refused: As `construction`, and for recovery 'log'.
+
+    Examples:
+        >>> model = build("plain", M=16)
+        >>> model.config.max_seq_len, model.config.d_model, model.config.vocab_size
+        (16, 24, 257)
+    """
+    parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
+    return pretrained(construction(name, **parameters), int(parameters["M"]))
 
 
 def pretrained(construction: Construction, M: int) -> PreTrainedModel:
@@ -78,11 +108,6 @@ def filled(model: Any, weights: dict[str, Tensor]) -> PreTrainedModel:
     return model
 
 
-BOS = "<bos>"
-VOCABULARY = 257
-"""<bos> and the bytes of a text."""
-
-
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of 257 tokens: <bos> (0), put before a text, and a token for every byte."""
     letters = [BOS, *sorted(ByteLevel.alphabet())]
@@ -107,7 +132,7 @@ def save(model: PreTrainedModel, folder: str | Path) -> Path:
         Refused: The model's vocabulary is not the tokenizer's.
 
     Examples:
-        >>> folder = theory.save(theory.build("plain", M=16), "runs/plain-16")
+        >>> folder = save(build("plain", M=16), "runs/plain-16")
         >>> mesa.load(str(folder)).tokenizer("ab")["input_ids"]
         [0, 65, 66]
     """

@@ -1,4 +1,4 @@
-"""Statements beside the theorems: ALiBi's slopes, MPT's ALiBi, Self-Extend, DynamicSplit. Mostly exact integers."""
+"""Statements next to the theorems: ALiBi's slopes, MPT's ALiBi, Self-Extend, DynamicSplit. Mostly exact integers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def alibi_constant(settings: VerifyOptions) -> Outcome:
         Measurement(min(1e-5, float(abs(printed - slopes).min())), float(abs(corrected - slopes).max())),
         unit="slope",
         correction="a misplaced parenthesis: C = 2^(-2^(-(log2(#heads) - 3))) = 2^(-8/#heads)",
-        counterexample=f"8 heads: {', '.join(f'{printed[0] ** m:.2f}' for m in (1, 2, 3))}, ...",
+        counterexample=f"8 heads: {', '.join(f'{printed[0] ** m:z.2f}' for m in (1, 2, 3))}, ...",
     )
 
 
@@ -72,9 +72,9 @@ def mpt_alibi(settings: VerifyOptions) -> Outcome:
         "attention weights on random scores, every 32nd query",
         Measurement(min(apart, off, 1e-9), error),
         unit="attention",
-        correction=f"in bfloat16, where attention is {off:.2f} off in total variation; in exact arithmetic its rows "
+        correction=f"in bfloat16, where attention is {off:z.2f} off in total variation; in exact arithmetic its rows "
         "differ by constants, which softmax drops. "
-        f"Remapping that row for all queries is {apart:.2f} off (N = {N}, E = {E})",
+        f"Remapping that row for all queries is {apart:z.2f} off (N = {N}, E = {E})",
     )
 
 
@@ -153,7 +153,7 @@ def chain_of_inequalities(settings: VerifyOptions) -> Outcome:
         t = math.floor(extended_length(M, N)) + 2
         alpha = float(1 / ideal_denominator(N, t, settings)[-1])
         reading &= Measurement(min(t * alpha - 1, 1 - M * alpha))
-        seen.append(f"(M, N, t) = ({M}, {N}, {t}): t alpha_1 = {t * alpha:.2f}, M alpha_1 = {M * alpha:.3f}")
+        seen.append(f"(M, N, t) = ({M}, {N}, {t}): t alpha_1 = {t * alpha:z.2f}, M alpha_1 = {M * alpha:z.3f}")
     return Outcome(
         {"(M, N)": grid(pairs)},
         "floor(T*) + 2, ideal recovery",
