@@ -131,7 +131,7 @@ class RowGroup:
         if known not in self.by_layer:
             whole = self.method_schedule if by_method else self.baseline_schedule
             assert whole is not None
-            whole = whole.turning_by(self.turns.get(kind))
+            whole = whole.rotating_by(self.turns.get(kind))
             self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
         return self.by_layer[known]
 

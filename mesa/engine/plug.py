@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_executor, hooked_attention, scores_only
-from mesa.engine.compiled import by_launches, check_eager, check_not_traced
-from mesa.engine.kernels import BLOCK
+from mesa.engine.compiled import check_eager, check_not_traced, is_accelerator
+from mesa.engine.cpu import BLOCK
 from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
 from mesa.engine.schedule import Schedule
@@ -354,7 +354,7 @@ class Attachment:
             arguments["softcap"] is not None
             and self.executor == "fused"
             and query.shape[2] > _LONG
-            and not by_launches(query.device)
+            and not is_accelerator(query.device)
             and not self._hinted
         ):
             self._hinted = True

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.device import not_finite
 from mesa.engine.attention import dense
-from mesa.engine.layout import RotaryLayout
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
-from mesa.engine.rope import OfKind, Rotation
+from mesa.engine.rope import OfKind, RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.state import TOLERANCE, CarriedState, carried_state
 from mesa.errors import Refused

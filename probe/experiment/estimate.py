@@ -14,9 +14,9 @@ import torch
 
 from mesa.device import now
 from mesa.engine.attention import EXECUTORS
-from mesa.engine.layout import RotaryLayout
-from mesa.engine.rope import Rotation
-from mesa.engine.schedule import Schedule, calls
+from mesa.engine.cpu import calls
+from mesa.engine.rope import RotaryLayout, Rotation
+from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
 from mesa.plan import BASE
@@ -210,7 +210,7 @@ class TrialLayer:
         """Seconds of one pass under a method: in attention, and in all else."""
         states, weights = self._random(1, length, self.hidden), self.weights
         plan, linear, norm = method.plan(length), torch.nn.functional.linear, torch.nn.functional.rms_norm
-        schedule = Schedule(plan, 0, method.cached_position, turn=None if self.slopes is not None else self.turn)
+        schedule = Schedule(plan, 0, method.cached_position, rotation=None if self.slopes is not None else self.turn)
         schedule.slopes = self.slopes
         places = torch.arange(length, dtype=torch.float32, device=self.device)
         begun, inside = now(self.device), 0.0
