@@ -89,43 +89,62 @@ def attend_spans(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, 
     for region, carried in stair_pairs.items():
         for (begin, end), output, log_sum in _stair(schedule, region, carried, query, key, value, scale):
             merged.add(begin - start, end - start, output, log_sum)
-    for part, blocks in planned:
-        (begin, end), (low, high) = part.queries, part.keys
-        cached = slice(low - schedule.first_key, high - schedule.first_key)
-        rows = schedule.query(query[:, :, begin - start : end - start], part, begin, end)
-        keys, values = schedule.key(key[:, :, cached], part, low, high), value[:, :, cached]
-        offset = None
-        if schedule.slopes is not None:
-            states = rows, keys, values
-            rows, keys, values, offset = with_bias(states, schedule.slopes, scale, part, part.queries, part.keys)
-        for span, block in blocks:
-            (first, last), (first_key, last_key) = block.queries, block.keys
-            at, among = slice(first - begin, last - begin), slice(first_key - low, last_key - low)
-            mask = mask_of(schedule, span, block, query.dtype) if block.masked else None
-            states = rows[:, :, at], keys[:, :, among], values[:, :, among]
-            output, log_sum = attend(*states, scale, block.causal, mask, schedule.softcap)
-            if offset is not None:
-                output, log_sum = output[..., : query.shape[3]], log_sum + offset[:, at]
-            merged.add(first - start, last - start, output, log_sum)
+    for (begin, end), group in planned:
+        rotated = schedule.query(query[:, :, begin - start : end - start], group[0][0], begin, end)  # once for all
+        for part, blocks in group:
+            rows = rotated[:, :, part.queries[0] - begin : part.queries[1] - begin]
+            _attend_part(schedule, part, blocks, rows, key, value, scale, merged)
     return merged.output(schedule.sinks)
+
+
+def _attend_part(
+    schedule: Schedule, part: Part, blocks: Blocks, rows: Tensor, key: Tensor, value: Tensor, scale: float,
+    merged: Merged,
+) -> None:  # fmt: skip
+    """Adds a part's calls, of these rotated queries and all cached keys."""
+    (low, high), begin, dim, offset = part.keys, part.queries[0], rows.shape[3], None
+    cached = slice(low - schedule.first_key, high - schedule.first_key)
+    keys, values = schedule.key(key[:, :, cached], part, low, high), value[:, :, cached]
+    if schedule.slopes is not None:
+        states = rows, keys, values
+        rows, keys, values, offset = with_bias(states, schedule.slopes, scale, part, part.queries, part.keys)
+    for span, block in blocks:
+        (first, last), (first_key, last_key) = block.queries, block.keys
+        at, among = slice(first - begin, last - begin), slice(first_key - low, last_key - low)
+        mask = mask_of(schedule, span, block, rows.dtype) if block.masked else None
+        states = rows[:, :, at], keys[:, :, among], values[:, :, among]
+        output, log_sum = attend(*states, scale, block.causal, mask, schedule.softcap)
+        if offset is not None:
+            output, log_sum = output[..., :dim], log_sum + offset[:, at]
+        merged.add(first - schedule.start, last - schedule.start, output, log_sum)
+
+
+Blocks = list[tuple[PairSpan, "AttendedBlock"]]
+"""Calls, each with the span that it is of."""
 
 
 def _planned(
     schedule: Schedule,
-) -> tuple[dict[Region, Region], list[tuple[Part, list[tuple[PairSpan, AttendedBlock]]]]]:
-    """The stairs, regions without a carry and those with it; and all other parts, each with its calls."""
+) -> tuple[dict[Region, Region], list[tuple[tuple[int, int], list[tuple[Part, Blocks]]]]]:
+    """The stairs, regions without a carry and those with it; and all other parts with their calls.
+
+    Parts whose queries have one position are a group, with the range of its queries.
+    """
     commutes = schedule.slopes is None and schedule.query_weight is None  # a carry may go to the key instead
     key = "calls", commutes
     if key not in schedule.cache:
         plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
         pairs = stairs(plan.regions) if commutes else {}
         others = tuple(region for region in plan.regions if region not in pairs and region not in pairs.values())
-        aligned = schedule.query_weight is None
+        groups: dict[tuple[Any, ...], list[tuple[Part, Blocks]]] = {}
+        for part in parts(replace(plan, regions=others), start, plan.length, first_key, aligned=False):
+            blocks = [(span, block) for span in part.spans for block in calls(span, start, plan.length, first_key)]
+            groups.setdefault((part.query_position, part.query_scale), []).append((part, blocks))
         schedule.cache[key] = (
             pairs,
             [
-                (part, [(span, block) for span in part.spans for block in calls(span, start, plan.length, first_key)])
-                for part in parts(replace(plan, regions=others), start, plan.length, first_key, aligned)
+                ((min(part.queries[0] for part, _ in group), max(part.queries[1] for part, _ in group)), group)
+                for group in groups.values()
             ],
         )
     return schedule.cache[key]

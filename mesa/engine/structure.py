@@ -215,7 +215,7 @@ class _Probe:
         self.layer_of = {id(module): number for number, layer in reversed(layers) for module in layer.modules()}
         self.rotaries = rotaries(self.decoder)
 
-    def why(self, layer: int | None = None) -> str:
+    def not_applied_message(self, layer: int | None = None) -> str:
         """Why no method can be attached; a `ForwardPass` says so where it is used as a mask."""
         hint = "; for a TransformerBridge use mesa.bridge(model, tokenizer)" if _is_bridged(self.model) else ""
         return self._refusal(
@@ -341,7 +341,7 @@ class _Probe:
         query, key, value = query[:2], key[:2], value[:2]
         path, mask = self.path_of[id(module)], attention_mask
         if not isinstance(mask, ForwardPass):
-            raise Refused(self.why())
+            raise Refused(self.not_applied_message())
         arguments = known_arguments(module, self.model, kwargs)
         scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
         if id(module) not in self.layer_of:
