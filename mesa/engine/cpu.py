@@ -108,46 +108,71 @@ def _attend_part(
     if schedule.slopes is not None:
         states = rows, keys, values
         rows, keys, values, offset = with_bias(states, schedule.slopes, scale, part, part.queries, part.keys)
-    for span, block in blocks:
+    for span, block, lead in blocks:
         (first, last), (first_key, last_key) = block.queries, block.keys
         at, among = slice(first - begin, last - begin), slice(first_key - low, last_key - low)
         mask = mask_of(schedule, span, block, rows.dtype) if block.masked else None
-        states = rows[:, :, at], keys[:, :, among], values[:, :, among]
-        output, log_sum = attend(*states, scale, block.causal, mask, schedule.softcap)
+        states, leading = (rows[:, :, at], keys[:, :, among], values[:, :, among]), 0
+        if lead is not None:
+            few = slice(lead.keys[0] - schedule.first_key, lead.keys[1] - schedule.first_key)
+            own, leading = schedule.key(key[:, :, few], lead, *lead.keys), few.stop - few.start
+            states = states[0], torch.cat([own, states[1]], 2), torch.cat([value[:, :, few], states[2]], 2)
+        output, log_sum = attend(*states, scale, block.causal, mask, schedule.softcap, leading)
         if offset is not None:
             output, log_sum = output[..., :dim], log_sum + offset[:, at]
         merged.add(first - schedule.start, last - schedule.start, output, log_sum)
 
 
-Blocks = list[tuple[PairSpan, "AttendedBlock"]]
-"""Calls, each with the span that it is of."""
+Blocks = list[tuple[PairSpan, "AttendedBlock", Part | None]]
+"""Calls, each with the span that it is of, and with a part of few keys that all of its queries see as well, if any."""
+
+PartGroup = tuple[tuple[int, int], list[tuple[Part, Blocks]]]
+"""Parts whose queries have one position and scale, with their calls, and the range of all of those queries."""
 
 
 def _planned(
     schedule: Schedule,
-) -> tuple[dict[Region, Region], list[tuple[tuple[int, int], list[tuple[Part, Blocks]]]]]:
-    """The stairs, regions without a carry and those with it; and all other parts with their calls.
-
-    Parts whose queries have one position are a group, with the range of its queries.
-    """
+) -> tuple[dict[Region, Region], list[PartGroup]]:
+    """The stairs, regions without a carry and those with it; and all other parts with their calls."""
     commutes = schedule.slopes is None and schedule.query_weight is None  # a carry may go to the key instead
-    key = "calls", commutes
+    key = "calls", commutes, schedule.softcap is None
     if key not in schedule.cache:
         plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
         pairs = stairs(plan.regions) if commutes else {}
-        others = tuple(region for region in plan.regions if region not in pairs and region not in pairs.values())
-        groups: dict[tuple[Any, ...], list[tuple[Part, Blocks]]] = {}
-        for part in parts(replace(plan, regions=others), start, plan.length, first_key, aligned=False):
-            blocks = [(span, block) for span in part.spans for block in calls(span, start, plan.length, first_key)]
-            groups.setdefault((part.query_position, part.query_scale), []).append((part, blocks))
-        schedule.cache[key] = (
-            pairs,
-            [
-                ((min(part.queries[0] for part, _ in group), max(part.queries[1] for part, _ in group)), group)
-                for group in groups.values()
-            ],
-        )
+        regions: dict[tuple[Any, ...], list[Region]] = {}
+        for region in plan.regions:
+            if region not in pairs and region not in pairs.values():
+                regions.setdefault((region.query_position, region.query_scale), []).append(region)
+        leads, groups = schedule.slopes is None and schedule.softcap is None, list[PartGroup]()
+        for alike in regions.values():
+            group = list[tuple[Part, Blocks]]()
+            for part in parts(replace(plan, regions=tuple(alike)), start, plan.length, first_key, aligned=False):
+                blocks = Blocks()
+                for span in part.spans:
+                    blocks += [(span, block, None) for block in calls(span, start, plan.length, first_key)]
+                if not (leads and _leads(part, blocks, group)):
+                    group.append((part, blocks))
+            if group:
+                queries = [part.queries for part, _ in group]
+                groups.append(((min(first for first, _ in queries), max(last for _, last in queries)), group))
+        schedule.cache[key] = pairs, groups
     return schedule.cache[key]
+
+
+def _leads(part: Part, blocks: Blocks, group: list[tuple[Part, Blocks]]) -> bool:
+    """Has a small triangle's call read this part's keys as well, if all of its queries see them.
+
+    Mesa's chunks each see the first few tokens: a call for those takes as long as a fifth of the chunk's.
+    """
+    if len(blocks) > 1 or blocks[0][1].causal or blocks[0][1].masked or part.keys[1] - part.keys[0] > BLOCK:
+        return False
+    for _, others in group:
+        for number, (span, block, lead) in enumerate(others):
+            small = block.causal and lead is None and block.queries[1] - block.queries[0] <= _SMALL
+            if small and block.queries == blocks[0][1].queries:
+                others[number] = span, block, part
+                return True
+    return False
 
 
 def mask_of(schedule: Schedule, span: PairSpan, block: AttendedBlock, dtype: torch.dtype) -> Mask:
@@ -204,18 +229,19 @@ class Mask:
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None,
-    softcap: float | None = None,
+    softcap: float | None = None, lead: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
 
     Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
-    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
+    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left, of the keys after the
+    first `lead`, which every query of a small triangle sees.
     softcap: c in c tanh(s / c), which no kernel knows: plain operations, slower.
     """
     if softcap is not None:
         return attend_plainly(query, key, value, scale, causal, mask, softcap)
-    if causal and BLOCK < query.shape[2] <= _SMALL:
-        return _by_rows(query, key, value, scale)
+    if causal and (lead or BLOCK < query.shape[2] <= _SMALL):
+        return _by_rows(query, key, value, scale, lead)
     output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
     )
@@ -225,13 +251,13 @@ def attend(
     return output, log_sum
 
 
-def _by_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _by_rows(query: Tensor, key: Tensor, value: Tensor, scale: float, lead: int) -> tuple[Tensor, Tensor]:
     """`attend` on a small triangle, a few rows at a time with the keys that some of them see."""
     parts = []
     for begin in range(0, query.shape[2], BLOCK):
         rows = query[:, :, begin : begin + BLOCK]
-        columns = slice(min(begin + rows.shape[2], key.shape[2]))
-        mask = _lower(begin, rows.shape[2], columns.stop, query.dtype)
+        columns = slice(min(lead + begin + rows.shape[2], key.shape[2]))
+        mask = _lower(lead + begin, rows.shape[2], columns.stop, query.dtype)
         parts.append(attend(rows, key[:, :, columns], value[:, :, columns], scale, False, mask))
     outputs, log_sums = zip(*parts, strict=True)
     return torch.cat(outputs, 2), torch.cat(log_sums, 2)

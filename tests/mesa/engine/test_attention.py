@@ -6,10 +6,11 @@ import pytest
 import torch
 from attended import DIM, OF_OTHERS, given, heads_by_formula, rotate, states
 
-from mesa.engine import attention, rope
+from mesa.engine import attention, cpu, rope
 from mesa.engine.cpu import AttendedBlock, calls, mask_of
 from mesa.engine.schedule import Schedule
 from mesa.engine.spans import span_of
+from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.chunked import WEAVES
 from mesa.plan import Constant, Plan, Region, token_index
 
@@ -102,6 +103,16 @@ def test_many_calls_equal_dense(name, slopes, batch, monkeypatch):
         for execute in (attention.dense, attention.fused)
     )
     torch.testing.assert_close(fused, dense, atol=2e-4, rtol=0)
+
+
+def test_mesas_chunks_read_the_first_keys_in_their_own_call():
+    schedule = Schedule(MesaExtrapolation(trained_length=512).plan(8192), 0, token_index)
+    _, groups = cpu._planned(schedule)
+    blocks = [block for _, group in groups for _, blocks in group for block in blocks]
+    chunks = [lead for _, block, lead in blocks if block.causal and 12 <= block.queries[0] < 8121]
+    assert len(chunks) == 17
+    assert all(lead.keys == (0, 12) for lead in chunks)
+    assert len(blocks) < 24
 
 
 def test_a_bands_mask_is_computed_once():
