@@ -10,8 +10,7 @@ from mesa.engine import attention, cpu, rope
 from mesa.engine.cpu import AttendedBlock, calls, mask_of
 from mesa.engine.schedule import Schedule
 from mesa.engine.spans import span_of
-from mesa.methods.chunked import MesaExtrapolation
-from mesa.methods.chunked import WEAVES
+from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, token_index
 
 
