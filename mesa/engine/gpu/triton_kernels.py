@@ -119,6 +119,7 @@ def _rotate_kernel(
     here = inside[:, None] & (at < DIM)[None, :]
     source = states + batch * batch_stride + head * head_stride + token * token_stride
     row = token * row_stride
+    # Tokens at one distance share a row of cos and sin.
     if ROTATES and BY_ROWS:
         row = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
     values = rotated_states(source, row, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, ROTATES)
@@ -142,6 +143,7 @@ def _merge_kernel(
     log_at = log_sum + head * log_head + token * log_token
     one = tl.load(log_at, mask=inside, other=0.0).to(tl.float32)
     two = tl.load(other + head * other_head + token * other_token, mask=inside, other=0.0).to(tl.float32)
+    # Where neither part saw a key all is -inf, and differences of those would be NaN.
     largest = tl.maximum(one, two)
     nothing = largest == float("-inf")  # neither part saw a key
     safe = tl.where(nothing, 0.0, largest)
@@ -242,9 +244,11 @@ def _over_span(
         values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
         columns = tl.trans(keys)
         scores = tl.dot(query, columns)
+        # Both products cost less than a second pass over the keys.
         if CARRIES:
             carries = residue[:, None] < ((here + key_phase) % width)[None, :]
             scores = tl.where(carries, tl.dot(other, columns), scores)
+        # c tanh(s / c) by one exponential; scores are not yet scaled here.
         if CAPPED:
             scores = softcap / scale * (1.0 - 2.0 / (tl.exp(2.0 * scale / softcap * scores) + 1.0))
         if MASKED:
@@ -253,6 +257,7 @@ def _over_span(
             if WINDOWED:
                 seen = seen & (apart <= highest)
             scores = tl.where(seen, scores, float("-inf"))
+        # A running softmax in base 2, which the hardware has; what was summed is scaled to the new largest score.
         larger = tl.maximum(most, tl.max(scores, 1) * factor)
         safe = larger
         if MASKED:
@@ -273,6 +278,7 @@ def _spans_kernel(
     DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
     ADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    # The host cut spans to tiles, the longest first, so that no program ends long after the others.
     tile = table + tl.program_id(0) * 8
     first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
@@ -285,11 +291,13 @@ def _spans_kernel(
     if CARRIES:
         other += batch * other_batch + head * other_head
         others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
+    # Grouped heads read their key head; no key is copied.
     key_head = tl.program_id(1) // group
     residue = (row + phase) % width
     place = batch * tl.num_programs(1) + head
     into += far[:, None] * into_token + place * into_head + at[None, :]
     log_sum += place * log_head + far * log_token
+    # Output and log-sum-exp of other keys are one more "key", so that no launch merges them afterwards.
     if ADDED:
         most = tl.load(log_sum, mask=row < end, other=float("-inf")) * 1.4426950408889634
         total = tl.where(most == float("-inf"), 0.0, 1.0)
@@ -314,6 +322,7 @@ def _spans_kernel(
         highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
         PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
     )  # fmt: skip
+    # A query without keys gives 0 and -inf, which take no weight from other parts.
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
     output = output / total[:, None]
@@ -386,6 +395,7 @@ def _token_kernel(
     member = tl.program_id(1) % BLOCKS * ROWS + tl.arange(0, ROWS)
     row, head = member // GROUP, group * GROUP + member % GROUP
     inside = row < count
+    # A row for each query head of the group and each region that holds the keys: one read of the keys serves all.
     source = query + batch * query_batch + head * query_head
     rows = rotated_states(
         source, first + row, inside, query_cos, query_sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS,
@@ -403,6 +413,7 @@ def _token_kernel(
     acc = tl.zeros([ROWS, PADDED], tl.float32)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    # Rotation needs registers: smaller tiles, fewer stages. A span is rotated as one or not at all.
     if ROTATES or SCALED:
         treated = tl.where(table >= 0, end, begin)  # all of the span or nothing
         acc, most, total = _over_range(
@@ -483,6 +494,7 @@ def _combine_kernel(
     acc = tl.zeros([PADDED], tl.float32)
     most = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
+    # A sink is a score without a value: it is in the sum only.
     if SINKS:
         most, total = tl.load(sinks + head + one).to(tl.float32), total + 1.0
     for start in range(0, slots, SPANS):
