@@ -30,7 +30,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, Qwen3Config
 
 import mesa
-from mesa.engine import plug, span_kernels, structure
+from mesa.engine import plug, structure
+from mesa.engine.gpu import kernels
 from mesa.methods import make, standard_methods
 from mesa.support import unfit
 
@@ -131,7 +132,7 @@ def counted(device: Device, model: Any, method: Any, length: int) -> dict[str, l
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(mock.patch.object(span_kernels, "agrees", return_value=True))
+        stack.enter_context(mock.patch.object(kernels, "agrees", return_value=True))
         stack.enter_context(layers_counted(device, result))
         stack.enter_context(mesa.applied(model, method))
         cache = model(ids.narrow(1, 0, length), use_cache=True).past_key_values

@@ -23,9 +23,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from mesa.engine import attention, kernels, stairs
-from mesa.engine.layout import RotaryLayout
-from mesa.engine.rope import Rotation
+from mesa.engine import attention, cpu
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule
 
 NAMES = ("origin", "rerope", "stair", "lm-infinite", "streaming-llm", "mesa", "mesa at M = 512")
@@ -39,14 +38,14 @@ def states(heads: int, tokens: int, batch: int = 1) -> Tensor:
 
 def recorded(schedule: Schedule, given: tuple[Tensor, Tensor, Tensor]) -> list[tuple[Any, ...]]:
     """The arguments of the kernel calls that a plan comes to, on states of their own."""
-    calls, attend = [], kernels.attend
+    calls, attend = [], cpu.attend
 
     def recording(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         own = [states(part.shape[1], part.shape[2], part.shape[0]) for part in (query, key, value)]
         calls.append((*own, *rest))
         return attend(query, key, value, *rest)
 
-    with mock.patch.object(attention, "attend", recording), mock.patch.object(stairs, "attend", recording):
+    with mock.patch.object(attention, "attend", recording), mock.patch.object(cpu, "attend", recording):
         attention.fused(schedule, *given, DIM**-0.5)
     return calls
 
@@ -65,7 +64,7 @@ def measured(name: str, length: int, repeats: int) -> dict[str, float]:
     calls = recorded(still, given)
     kinds: dict[str, Callable[[], Any]] = {
         "stock": lambda: torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True),
-        "calls": lambda: [kernels.attend(*call) for call in calls],
+        "calls": lambda: [cpu.attend(*call) for call in calls],
         "still": lambda: attention.fused(still, *given, DIM**-0.5),
         "all": lambda: attention.fused(whole, *given, DIM**-0.5),
     }

@@ -45,7 +45,7 @@ from transformers import DynamicCache, LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
 from mesa.device import now  # noqa: E402
-from mesa.engine import span_kernels  # noqa: E402
+from mesa.engine.gpu import kernels  # noqa: E402
 from mesa.methods import make, standard_methods  # noqa: E402
 from mesa.outside import with_cache  # noqa: E402
 from mesa.plan import Carry  # noqa: E402
@@ -145,15 +145,15 @@ def attention_kernels(size: Size) -> Iterator[Row]:
     device = torch.device(size.device)
     for dtype in size.dtypes:
         for dim in size.dims:
-            for name, spans in span_kernels.TRIALS.items():
-                query, scoring = span_kernels.trial(spans, dtype, dim)[0].to(device), span_kernels.Scoring(dim**-0.5)
+            for name, spans in kernels.TRIALS.items():
+                query, scoring = kernels.trial(spans, dtype, dim)[0].to(device), kernels.Scoring(dim**-0.5)
                 carries = isinstance(spans[0].holds, Carry) and not spans[0].holds.carried
-                kernels = [span_kernels.kernel_for(query, spans, scoring, both) for both in (False, carries)]
-                if span_kernels.takes(span_kernels.by_varlen, query, spans, scoring):
-                    kernels.append(span_kernels.by_varlen)
-                for kernel in dict.fromkeys(kernels):
-                    caps = (None, 2.0) if kernel is span_kernels.by_triton else (None,)
-                    errors = (span_kernels.trial_error(kernel, device, dtype, dim, spans, cap) for cap in caps)
+                used = [kernels.kernel_for(query, spans, scoring, both) for both in (False, carries)]
+                if kernels.takes(kernels.by_varlen, query, spans, scoring):
+                    used.append(kernels.by_varlen)
+                for kernel in dict.fromkeys(used):
+                    caps = (None, 2.0) if kernel is kernels.by_triton else (None,)
+                    errors = (kernels.trial_error(kernel, device, dtype, dim, spans, cap) for cap in caps)
                     row = {"dtype": _name(dtype), "head dim": dim, "spans": name, "kernel": kernel.__name__}
                     error = next(filter(None, errors), "")
                     yield {**row, "error": error, "passed": not error}

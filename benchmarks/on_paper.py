@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mesa.engine import decode, kernels, span_kernels
+from mesa.engine.gpu import decode, kernels
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 KNOWN = 2**20
@@ -112,10 +112,10 @@ class Device(TorchDispatchMode):
     @property
     def decoding(self) -> SimpleNamespace:
         """In the place of the kernels of a decoded token: a launch each."""
-        names = "attend", "combine"
+        names = "attend_token", "combine"
         return SimpleNamespace(**{name: self.compiled(lambda *_: None, name=name) for name in names})
 
-    def attend(
+    def attend_spans(
         self, query: Tensor, carry_query: Tensor | None, key: Tensor, value: Tensor, spans: Any, *given: Any
     ) -> None:
         """In the place of our own attention kernel: one launch, which writes where it is told to."""
@@ -304,10 +304,10 @@ def on_paper(device: Device | None = None) -> Iterator[Device]:
     device = device or Device()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", device.compiled))
-        stack.enter_context(mock.patch.object(kernels, "_triton_kernels", return_value=None))
+        stack.enter_context(mock.patch.object(kernels, "launch_kernels", return_value=None))
         stack.enter_context(mock.patch.object(decode, "kernels_of", return_value=device.decoding))
-        stack.enter_context(mock.patch.object(span_kernels, "scaled_dot_product_attention", device.causal))
-        stack.enter_context(mock.patch.object(span_kernels, "_triton", return_value=device))
+        stack.enter_context(mock.patch.object(kernels, "scaled_dot_product_attention", device.causal))
+        stack.enter_context(mock.patch.object(kernels, "triton_module", return_value=device))
         stack.enter_context(Named())
         stack.enter_context(device)
         yield device

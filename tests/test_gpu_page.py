@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mesa.engine import span_kernels
+from mesa.engine.gpu import kernels
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
@@ -34,7 +34,7 @@ def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("mistake", ["wrong", "broken"])
 def test_what_fails_is_on_the_page_and_the_other_steps_go_on(mistake, tmp_path, monkeypatch):
-    operations = span_kernels.by_operations
+    operations = kernels.by_operations
 
     def mistaken(query, *given):
         if mistake == "broken":
@@ -43,11 +43,9 @@ def test_what_fails_is_on_the_page_and_the_other_steps_go_on(mistake, tmp_path, 
         return output + 0.1 * (query.dtype == torch.float32), log_sum  # what it is compared with is right
 
     mistaken.__name__ = "by_operations"
-    monkeypatch.setattr(span_kernels, "by_operations", mistaken)
+    monkeypatch.setattr(kernels, "by_operations", mistaken)
     monkeypatch.setattr(gpu, "STEPS", {title: gpu.STEPS[title] for title in ("Kernels", "Methods")})
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "gpu.md").read_text()
     assert "## Methods: passed" in text
-    assert (
-        f"## Kernels: {len(span_kernels.TRIALS)} failed" if mistake == "wrong" else "no kernel for this device"
-    ) in text
+    assert (f"## Kernels: {len(kernels.TRIALS)} failed" if mistake == "wrong" else "no kernel for this device") in text

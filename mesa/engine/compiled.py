@@ -85,7 +85,7 @@ def _attends(name: str, module: nn.Module) -> bool:
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """A function as `torch.compile` has it, at any sizes; on a CPU as it is."""
-    return _compiled(function, torch.compile) if by_launches(device) else function
+    return _compiled(function, torch.compile) if is_accelerator(device) else function
 
 
 _VARIANTS = 128
@@ -104,8 +104,8 @@ _EAGER: set[Callable[..., Any]] = set()
 """Functions that could not be compiled."""
 
 
-def by_launches(device: torch.device) -> bool:
-    """Whether each operation is a launch: on all devices but CPUs, which have an executor of their own."""
+def is_accelerator(device: torch.device) -> bool:
+    """Whether each operation is a launch: on all devices but CPUs, which have their own executor (MPS included)."""
     return device.type != "cpu"
 
 

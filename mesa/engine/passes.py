@@ -85,7 +85,7 @@ def _indexed(index: Tensor, device: torch.device) -> Index:
 class RowGroup:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is not padding. turns: what turns states in each kind of layer.
+    real: whether each token so far is not padding. rotations: what rotates states in each kind of layer.
     baseline_schedule: Origin's, where some heads have it.
     """
 
@@ -93,9 +93,9 @@ class RowGroup:
     real: Tensor
     method_schedule: Schedule
     baseline_schedule: Schedule | None
-    turns: Mapping[LayerKind, Rotation | None]
+    rotations: Mapping[LayerKind, Rotation | None]
     by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
-    by_place: dict[tuple[Any, ...], Places] = field(default_factory=dict)
+    _places: dict[tuple[Any, ...], Places] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -107,8 +107,8 @@ class RowGroup:
 
         And the number of keys evicted from the cache. Raises Refused if padding follows real tokens.
         """
-        known = first_key, new, device
-        if known not in self.by_place:
+        key = first_key, new, device
+        if key not in self._places:
             queries, keys = self.real_places(first_key, new)
             dropped = int(self.real[:first_key].sum())
             if dropped and len(queries) and int(keys[-1]) >= len(keys):
@@ -117,8 +117,8 @@ class RowGroup:
                     "padding see; set tokenizer.padding_side='left'"
                 )
             rows, queries, keys = (_indexed(index, device) for index in (self.rows, queries, keys))
-            self.by_place[known] = rows, queries, keys, dropped
-        return self.by_place[known]
+            self._places[key] = rows, queries, keys, dropped
+        return self._places[key]
 
     def real_places(self, first_key: int, new: int) -> tuple[Tensor, Tensor]:
         """The queries and the keys of `places`, on the CPU."""
@@ -127,13 +127,13 @@ class RowGroup:
     def schedule(self, by_method: bool, kind: LayerKind, span: Span | None, first_key: int) -> Schedule:
         """A layer's schedule, the method's or Origin's, by kind and what it sees; without keys before `first_key`."""
         sliding = (span, first_key) if span and span.size < self.length else None
-        known = (by_method, kind, sliding)
-        if known not in self.by_layer:
-            whole = self.method_schedule if by_method else self.baseline_schedule
-            assert whole is not None
-            whole = whole.turning_by(self.turns.get(kind))
-            self.by_layer[known] = whole.seeing(*sliding) if sliding else whole
-        return self.by_layer[known]
+        key = (by_method, kind, sliding)
+        if key not in self.by_layer:
+            schedule = self.method_schedule if by_method else self.baseline_schedule
+            assert schedule is not None
+            schedule = schedule.rotating_by(self.rotations.get(kind))
+            self.by_layer[key] = schedule.seeing(*sliding) if sliding else schedule
+        return self.by_layer[key]
 
 
 class MethodNotApplied(Failed, AttributeError):
@@ -144,8 +144,8 @@ class ForwardPass:
     """What a pass is computed with; raises `MethodNotApplied` where it is used as the mask that it stands in for.
 
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
-    (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; `why` tells what
-    went wrong. ran, placed: the layers that attended by it, and the rotary
+    (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; its
+    `not_applied_message` tells what went wrong. ran, placed: the layers that attended by it, and the rotary
     modules, by path and kind of layer, that were given its positions.
     """
 
@@ -165,7 +165,7 @@ class ForwardPass:
         return self._span
 
     def seeing(self, span: Span | Refused | None) -> ForwardPass:
-        """The same pass for layers that see so much of what came before."""
+        """The same pass for layers that see this part of the past."""
         if span is None:
             return self
         other = copy.copy(self)
@@ -180,28 +180,28 @@ class ForwardPass:
         """Raises `MethodNotApplied`."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise MethodNotApplied(self.owner.why())
+        raise MethodNotApplied(self.owner.not_applied_message())
 
     def __getitem__(self, index: Any) -> Any:
         """Raises `MethodNotApplied`."""
-        raise MethodNotApplied(self.owner.why())
+        raise MethodNotApplied(self.owner.not_applied_message())
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises `MethodNotApplied`."""
         running = next(argument for argument in (*args, *(kwargs or {}).values()) if isinstance(argument, cls))
-        raise MethodNotApplied(running.owner.why())
+        raise MethodNotApplied(running.owner.not_applied_message())
 
 
-def taken(states: Tensor, rows: Index, tokens: Index) -> Tensor:
+def gather_rows(states: Tensor, rows: Index, tokens: Index) -> Tensor:
     """Those rows and tokens of `states` (batch, head, token, dim)."""
     if isinstance(rows, Tensor) and isinstance(tokens, Tensor):
         return states[rows[:, None], :, tokens].transpose(1, 2)
     return states[rows][:, :, tokens] if isinstance(rows, slice) else states[:, :, tokens][rows]
 
 
-def put(states: Tensor, rows: Index, tokens: Index, part: Tensor) -> None:
-    """Has those rows and tokens of `states` be `part`."""
+def scatter_rows(states: Tensor, rows: Index, tokens: Index, part: Tensor) -> None:
+    """Writes `part` to those rows and tokens of `states`."""
     if isinstance(rows, Tensor) and isinstance(tokens, Tensor):
         states[rows[:, None], :, tokens] = part.transpose(1, 2)
     elif isinstance(rows, slice):
@@ -347,7 +347,7 @@ def fill(cache: Any, block: AppliedBlock, prompt_length: int, real: Tensor) -> N
     cache.__class__ = CACHES.get(type(cache), type(cache))
 
 
-def going_on(cache: Any, batch: int, past: int, new: int) -> Tensor | None:
+def continued_tokens(cache: Any, batch: int, past: int, new: int) -> Tensor | None:
     """Which tokens are real (batch, token) where `generate` adds some to those in a cache; None: it has to be read."""
     real = getattr(cache, "real", None)
     if real is None or len(real) != batch or real.shape[1] < past or not real[:, past - 1].all():
@@ -362,60 +362,60 @@ def prompt_length_of(cache: Any, block: AppliedBlock) -> int | None:
 
 @dataclass
 class GeneratePrompt:
-    """What a `generate` was given: token ids or embeddings (row, token, ...), and the length of the whole (tokens)."""
+    """The prompt of a `generate`: token ids or embeddings (row, token, ...), and its full length (tokens)."""
 
-    given: tuple[Tensor, ...]
+    passed: tuple[Tensor, ...]
     length: int
     added: int = 0
     """Tokens that preparing the input put before it, as prompt tuning does."""
 
     @classmethod
     def of(cls, inputs: Any, kwargs: dict[str, Any]) -> GeneratePrompt:
-        """From `generate`'s arguments; where only what follows a cache is given, the mask tells the length."""
+        """From `generate`'s arguments; where only what follows a cache is passed, the mask tells the length."""
         prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
-        given = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
-        length, mask = given[0].shape[1] if given else 1, kwargs.get("attention_mask")
+        passed = tuple(tokens for tokens in prompts if isinstance(tokens, Tensor))
+        length, mask = passed[0].shape[1] if passed else 1, kwargs.get("attention_mask")
         if cache_in(kwargs) is not None and isinstance(mask, Tensor):
             length = max(length, mask.shape[-1])
-        return cls(given, length)
+        return cls(passed, length)
 
     def begins(self, text: Tensor) -> bool:
         """Whether a text (row, token, ...) goes on from this prompt, several rows from one, or is a beginning of it."""
-        return not self.given or any(_begins(given, text) for given in self.given)
+        return not self.passed or any(_begins(prompt, text) for prompt in self.passed)
 
 
-def _begins(given: Tensor, text: Tensor) -> bool:
-    """`GeneratePrompt.begins` for one of the things given."""
-    shared = min(given.shape[1], text.shape[1])
-    if given.dim() != text.dim() or not shared or len(text) % len(given):
+def _begins(prompt: Tensor, text: Tensor) -> bool:
+    """`GeneratePrompt.begins` for one tensor."""
+    shared = min(prompt.shape[1], text.shape[1])
+    if prompt.dim() != text.dim() or not shared or len(text) % len(prompt):
         return False
-    rows = given[:, :shared].repeat_interleave(len(text) // len(given), 0)
+    rows = prompt[:, :shared].repeat_interleave(len(text) // len(prompt), 0)
     return torch.equal(rows.to(text), text[:, :shared])
 
 
-def continued(
-    method: Method, turn: Callable[[int], Any], real: Tensor, past: int, known: int, prompt_length: int
+def resolve_prompt_length(
+    method: Method, frequencies: Callable[[int], Any], real: Tensor, past: int, filled_for: int, prompt_length: int
 ) -> int:
-    """The length of the prompt (tokens) that `past` cached tokens belong to, filled as a prompt of `known` tokens.
+    """The length of the prompt (tokens) that `past` cached tokens belong to, filled as a prompt of `filled_for` tokens.
 
-    `generate` is now given one of `prompt_length`: that, where a plan for it puts the cached tokens as they are. Else
-    `known`, with a warning: what comes after it then counts as decoded. turn: the rotary frequencies of the model for a
+    `generate` now has one of `prompt_length`: that, where a plan for it puts the cached tokens as they are. Else
+    `filled_for`, with a warning: what comes after it then counts as decoded. frequencies: the model's rotary ones for a
     prompt of some length, in a form that compares.
     """
     total = real.shape[1]
-    counts = [real[:, :end].sum(1) + max(0, end - total) for end in (known, prompt_length)]
+    counts = [real[:, :end].sum(1) + max(0, end - total) for end in (filled_for, prompt_length)]
     rows = {(int(real[row, :past].sum()), int(counts[0][row]), int(counts[1][row])) for row in range(len(real))}
     plans = ((method.plan(cached, one), method.plan(cached, other)) for cached, one, other in rows if cached)
-    alike = all(turn(one) == turn(other) for cached, one, other in rows if cached)
+    alike = all(frequencies(one) == frequencies(other) for cached, one, other in rows if cached)
     if alike and all(same_plan(*both) for both in plans):
         return prompt_length
     warnings.warn(
-        f"{method.name}: the cache's {past} tokens were read as a prompt of {known}, and a prompt of {prompt_length} "
-        "would place them otherwise; what follows them counts as decoded. State "
+        f"{method.name}: the cache's {past} tokens were read as a prompt of {filled_for}, and a prompt of "
+        f"{prompt_length} would place them otherwise; what follows them counts as decoded. State "
         f"applied(..., prompt_length={prompt_length}) before the cache is filled, or generate without it",
         stacklevel=2,
     )
-    return known
+    return filled_for
 
 
 class Generating(local):
@@ -428,21 +428,21 @@ class Generating(local):
     prompt: GeneratePrompt | None = None
     prepared: Tensor | None = None
     expected: int | None = None
-    """How many tokens the next pass of a loop without a cache has, where that loop prepares no inputs."""
-    claimed: int | None = None
+    """Tokens of the next pass of a loop without a cache, where that loop prepares no inputs."""
+    own_length: int | None = None
 
     @contextmanager
     def inside(self, prompt: GeneratePrompt, expected: int | None = None) -> Iterator[None]:
         """A `generate` with this prompt, or a step of one, runs for as long as this lasts."""
         before = self.prompt, self.expected
-        self.prompt, self.expected, self.prepared, self.claimed = prompt, expected, None, None
+        self.prompt, self.expected, self.prepared, self.own_length = prompt, expected, None, None
         try:
             yield
         finally:
             self.prompt, self.expected = before
-            self.prepared = self.claimed = None
+            self.prepared = self.own_length = None
 
-    def note(self, text: Tensor, inputs: dict[str, Any]) -> None:
+    def mark_prepared(self, text: Tensor, inputs: dict[str, Any]) -> None:
         """Of inputs made from a text: that they are generate's own, where the text is its prompt or goes on from it."""
         self.prepared = None
         tokens, cache = inputs.get("inputs_embeds"), cache_in(inputs)
@@ -452,24 +452,24 @@ class Generating(local):
             self.prompt.added = max(self.prompt.added, tokens.shape[1] - text.shape[1])
             self.prepared = tokens
 
-    def claim(self, inputs: Iterable[Any]) -> None:
+    def mark_own_pass(self, inputs: Iterable[Any]) -> None:
         """Of a pass that begins, with these inputs: whether it is generate's own."""
         if self.prompt is None:
             return
         own = self.prepared is not None and any(value is self.prepared for value in inputs)
         if own:
-            self.claimed, self.prepared = self.prompt.length + self.prompt.added, None
+            self.own_length, self.prepared = self.prompt.length + self.prompt.added, None
 
     def length(self, tokens: Tensor) -> int | None:
         """The prompt's length (tokens) for the pass with these tokens, if it is generate's own; else None."""
-        self.claim((tokens,))
-        length, self.claimed = self.claimed, None
+        self.mark_own_pass((tokens,))
+        length, self.own_length = self.own_length, None
         if length is None and self.prompt is not None and self.expected == tokens.shape[1]:
             length = self.prompt.length if self.prompt.begins(tokens) else None
             self.expected = None
         return length
 
-    def settle(self, length: int) -> None:
+    def set_prompt_length(self, length: int) -> None:
         """What counts as the prompt's length (tokens) from now on, as the cache that it goes on from was filled."""
         if self.prompt is not None:
             self.prompt.length, self.prompt.added = length, 0
@@ -511,7 +511,7 @@ def generating_noted(model: Any, generating: Generating) -> AbstractContextManag
                     "before the block; call model.generate in the block"
                 )
             embedded = kwargs.get("inputs_embeds") if kwargs.get("is_first_iteration") else None
-            generating.note(input_ids if embedded is None else embedded, inputs)
+            generating.mark_prepared(input_ids if embedded is None else embedded, inputs)
             return inputs
 
         preparing.__dict__["noted"] = True

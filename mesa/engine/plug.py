@@ -1,8 +1,8 @@
 """`applied`: attaches a method to a Hugging Face causal language model for the length of a `with` block.
 
 How: while attached, the model's rotary module gives every token the method's `cached_position` in place of its own, so
-that its attention caches keys there and hands them to our attention function, which turns them on as the plan says.
-A cached key is never rotated anew where its position does not change.
+that its attention caches keys there and hands them to our attention function, which rotates them on as the plan says.
+A cached key is never rotated again where its position does not change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock, RLock, local
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,11 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
 from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_executor, hooked_attention, scores_only
-from mesa.engine.compiled import by_launches, check_eager, check_not_traced
-from mesa.engine.kernels import BLOCK
+from mesa.engine.compiled import check_eager, check_not_traced, is_accelerator
+from mesa.engine.cpu import BLOCK
 from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import Schedule, Span
 from mesa.errors import Refused
 from mesa.families import Family, passed
 from mesa.methods import METHODS, Method, Origin
@@ -46,11 +47,11 @@ NAME = "mesa_lens_"
 _ATTACHING = RLock()
 """One thread attaches or detaches at a time: of two that attach to one model the later one is refused."""
 
-_LONG = 1024
+_SLOW_FROM_TOKENS = 1024
 """Tokens of a pass from which on a warning says that attention is slow."""
 
 Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
-"""Is shown what an executor is about to be given: (layer, query heads, schedule, query, key, scaling)."""
+"""Is shown what is about to go to an executor: (layer, query heads, schedule, query, key, scaling)."""
 
 
 class Attachment:
@@ -67,16 +68,16 @@ class Attachment:
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = decoder_of(model)
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        turned = is_rotary(model.config.model_type)
+        rotates = is_rotary(model.config.model_type)
         self._modules = structure.paths(self.decoder)
-        originals = structure.rotaries(self.decoder, self._modules) if turned else {}
-        self.turning: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
+        originals = structure.rotaries(self.decoder, self._modules) if rotates else {}
+        self.rotary_modules: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
         self._fresh: dict[Any, Any] = {
             place: rotary.fresh_rotary(module) for place, module in originals.items() if method.uses_model_rope
         }
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
-        self._attends = self._attending() if turned else {}
-        self.state = structure.state_of(model) if turned else None
+        self._attends = self._attending() if rotates else {}
+        self.state = structure.state_of(model) if rotates else None
         self.layers = sorted({attends.layer for attends in self._attends.values()} or range(len(layers_of(model))))
         self._check_chosen()
         self.as_trained = structure.layers_as_trained(model, method)
@@ -85,7 +86,7 @@ class Attachment:
         self._chosen: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._cached_at: tuple[int, Tensor] | None = None
         self._kept: dict[LayerKind, dict[Any, Any]] = {}
-        self.slopes = None if turned else alibi.slopes(self.decoder)
+        self.slopes = None if rotates else alibi.slopes(self.decoder)
         self.attached = self._warned = self._hinted = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
@@ -132,9 +133,9 @@ class Attachment:
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes whether the coming pass is `generate`'s own; the inputs may be moved before the decoder has them."""
         check_not_traced()
-        self.generating.claimed = None
-        self.generating.claim((*args, *kwargs.values()))
-        if self.generating.claimed is None:  # `generate` was asked when it began
+        self.generating.own_length = None
+        self.generating.mark_own_pass((*args, *kwargs.values()))
+        if self.generating.own_length is None:  # `generate` was asked when it began
             check_eager(self.model)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,26 +156,28 @@ class Attachment:
             )
         past = 0 if cache is None else int(cache.get_seq_length())
         if not past and self.model.config._attn_implementation != self.name:  # in later passes `check_ran` tells
-            raise passes.MethodNotApplied(self.why())
+            raise passes.MethodNotApplied(self.not_applied_message())
         filled_for = passes.prompt_length_of(cache, self._block) if past else None
         if past and filled_for is None:
             raise Refused(f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one")
-        wanted = kwargs.get("output_attentions") or (not past and self.decoder.config.output_attentions)
-        if wanted and self.executor == "fused":
+        requested = kwargs.get("output_attentions") or (not past and self.decoder.config.output_attentions)
+        if requested and self.executor == "fused":
             raise Refused("the fused executor has no attention weights for output_attentions; use executor='dense'")
         generated = self.generating.length(inputs)
         prompt_length = filled_for or self.prompt_length or generated or new
-        whole = max(prompt_length, self.prompt_length or generated or 0)
+        full_length = max(prompt_length, self.prompt_length or generated or 0)
         mask, at = kwargs.get("attention_mask"), kwargs.get("position_ids")
         real = None
         if generated is not None and past >= generated:  # both are generate's own
-            real, at = passes.going_on(cache, batch, past, new), None
+            real, at = passes.continued_tokens(cache, batch, past, new), None
         if real is None:
             mask, at = passes.on_cpu(mask, kwargs.get("position_ids"))
-            real = passes.real_tokens(mask, batch, past + new, whole, generated is not None)
+            real = passes.real_tokens(mask, batch, past + new, full_length, generated is not None)
         if filled_for and not self.prompt_length and generated and generated != filled_for:
-            prompt_length = passes.continued(self.method, self._frequencies, real, past, filled_for, generated)
-            self.generating.settle(prompt_length)
+            prompt_length = passes.resolve_prompt_length(
+                self.method, self._frequencies, real, past, filled_for, generated
+            )
+            self.generating.set_prompt_length(prompt_length)
         if self.state is not None:
             self.state.check(real, past, self.model.config.model_type)
         if cache is not None:
@@ -226,11 +229,11 @@ class Attachment:
             for plan in (plan, None if everywhere else self._origin.plan(length))
         )
         assert schedule is not None
-        return passes.RowGroup(rows, padding, schedule, baseline, self._turns(prompt))
+        return passes.RowGroup(rows, padding, schedule, baseline, self._rotations(prompt))
 
-    def _turns(self, prompt_length: int) -> Mapping[LayerKind, Rotation | None]:
-        """What turns states in each kind of layer, in a row with a prompt of this length."""
-        turns: dict[LayerKind, Rotation | None] = {}
+    def _rotations(self, prompt_length: int) -> Mapping[LayerKind, Rotation | None]:
+        """What rotates states in each kind of layer, in a row with a prompt of this length."""
+        rotations: dict[LayerKind, Rotation | None] = {}
         with self._lock if self._by_length else nullcontext():
             for frozen in self._frozen.values() if self._by_length else ():
                 rotary.settle(frozen, prompt_length)
@@ -239,18 +242,22 @@ class Attachment:
                 frequencies, kept = frozen.inv_freq, self._kept.setdefault(kind, {})
                 if frozen.by_length:  # `settle` writes into them
                     frequencies, kept = frequencies.clone(), None
-                turns[kind] = Rotation(kind.layout, frequencies, frozen.angle_dtype, frozen.base, kept)
-        return turns
+                rotations[kind] = Rotation(kind.layout, frequencies, frozen.angle_dtype, frozen.base, kept)
+        return rotations
 
     def _frequencies(self, prompt_length: int) -> list[list[float]]:
         """The inverse frequencies in each kind of layer, in a row with a prompt of this length."""
-        return [turn.frequencies.tolist() for turn in self._turns(prompt_length).values() if turn is not None]
+        return [
+            rotation.frequencies.tolist()
+            for rotation in self._rotations(prompt_length).values()
+            if rotation is not None
+        ]
 
     def rotary_forward(self, path: str, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What a rotary module gives for the running pass: cos and sin, or both as one, as keys are cached."""
         running = self.running
         if running is None:
-            raise passes.MethodNotApplied(self.why())
+            raise passes.MethodNotApplied(self.not_applied_message())
         place = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(place)
         positions = running.cached if running.padded else running.cached[:1]
@@ -274,10 +281,12 @@ class Attachment:
                 rotary.restart(module)
             else:
                 module = self._frozen[place]
-                turns = (turn for group in groups for kind, turn in group.turns.items() if kind[:2] == place)
-                for turn in turns if module.by_length else ():
-                    assert turn is not None
-                    module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
+                rotations = (
+                    rotation for group in groups for kind, rotation in group.rotations.items() if kind[:2] == place
+                )
+                for rotation in rotations if module.by_length else ():
+                    assert rotation is not None
+                    module.inv_freq = rotation.frequencies.clone()  # `settle` writes into it
             inner = module.module if place[1] else module
             states = next(states for states in given.values() if isinstance(states, Tensor))
             apart = {
@@ -295,9 +304,9 @@ class Attachment:
         """Raises `MethodNotApplied` when the method's executor did not run in a layer of the running pass."""
         running = self.running
         if running is not None and layer not in running.ran:
-            raise passes.MethodNotApplied(self.why(layer))
+            raise passes.MethodNotApplied(self.not_applied_message(layer))
 
-    def why(self, layer: int | None = None) -> str:
+    def not_applied_message(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
         name = self.method.name
         if not self.attached:
@@ -348,100 +357,98 @@ class Attachment:
         attention_hooks: a bridge's. Where they watch scores or weights, or gradients are on, the layer is computed as
         the dense executor does, whichever is attached, and so is a short padded batch: listening changes none of it.
         """
-        if dropout:
-            raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
-        if not isinstance(attention_mask, passes.ForwardPass):
-            raise passes.MethodNotApplied(self.why(getattr(module, "layer_idx", None)))
-        running = attention_mask
+        running = self._running_pass(module, attention_mask, dropout)
         arguments = structure.known_arguments(module, self.model, kwargs)
-        if (
-            arguments["softcap"] is not None
-            and self.executor == "fused"
-            and query.shape[2] > _LONG
-            and not by_launches(query.device)
-            and not self._hinted
-        ):
-            self._hinted = True
-            warnings.warn(
-                f"the scores of this {self.model.config.model_type} model are soft-capped, which no kernel knows: "
-                "attention is in plain operations, several times slower on long prompts",
-                stacklevel=2,
-            )
-        scaling = (query.shape[-1] ** -0.5 if scaling is None else scaling) * arguments["factor"]
-        if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
-            dtype = torch.get_autocast_dtype(query.device.type)
-            query, key, value = (states.to(dtype) for states in (query, key, value))
-        if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
-            raise passes.MethodNotApplied(running.owner.why())
-        attends = self.attends(module)
-        layer, kind = attends.layer, attends.kind
-        if kind is not None and kind[:2] not in running.placed:
-            raise passes.MethodNotApplied(
-                f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
-                "replaced inside the block; replace it before the block"
-            )
+        self._warn_of_soft_cap(arguments["softcap"], query)
+        attends = self._attends_in(module, running)
+        query, key, value = _autocast(query, key, value)
         dim, value_dim = query.shape[-1], value.shape[-1]
-        if value_dim < dim:
-            value = torch.nn.functional.pad(value, (0, dim - value_dim))
+        scale = (dim**-0.5 if scaling is None else scaling) * arguments["factor"]
+        value = _pad_dims(value, dim)
         with self._lock:
-            self.calls[layer] += 1
-        hooks = attention_hooks
-        if hooks is not None:
-            query, key = hooks.rotated(query, key)
-            full = self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)
-            if not (full or (running.padded and running.total <= BLOCK)):
-                hooks = None
-        weight = None
-        if attends.norms is not None:
-            norms = [self._modules[path] for path in attends.norms]
-            weights = [structure.weight_of(norm, query) for norm in norms]
-            query, key, weight = query / weights[0], key / weights[1], weights[0] * weights[1]
-        if value_dim > dim:
-            query, key = (torch.nn.functional.pad(states, (0, value_dim - dim)) for states in (query, key))
-            weight = weight if weight is None else torch.nn.functional.pad(weight, (0, value_dim - dim), value=1.0)
-        executor: Callable[..., Any] = scores_only if hooks else EXECUTORS[self.executor]
-        every, chosen = self._heads_in(layer, module, query.shape[1])
-        self.heads[layer] = chosen
-
-        def execute(places: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
-            """What the executor returns for the heads at these places; the observer, if any, is shown its input."""
-            if self.observer is not None:
-                heads = tuple(every[place] for place in places)
-                self.observer(layer, heads, schedule, given[0], given[1], given[3])
-            return executor(schedule, *given)
-
-        def by_plan(group: passes.RowGroup, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
-            """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
-
-            def schedule(by_method: bool) -> Schedule:
-                whole = group.schedule(by_method, kind, running.span, first_key)
-                return whole.scoring(arguments["softcap"], arguments["s_aux"], weight)
-
-            if chosen in (every, ()):
-                return execute(range(len(every)), schedule(chosen == every), *states, scaling)
-            places = [every.index(head) for head in chosen]
-            return by_head(execute, schedule(True), schedule(False), places, *states, scaling)
-
-        first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        kept = running.span.size - 1 + query.shape[2] if running.span else running.total
-        if first_key > 0 and key.shape[2] < min(kept, running.total):
-            raise Refused(
-                f"the cache has dropped {first_key} tokens that layer {layer} of this {self.model.config.model_type} "
-                "model sees, or is not the one that the model was given: give past_key_values=DynamicCache()"
-            )
-        if not running.padded:
-            output, weights = by_plan(running.groups[0], first_key, query, key, value)
-        else:
+            self.calls[attends.layer] += 1
+        query, key, hooks = self._hook_states(attention_hooks, running, query, key, value)
+        query, key, weight = self._fold_norms(attends, query, key)
+        query, key = _pad_dims(query, value_dim), _pad_dims(key, value_dim)
+        weight = None if weight is None else _pad_dims(weight, value_dim, 1.0)
+        heads, chosen = self._heads_in(attends.layer, module, query.shape[1])
+        self.heads[attends.layer] = chosen
+        first_key = self._check_cached_keys(attends.layer, running, query, key)
+        executor = scores_only if hooks else EXECUTORS[self.executor]
+        scoring = arguments["softcap"], arguments["s_aux"], weight
+        call = _LayerCall(self, attends, running.span, heads, chosen, executor, scale, scoring)
+        if running.padded:
             unseen = -math.inf if hooks else 0.0
-            output, weights = _padded(by_plan, running.groups, unseen, first_key, query, key, value)
+            output, weights = _padded(call.by_plan, running.groups, unseen, first_key, query, key, value)
+        else:
+            output, weights = call.by_plan(running.groups[0], first_key, query, key, value)
         if hooks:
             if weights is None:  # all rows are padding
                 weights = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
             output, weights = hooked_attention(hooks, weights, value, arguments["s_aux"])
-        if value_dim < dim:
-            output = output[..., :value_dim]
-        running.ran.add(layer)
-        return output.transpose(1, 2).contiguous(), weights
+        running.ran.add(attends.layer)
+        return output[..., :value_dim].transpose(1, 2).contiguous(), weights
+
+    def _running_pass(self, module: Any, attention_mask: Any, dropout: float) -> passes.ForwardPass:
+        """The pass that a layer is in, which is in the mask's place; refused where it is not this attachment's."""
+        if dropout:
+            raise Refused(f"attention dropout={dropout} is not supported while a method is attached; use model.eval()")
+        if not isinstance(attention_mask, passes.ForwardPass):
+            raise passes.MethodNotApplied(self.not_applied_message(getattr(module, "layer_idx", None)))
+        if attention_mask.owner is not self:  # a layer of an earlier block, computed again by gradient checkpointing
+            raise passes.MethodNotApplied(attention_mask.owner.not_applied_message())
+        return attention_mask
+
+    def _warn_of_soft_cap(self, softcap: float | None, query: Tensor) -> None:
+        """Warns once of a soft cap on a CPU, whose kernel has none."""
+        slow = softcap is not None and query.shape[2] > _SLOW_FROM_TOKENS and not is_accelerator(query.device)
+        if slow and self.executor == "fused" and not self._hinted:
+            self._hinted = True
+            warnings.warn(
+                f"the scores of this {self.model.config.model_type} model are soft-capped, which no kernel knows: "
+                "attention is in plain operations, several times slower on long prompts",
+                stacklevel=3,
+            )
+
+    def _attends_in(self, module: Any, running: passes.ForwardPass) -> structure.Attends:
+        """How a module attends; refused where its rotary module did not give it a method's positions."""
+        attends = self.attends(module)
+        if attends.kind is not None and attends.kind[:2] not in running.placed:
+            raise passes.MethodNotApplied(
+                f"{self.method.name} is attached, but the model's rotary module, which gives it its positions, was "
+                "replaced inside the block; replace it before the block"
+            )
+        return attends
+
+    def _hook_states(
+        self, hooks: AttentionHooks | None, running: passes.ForwardPass, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, AttentionHooks | None]:
+        """Queries and keys through a bridge's hooks, and those if scores and weights are to go through as well."""
+        if hooks is None:
+            return query, key, None
+        query, key = hooks.rotated(query, key)
+        full = self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)
+        return query, key, hooks if full or (running.padded and running.total <= BLOCK) else None
+
+    def _fold_norms(
+        self, attends: structure.Attends, query: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys as before a norm's weights, which follow rotation; and both weights' product for queries."""
+        if attends.norms is None:
+            return query, key, None
+        of_query, of_key = (structure.weight_of(self._modules[path], query) for path in attends.norms)
+        return query / of_query, key / of_key, of_query * of_key
+
+    def _check_cached_keys(self, layer: int, running: passes.ForwardPass, query: Tensor, key: Tensor) -> int:
+        """The first token whose key is there: above 0 where a sliding layer's cache has dropped some."""
+        first_key = running.total - key.shape[2]
+        seen = running.span.size - 1 + query.shape[2] if running.span else running.total
+        if first_key > 0 and key.shape[2] < min(seen, running.total):
+            raise Refused(
+                f"the cache has dropped {first_key} tokens that layer {layer} of this {self.model.config.model_type} "
+                "model sees, or is not the one that the model was given: give past_key_values=DynamicCache()"
+            )
+        return first_key
 
     def _heads_in(self, layer: int, module: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The query heads of a layer that are in this process, `count` of them, and of those the method's."""
@@ -461,16 +468,16 @@ class Attachment:
         return self._chosen[layer, count]
 
     def _differentiated(self, *states: Tensor) -> bool:
-        """Whether gradients of these are wanted; warns the first time, as the fused executor has none."""
-        wanted = torch.is_grad_enabled() and any(part.requires_grad for part in states)
-        if wanted and not self._warned:
+        """Whether gradients of these are requested; warns the first time, as the fused executor has none."""
+        requested = torch.is_grad_enabled() and any(part.requires_grad for part in states)
+        if requested and not self._warned:
             self._warned = True
             warnings.warn(
                 f"gradients are on, and the fused executor has none: {self.method.name} runs the dense one, with "
                 "O(T^2) memory; use torch.no_grad() where none are needed",
                 stacklevel=2,
             )
-        return wanted
+        return requested
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -491,6 +498,58 @@ class Attachment:
         finally:
             self.attached = False
             self._block.open = False
+
+
+@dataclass(frozen=True)
+class _LayerCall:
+    """How one call of a layer's attention goes: by which executor, in which heads by the method's plan.
+
+    heads: the query heads of this process; chosen: those of the method. scoring: soft cap, sinks and query weight.
+    """
+
+    attachment: Attachment
+    attends: structure.Attends
+    span: Span | None
+    heads: tuple[int, ...]
+    chosen: tuple[int, ...]
+    executor: Callable[..., Any]
+    scaling: float
+    scoring: tuple[Any, Any, Any]
+
+    def by_plan(self, group: passes.RowGroup, first_key: int, *states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
+        if self.chosen in (self.heads, ()):
+            schedule = self._schedule(group, self.chosen == self.heads, first_key)
+            return self._execute(range(len(self.heads)), schedule, *states)
+        at = [self.heads.index(head) for head in self.chosen]
+        method, baseline = (self._schedule(group, by_method, first_key) for by_method in (True, False))
+        return by_head(self._execute, method, baseline, at, *states, self.scaling)
+
+    def _schedule(self, group: passes.RowGroup, by_method: bool, first_key: int) -> Schedule:
+        return group.schedule(by_method, self.attends.kind, self.span, first_key).scoring(*self.scoring)
+
+    def _execute(
+        self, at: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, *_: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the executor returns for the heads at these places; the observer, if any, is shown its input."""
+        if self.attachment.observer is not None:
+            heads = tuple(self.heads[place] for place in at)
+            self.attachment.observer(self.attends.layer, heads, schedule, query, key, self.scaling)
+        return self.executor(schedule, query, key, value, self.scaling)
+
+
+def _autocast(*states: Tensor) -> tuple[Tensor, ...]:
+    """States in autocast's dtype, if it is on: rotary's output is float32 there, values are not."""
+    device = states[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return states
+    return tuple(part.to(torch.get_autocast_dtype(device)) for part in states)
+
+
+def _pad_dims(states: Tensor, dim: int, value: float = 0.0) -> Tensor:
+    """States with at least `dim` dims a head: kernels take queries, keys and values of one size."""
+    missing = dim - states.shape[-1]
+    return torch.nn.functional.pad(states, (0, missing), value=value) if missing > 0 else states
 
 
 def _heads_here(module: nn.Module, count: int, total: int) -> tuple[int, ...] | None:
@@ -524,9 +583,12 @@ def _padded(
         rows, queries, keys, first = group.places(first_key, query.shape[2], query.device)
         if isinstance(queries, slice) and queries.start == queries.stop:
             continue
-        parts = [passes.taken(query, rows, queries), *(passes.taken(states, rows, keys) for states in (key, value))]
+        parts = [
+            passes.gather_rows(query, rows, queries),
+            *(passes.gather_rows(states, rows, keys) for states in (key, value)),
+        ]
         row_output, row_weights = by_plan(group, first, *parts)
-        passes.put(output, rows, queries, row_output)
+        passes.scatter_rows(output, rows, queries, row_output)
         if row_weights is not None:
             if weights is None:
                 weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)

@@ -92,6 +92,6 @@ def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
     decoder: Any = attachment.decoder
     forwards = [
         (module, "forward", partial(attachment.rotary_forward, path, module))
-        for path, module in attachment.turning.items()
+        for path, module in attachment.rotary_modules.items()
     ]
     return replaced(*forwards, *structure.whole_prompts(decoder))

@@ -15,7 +15,7 @@ from mesa.plan import Carry, Plan, Position, Region, Scale, Stepped, token_index
 class PairSpan(NamedTuple):
     """Queries and keys by index: query t sees key i where nearest <= t - i <= farthest, if `holds` says so too.
 
-    Every query sees a key, but for what `holds` says.
+    Every query sees a key, but for what `holds` says. period: of `holds`, as a `Region`'s.
     """
 
     queries: tuple[int, int]
@@ -23,6 +23,7 @@ class PairSpan(NamedTuple):
     nearest: int
     farthest: int | None
     holds: Callable[[Any, Any], Any] | None = None
+    period: int = 0
 
     @property
     def window(self) -> tuple[int, int]:
@@ -87,7 +88,8 @@ def span_of(region: Region | PairSpan, begin: int, end: int, first_key: int) -> 
     high = min(high, end - region.nearest)
     if begin >= end or low >= high:
         return None
-    return PairSpan((begin, end), (low, high), region.nearest, region.farthest, region.holds)
+    period = region.period if region.holds is not None else 0
+    return PairSpan((begin, end), (low, high), region.nearest, region.farthest, region.holds, period)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.device import not_finite
 from mesa.engine.attention import dense
-from mesa.engine.layout import RotaryLayout
 from mesa.engine.passes import ForwardPass, MethodNotApplied, span_of
-from mesa.engine.rope import OfKind, Rotation
+from mesa.engine.rope import OfKind, RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.engine.state import TOLERANCE, CarriedState, carried_state
 from mesa.errors import Refused
@@ -254,7 +253,7 @@ class _Probe:
         self.layer_of = {id(module): number for number, layer in reversed(layers) for module in layer.modules()}
         self.rotaries = rotaries(self.decoder)
 
-    def why(self, layer: int | None = None) -> str:
+    def not_applied_message(self, layer: int | None = None) -> str:
         """Why no method can be attached; a `ForwardPass` says so where it is used as a mask."""
         hint = "; for a TransformerBridge use mesa.bridge(model, tokenizer)" if _is_bridged(self.model) else ""
         return self._refusal(
@@ -380,7 +379,7 @@ class _Probe:
         query, key, value = query[:2], key[:2], value[:2]
         path, mask = self.path_of[id(module)], attention_mask
         if not isinstance(mask, ForwardPass):
-            raise Refused(self.why())
+            raise Refused(self.not_applied_message())
         arguments = known_arguments(module, self.model, kwargs)
         scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
         if id(module) not in self.layer_of:

@@ -11,8 +11,7 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import mesa
-from mesa.engine.layout import RotaryLayout
-from mesa.engine.rope import Rotation
+from mesa.engine.rope import RotaryLayout, Rotation
 from mesa.engine.schedule import Schedule
 from mesa.plan import Carry, Constant, Plan, Region, Stepped
 

@@ -6,7 +6,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from mesa.engine import decode, span_kernels, triton_attention, triton_decode
+from mesa.engine.gpu import decode, kernels, triton_kernels
 from mesa.engine.spans import PairSpan
 from mesa.plan import Carry
 
@@ -52,17 +52,17 @@ run, jit.JITFunction.run = jit.JITFunction.run, compiled_only
 for number, (name, (target, shared)) in enumerate(TARGETS.items()):
     driver.set_active(Driver(target, number))
     used.clear()
-    triton_attention.shared_memory = triton_decode.shared_memory = lambda _, size=shared: size * 1024
+    triton_kernels.shared_memory = lambda _, size=shared: size * 1024
     for dim in (64, 128, 256):
         for carries, spans in (("carry" in title, spans) for title, spans in SPANS.items()):
-            query, key, value = span_kernels.trial(spans, torch.bfloat16, dim)
+            query, key, value = kernels.trial(spans, torch.bfloat16, dim)
             into, log_sum = torch.zeros(query.shape[2], 4, dim, dtype=torch.bfloat16), torch.zeros(4, query.shape[2])
             for added in (None, log_sum):
-                scoring = span_kernels.Scoring(0.1, 2.0 if dim == 128 else None)
+                scoring = kernels.Scoring(0.1, 2.0 if dim == 128 else None)
                 states = query, key, value, spans, scoring, {}, into
-                span_kernels.by_triton(*states, query.flip(3) if carries else None, added)
+                kernels.by_triton(*states, query.flip(3) if carries else None, added)
     for dtype, dim, group in ((torch.bfloat16, 128, 8), (torch.float32, 64, 8), (torch.float16, 80, 16)):
-        decode._difference(triton_decode, torch.device("cpu"), dtype, dim, group)
+        decode._difference(triton_kernels, torch.device("cpu"), dtype, dim, group)
     print(f"{name}: {len(used)} kernels, at most {max(used) // 1024} KiB of {shared}")
     if max(used) > shared * 1024:
         sys.exit(1)

@@ -13,9 +13,9 @@ from attended import given, states
 from triton import language as tl
 from triton.runtime import interpreter
 
-from mesa.engine import attention, decode, rope, schedule, span_kernels, triton_attention, triton_decode, triton_kernels
-from mesa.engine import kernels as launches
-from mesa.engine.layout import RotaryLayout
+from mesa.engine import attention, key_ranges, rope
+from mesa.engine.gpu import decode, kernels, triton_kernels
+from mesa.engine.rope import RotaryLayout
 from mesa.engine.spans import PairSpan
 from mesa.plan import Carry
 
@@ -68,8 +68,8 @@ def test_states_are_turned_as_by_plain_operations(layout, by, dtype):
         table = table if rows is not None or by in (None, "one angle") else [part[:37] for part in table]
         given = drawn(37, 1) if scaled else None, drawn(16) if weighed else None, rotary
         wanted, got = (torch.zeros(37, 2, 3, 16).permute(1, 2, 0, 3) for _ in range(2))
-        launches._turned_plainly(wanted, rows, states.float(), *table, *given)
-        triton_kernels.turn(got, rows, states, *table, *given)
+        kernels._rotate_plainly(wanted, rows, states.float(), *table, *given)
+        triton_kernels.rotate(got, rows, states, *table, *given)
         close(got, wanted, dtype)
 
 
@@ -81,23 +81,23 @@ def test_outputs_are_merged_as_by_plain_operations(sinks, dtype):
     log_sum[0, 3] = other[0, 3] = other[1, 4] = log_sum[2, 5] = -torch.inf  # keys of neither, of one, of the other
     given = drawn(sinks) if sinks else None
     wanted, sums = total.float().clone(), log_sum.clone()
-    launches.merge_plainly(wanted, sums, output.float(), other, given)
+    kernels.merge_plainly(wanted, sums, output.float(), other, given)
     triton_kernels.merge(total, log_sum, output, other.t().contiguous().t(), given)
     close(total, wanted, dtype)
     torch.testing.assert_close(log_sum, sums)
 
 
 def test_the_trial_finds_the_kernels_right_and_a_wrong_one_wrong(monkeypatch):
-    assert launches._difference(triton_kernels, torch.device("cpu")) is None
+    assert kernels._launches_differ(triton_kernels, torch.device("cpu")) is None
     monkeypatch.setattr(triton_kernels, "merge", lambda total, *given: total.add_(0.1))
-    assert "off by" in launches._difference(triton_kernels, torch.device("cpu"))
+    assert "off by" in kernels._launches_differ(triton_kernels, torch.device("cpu"))
 
 
 def test_the_trial_of_a_decoded_token_finds_the_kernels_right_and_a_wrong_one_wrong(monkeypatch):
     for dtype, dim, group in ((torch.float32, 16, 4), (torch.bfloat16, 24, 1), (torch.float16, 80, 3)):
-        assert decode._difference(triton_decode, CPU, dtype, dim, group) is None
-    monkeypatch.setattr(triton_decode, "combine", lambda output, *given: output.zero_())
-    assert "off by" in decode._difference(triton_decode, CPU, torch.float32, 16, 1)
+        assert decode._difference(triton_kernels, CPU, dtype, dim, group) is None
+    monkeypatch.setattr(triton_kernels, "combine", lambda output, *given: output.zero_())
+    assert "off by" in decode._difference(triton_kernels, CPU, torch.float32, 16, 1)
 
 
 def laid_out(group, dim, layout, patterns, dtype):
@@ -135,15 +135,15 @@ def test_a_decoded_token_attends_as_by_plain_operations(group, dim, layout, patt
     key, value = (drawn(2, 310, 2, dim, dtype=dtype).transpose(1, 2) for _ in range(2))
     weight, softcap, sinks = (drawn(dim), 2.0, drawn(2 * group)) if scored else (None, None, None)
     works, outputs = [], []
-    for kernels in (decode.PLAINLY, triton_decode):
+    for either in (decode.PLAINLY, triton_kernels):
         states, cast = (query, key, value), (lambda part: part)
-        if kernels is decode.PLAINLY:  # in float32, of the same numbers
+        if either is decode.PLAINLY:  # in float32, of the same numbers
             states, cast = [part.float() for part in states], (lambda part: part if part is None else part.float())
         given = laid._replace(query=tuple(map(cast, laid.query)), key=tuple(map(cast, laid.key)))
         works.append(torch.full((2 * 2 * group * laid.slots * (dim + 1),), torch.nan))
         outputs.append(torch.full_like(states[0], torch.nan))
-        kernels.attend(works[-1], *states, given, weight, dim**-0.5, softcap)
-        kernels.combine(outputs[-1], works[-1], laid.slots, sinks)
+        either.attend_token(works[-1], *states, given, weight, dim**-0.5, softcap)
+        either.combine(outputs[-1], works[-1], laid.slots, sinks)
     close(works[1], works[0], dtype)
     close(outputs[1], outputs[0], dtype)
     if patterns:
@@ -156,7 +156,7 @@ def test_more_spans_than_are_merged_at_a_time_and_none_with_a_key():
     logs[0, :, :40] = logs[1, 0] = -torch.inf
     for sinks in (None, drawn(3)):
         decode.PLAINLY.combine(wanted, work, 70, sinks)
-        triton_decode.combine(got, work, 70, sinks)
+        triton_kernels.combine(got, work, 70, sinks)
         close(got, wanted, torch.float32)
         assert not got[1, 0].any()
 
@@ -166,12 +166,12 @@ def test_a_decoded_token_of_a_method_equals_dense(name, monkeypatch):
     tensors = states(83, heads=4, key_heads=2, batch=2)
     bound, *attended, scale = given(cases.method(name), tensors, 82, 80, sinks=drawn(4), softcap=1.5)
     attended = [part.float() for part in attended]
-    for module in (schedule, rope):
-        monkeypatch.setattr(module, "by_launches", lambda _: True)
-    monkeypatch.setattr(schedule, "HALVED", 16)
-    monkeypatch.setattr(decode, "kernels_of", lambda *_: triton_decode)
-    reads = bound.reads(CPU, torch.float32)
-    output = decode.by_two_launches(bound, reads, *attended, scale)
+    for module in (key_ranges, rope):
+        monkeypatch.setattr(module, "is_accelerator", lambda _: True)
+    monkeypatch.setattr(key_ranges, "HALVED", 16)
+    monkeypatch.setattr(decode, "kernels_of", lambda *_: triton_kernels)
+    ranges = key_ranges.key_ranges(bound, CPU, torch.float32)
+    output = decode.by_two_launches(bound, ranges, *attended, scale)
     monkeypatch.undo()
     close(output, attention.dense(bound, *attended, scale)[0], torch.float32)
 
@@ -187,37 +187,35 @@ CARRIES = {
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80)])
-@pytest.mark.parametrize(
-    "name", [*(name for name, spans in span_kernels.TRIALS.items() if not spans[0].holds), *CARRIES]
-)
+@pytest.mark.parametrize("name", [*(name for name, spans in kernels.TRIALS.items() if not spans[0].holds), *CARRIES])
 def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
-    spans = (span_kernels.TRIALS | CARRIES)[name]
-    given = span_kernels.trial(spans, dtype, dim)
+    monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))
+    spans = (kernels.TRIALS | CARRIES)[name]
+    given = kernels.trial(spans, dtype, dim)
     if name in CARRIES:
         given = tuple(torch.cat([states, states.flip(2)]) for states in given)  # a batch of two
     carry_query = given[0].flip(3) if name in CARRIES else None
     exact = tuple(states.double() for states in given)
     for softcap in (None, 2.0):
-        scoring = span_kernels.Scoring(dim**-0.5, softcap)
-        wanted = span_kernels.by_operations(*exact, spans, scoring, {})
+        scoring = kernels.Scoring(dim**-0.5, softcap)
+        wanted = kernels.by_operations(*exact, spans, scoring, {})
         if carry_query is not None:
             others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
-            more = span_kernels.by_operations(carry_query.double(), *exact[1:], others, scoring, {})
-            launches.merge_plainly(*wanted, *more)
-        got = span_kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
-        assert span_kernels.differs(got, wanted, dtype) is None
-        span_kernels.by_triton(*given, spans, scoring, {}, got[0], carry_query, got[1])
-        assert span_kernels.differs((got[0], got[1] - math.log(2)), wanted, dtype) is None
+            more = kernels.by_operations(carry_query.double(), *exact[1:], others, scoring, {})
+            kernels.merge_plainly(*wanted, *more)
+        got = kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
+        assert kernels.differs(got, wanted, dtype) is None
+        kernels.by_triton(*given, spans, scoring, {}, got[0], carry_query, got[1])
+        assert kernels.differs((got[0], got[1] - math.log(2)), wanted, dtype) is None
 
 
 def test_attention_goes_on_where_nothing_is_yet(monkeypatch):
-    spans, scoring = span_kernels.TRIALS["a band"], span_kernels.Scoring(0.25)
-    given = span_kernels.trial(spans, torch.float32, 16)
-    wanted = span_kernels.by_operations(*given, spans, scoring, {})
+    spans, scoring = kernels.TRIALS["a band"], kernels.Scoring(0.25)
+    given = kernels.trial(spans, torch.float32, 16)
+    wanted = kernels.by_operations(*given, spans, scoring, {})
     nothing = torch.zeros_like(wanted[0]), torch.full_like(wanted[1], -torch.inf)
-    span_kernels.by_triton(*given, spans, scoring, {}, nothing[0], None, nothing[1])
-    assert span_kernels.differs(nothing, wanted, torch.float32) is None
+    kernels.by_triton(*given, spans, scoring, {}, nothing[0], None, nothing[1])
+    assert kernels.differs(nothing, wanted, torch.float32) is None
 
 
 def moved(states, *strides):
@@ -237,46 +235,43 @@ def moved(states, *strides):
     ids=["unaligned", "an odd stride", "dims apart"],
 )
 def test_states_may_lie_anyhow(laid_out, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
-    spans, scoring = span_kernels.TRIALS["a band"], span_kernels.Scoring(0.25)
-    given = span_kernels.trial(spans, torch.float32, 16)
-    wanted = span_kernels.by_operations(*given, spans, scoring, {})
-    assert (
-        span_kernels.differs(span_kernels.by_triton(*laid_out(*given), spans, scoring, {}), wanted, torch.float32)
-        is None
-    )
+    monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))
+    spans, scoring = kernels.TRIALS["a band"], kernels.Scoring(0.25)
+    given = kernels.trial(spans, torch.float32, 16)
+    wanted = kernels.by_operations(*given, spans, scoring, {})
+    assert kernels.differs(kernels.by_triton(*laid_out(*given), spans, scoring, {}), wanted, torch.float32) is None
 
 
 @pytest.mark.parametrize(("scale", "softcap"), [(0.0, None), (0.0, 2.0), (-0.5, None), (-0.5, 2.0)])
 def test_scales_that_are_not_positive(scale, softcap, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
-    spans, scoring = CARRIES["two carries"], span_kernels.Scoring(scale, softcap)
-    given = span_kernels.trial(spans, torch.float32, 16)
+    monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))
+    spans, scoring = CARRIES["two carries"], kernels.Scoring(scale, softcap)
+    given = kernels.trial(spans, torch.float32, 16)
     carry_query = given[0].flip(3)
     others = [span._replace(holds=replace(span.holds, carried=True)) for span in spans]
-    wanted = span_kernels.by_operations(*given, spans, scoring, {})
-    launches.merge_plainly(*wanted, *span_kernels.by_operations(carry_query, *given[1:], others, scoring, {}))
-    got = span_kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
-    assert span_kernels.differs(got, wanted, torch.float32) is None
+    wanted = kernels.by_operations(*given, spans, scoring, {})
+    kernels.merge_plainly(*wanted, *kernels.by_operations(carry_query, *given[1:], others, scoring, {}))
+    got = kernels.by_triton(*given, spans, scoring, {}, carry_query=carry_query)
+    assert kernels.differs(got, wanted, torch.float32) is None
 
 
 def test_queries_between_spans_see_nothing(monkeypatch):
     """What was in memory before is no output."""
-    monkeypatch.setattr(triton_attention, "_tile", lambda *_: (64, 32, 4, 2))
+    monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))
     spans = PairSpan((5, 100), (0, 100), 0, None), PairSpan((200, 290), (50, 290), 0, 10**12)
-    scoring, given = span_kernels.Scoring(0.25), span_kernels.trial(spans, torch.float32, 16)
+    scoring, given = kernels.Scoring(0.25), kernels.trial(spans, torch.float32, 16)
     into, log_sum = torch.full((285, 4, 16), torch.nan), torch.full((4, 285), torch.nan)
-    triton_attention.attend(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, False)
+    triton_kernels.attend_spans(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, False)
     for span in spans:
         (begin, end), (low, high) = span.queries, span.keys
         states = given[0][:, :, begin - 5 : end - 5], *(part[:, :, low:high] for part in given[1:])
         got = into[begin - 5 : end - 5], log_sum[:, begin - 5 : end - 5]
-        wanted = span_kernels.by_operations(*states, [span], scoring, {})
-        assert span_kernels.differs(got, wanted, torch.float32) is None
+        wanted = kernels.by_operations(*states, [span], scoring, {})
+        assert kernels.differs(got, wanted, torch.float32) is None
     assert not into[95:195].any()
     assert log_sum[:, 95:195].isneginf().all()
     before = into.clone(), log_sum.clone()
-    triton_attention.attend(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, True)
+    triton_kernels.attend_spans(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, True)
     torch.testing.assert_close(into, before[0], atol=1e-5, rtol=0)
     assert log_sum[:, 95:195].isneginf().all()
 
@@ -297,7 +292,7 @@ def test_shared_memory_is_the_devices(properties, size, monkeypatch):
 
 def test_tiles_fit_into_shared_memory(monkeypatch):
     for shared in (227, 163, 99):
-        monkeypatch.setattr(triton_attention, "shared_memory", lambda _, size=shared: size * 1024)
+        monkeypatch.setattr(triton_kernels, "shared_memory", lambda _, size=shared: size * 1024)
         for padded, carries in ((16, False), (64, True), (128, False), (128, True), (256, False), (256, True)):
-            rows, columns, _, stages = triton_attention._tile(padded, carries, 2, CPU)
+            rows, columns, _, stages = triton_kernels._tile(padded, carries, 2, CPU)
             assert (rows * (1 + carries) + 2 * columns * stages) * padded * 2 <= shared * 1024

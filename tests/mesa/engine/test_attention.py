@@ -6,8 +6,10 @@ import pytest
 import torch
 from attended import DIM, OF_OTHERS, given, heads_by_formula, rotate, states
 
-from mesa.engine import attention, rope
-from mesa.engine.schedule import AttendedBlock, Schedule, calls
+from mesa.engine import attention, cpu, rope
+from mesa.engine.cpu import AttendedBlock, calls, mask_of
+from mesa.engine.schedule import Schedule
+from mesa.engine.spans import span_of
 from mesa.methods.chunked import WEAVES, MesaExtrapolation
 from mesa.plan import Constant, Plan, Region, token_index
 
@@ -55,7 +57,7 @@ def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slopes):
 @pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize("start", [0, 13, 40])
 def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
-    monkeypatch.setattr("mesa.engine.schedule.BLOCK", 7)
+    monkeypatch.setattr("mesa.engine.cpu.BLOCK", 7)
     plan = cases.method(name).plan(61, 55)
     tokens = np.arange(61)
     for region in plan.regions:
@@ -89,10 +91,9 @@ def test_executors_agree_on_plans_of_others(name, start):
 @pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize("slopes", [None, ALIBI])
 @pytest.mark.parametrize("name", [*cases.CASES, *OF_OTHERS])
-def test_stacked_calls_equal_dense(name, slopes, batch, monkeypatch):
+def test_many_calls_equal_dense(name, slopes, batch, monkeypatch):
     """Small blocks, so that a region has many calls; one at another's place moves outputs by more than 1e-3."""
-    for module in ("schedule", "kernels"):
-        monkeypatch.setattr(f"mesa.engine.{module}.BLOCK", 6)
+    monkeypatch.setattr("mesa.engine.cpu.BLOCK", 6)
     plan = Plan(40, OF_OTHERS[name]) if name in OF_OTHERS else cases.method(name).plan(83, 80)
     parts = *states(plan.length, batch=batch), DIM**-0.5
     slopes = torch.tensor(slopes, dtype=torch.float64) if slopes else None
@@ -103,18 +104,21 @@ def test_stacked_calls_equal_dense(name, slopes, batch, monkeypatch):
     torch.testing.assert_close(fused, dense, atol=2e-4, rtol=0)
 
 
-def test_mesas_chunks_are_one_stack():
-    stacks = Schedule(MesaExtrapolation(trained_length=512).plan(8192), 0, token_index).stacks
-    (chunks,) = [stack for stack in stacks if stack.lead]
-    assert (len(chunks.regions), chunks.queries, chunks.step) == (17, (12, 8121), 477)
-    assert len(stacks) < 8
+def test_mesas_chunks_read_the_first_keys_in_their_own_call():
+    schedule = Schedule(MesaExtrapolation(trained_length=512).plan(8192), 0, token_index)
+    _, groups = cpu._planned(schedule)
+    blocks = [block for _, group in groups for _, blocks in group for block in blocks]
+    chunks = [lead for _, block, lead in blocks if block.causal and 12 <= block.queries[0] < 8121]
+    assert len(chunks) == 17
+    assert all(lead.keys == (0, 12) for lead in chunks)
+    assert len(blocks) < 24
 
 
 def test_a_bands_mask_is_computed_once():
     band = Region((0, 1000), (0, 1000), farthest=5)
-    schedule, like = Schedule(Plan(1000, (band,)), 0, token_index), torch.zeros(())
+    schedule, span = Schedule(Plan(1000, (band,)), 0, token_index), span_of(band, 0, 1000, 0)
     first, second, wider = (
-        schedule.mask(band, AttendedBlock(queries, keys, masked=True), like)
+        mask_of(schedule, span, AttendedBlock(queries, keys, masked=True), torch.float32)
         for queries, keys in (((10, 20), (5, 20)), ((30, 40), (25, 40)), ((30, 40), (20, 35)))
     )
     assert first is second
@@ -136,7 +140,7 @@ def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
 
 
 def test_the_last_tables_of_steps_are_kept():
-    turn, places = rotate(), [(Constant(number),) for number in range(rope._KEPT + 4)]
+    turn, places = rotate(), [(Constant(number),) for number in range(rope._TABLES + 4)]
     for at in places:
         turn.stepped(at, token_index, 130, 131, Plan(131, ()), torch.float32)
     assert [place[0] for place in turn._kept] == places[4:]

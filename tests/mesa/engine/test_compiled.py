@@ -15,8 +15,8 @@ from torch.nn.attention import flex_attention as flex
 
 import mesa
 from mesa.engine import compiled as compiled_module
-from mesa.engine import kernels as launches
-from mesa.engine import rope, span_kernels
+from mesa.engine import rope
+from mesa.engine.gpu import kernels
 from mesa.methods import make
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -36,19 +36,19 @@ def test_masks_and_soft_caps_compile_once_for_all_sizes():
         plan = make("stair", 64, width=width).plan(length)
         spans = [region for region in plan.regions if region.holds]
         for region in spans:
-            span = span_kernels.PairSpan((20, length), (0, length - 20), region.nearest, None, region.holds)
+            span = kernels.PairSpan((20, length), (0, length - 20), region.nearest, None, region.holds)
             states = [drawn(1, heads, length - 20, 32) for heads in (4, 2, 2)]
-            cap = None if softcap is None else span_kernels.captured(softcap, torch.device("cpu"), torch.float32)
-            scoring = span_kernels.Scoring(32**-0.5, cap)
+            cap = None if softcap is None else kernels.captured(softcap, torch.device("cpu"), torch.float32)
+            scoring = kernels.Scoring(32**-0.5, cap)
             with torch.no_grad():
                 output = compiled(
                     *states,
-                    score_mod=None if softcap is None else span_kernels._score(scoring),
-                    block_mask=span_kernels.blocks_of([span], torch.device("cpu")),
+                    score_mod=None if softcap is None else kernels._score(scoring),
+                    block_mask=kernels.blocks_of([span], torch.device("cpu")),
                     scale=scoring.scale,
                     enable_gqa=True,
                 )
-            wanted, _ = span_kernels.by_operations(*states, [span], span_kernels.Scoring(32**-0.5, softcap), {})
+            wanted, _ = kernels.by_operations(*states, [span], kernels.Scoring(32**-0.5, softcap), {})
             torch.testing.assert_close(output.permute(2, 0, 1, 3).flatten(1, 2), wanted, atol=1e-5, rtol=1e-5)
     assert counted["unique_graphs"] - before <= 8
 
@@ -89,40 +89,39 @@ def test_the_kernels_compiled_for_gpus_that_are_not_here():
 
 
 def test_kernels_that_fail_their_trial_are_not_used(monkeypatch):
-    device, module = torch.device("cpu"), object()
-    monkeypatch.setattr(launches.importlib, "import_module", lambda name: module)
-    assert launches.tried_kernels("triton_decode", lambda kernels: None, device) is module
-    with pytest.warns(UserWarning, match="no triton_decode on cpu: off by 1"):
-        assert launches.tried_kernels("triton_decode", lambda kernels: "off by 1", device) is None
+    """On a device that is not there; each kind is tried once."""
+    device, module, half = torch.device("cuda", 7), object(), torch.bfloat16
+    monkeypatch.setattr(kernels, "triton_module", lambda: module)
+    monkeypatch.setattr(kernels, "_TRIED", {})
 
     def refuses(error):
         raise error
 
-    with pytest.warns(UserWarning, match="no triton_decode on cpu: out of shared memory;"):
+    assert kernels.tried_triton("one", device, half, lambda _: None) is module
+    assert kernels.tried_triton("one", device, half, refuses) is module
+    with pytest.warns(UserWarning, match="no Triton kernel for another on cuda:7: off by 1;"):
+        assert kernels.tried_triton("another", device, half, lambda _: "off by 1") is None
+    assert kernels.tried_triton("another", device, half, refuses) is None
+    with pytest.warns(UserWarning, match="no Triton kernel for a third on cuda:7: out of shared memory;"):
         assert (
-            launches.tried_kernels("triton_decode", lambda _: refuses(ValueError("out of shared memory\nby")), device)
+            kernels.tried_triton("a third", device, half, lambda _: refuses(ValueError("out of shared memory\nby")))
             is None
         )
-    with pytest.raises(torch.OutOfMemoryError):
-        launches.tried_kernels("triton_decode", lambda _: refuses(torch.OutOfMemoryError("full")), device)
-    monkeypatch.setattr(launches.importlib, "import_module", lambda name: refuses(ImportError(name)))
-    assert launches.tried_kernels("triton_decode", lambda _: "not called", device) is None
+    assert kernels.tried_triton("a fourth", device, half, lambda _: refuses(torch.OutOfMemoryError("full"))) is None
+    assert kernels.tried_triton("a fourth", device, half, lambda _: None) is module
+    assert kernels.tried_triton("one", torch.device("cpu"), half, refuses) is None
+    assert kernels.tried_triton("one", device, torch.float64, refuses) is None
+    monkeypatch.setattr(kernels, "triton_module", lambda: None)
+    assert kernels.tried_triton("one", device, half, refuses) is None
 
 
-def test_gradients_go_through_operations_not_through_kernels(monkeypatch):
-    """On a device whose kernels have no gradients, a training step's gradients are the CPU's."""
+def test_gradients_on_a_device_are_those_of_a_cpu(monkeypatch):
     ids, gradients = tiny.tokens(1, 40), []
-    for by_kernels in (False, True):
+    for on_device in (False, True):
         model = tiny.model()
-        if by_kernels:
-            monkeypatch.setattr(rope, "by_launches", lambda _: True)
-            monkeypatch.setattr(launches, "turn", lambda into, *given: into.zero_())
+        if on_device:
+            monkeypatch.setattr(rope, "is_accelerator", lambda _: True)
         with mesa.applied(model, cases.method("lampe"), executor="dense"):
             model(ids, labels=ids, use_cache=False).loss.backward()
         gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
     torch.testing.assert_close(*gradients)
-    with torch.no_grad(), mesa.applied(model, cases.method("lampe"), executor="dense"):
-        wrong = model(ids).logits  # without gradients it is the kernel that turns
-    monkeypatch.undo()
-    with torch.no_grad(), mesa.applied(model, cases.method("lampe"), executor="dense"):
-        assert (model(ids).logits - wrong).abs().max() > 0.1

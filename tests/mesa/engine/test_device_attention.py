@@ -15,7 +15,8 @@ import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
-from mesa.engine import attention, decode, device_attention, kernels, layout, rope, schedule, span_kernels
+from mesa.engine import attention, key_ranges, rope
+from mesa.engine.gpu import decode, kernels, prefill
 from mesa.engine.schedule import Schedule, Span
 from mesa.engine.spans import PairSpan, parts, sides_of, tiles_of
 from mesa.methods.chunked import MesaExtrapolation
@@ -65,49 +66,50 @@ def varlen_attn_out(out, *args, **kwargs):
 
 def attend(query, carry_query, key, value, spans, scale, softcap, known, into, log_sum, added):
     """What our own kernel promises, in float64: both sides of a carry, and adding to what is there."""
-    scoring = span_kernels.Scoring(scale, softcap)
+    scoring = kernels.Scoring(scale, softcap)
     assert len({span.holds for span in spans}) == 1
     assert (carry_query is None) == (spans[0].holds is None)
     if not added:
         into.zero_()
         log_sum.fill_(-math.inf)
-    kernels.merge_plainly(into, log_sum, *span_kernels.by_operations(query, key, value, spans, scoring, {}))
+    kernels.merge_plainly(into, log_sum, *kernels.by_operations(query, key, value, spans, scoring, {}))
     if carry_query is not None:
         others = [span._replace(holds=replace(span.holds, carried=not span.holds.carried)) for span in spans]
-        kernels.merge_plainly(into, log_sum, *span_kernels.by_operations(carry_query, key, value, others, scoring, {}))
+        kernels.merge_plainly(into, log_sum, *kernels.by_operations(carry_query, key, value, others, scoring, {}))
 
 
-KERNELS = [span_kernels.by_triton, span_kernels.by_varlen, span_kernels.by_flex, span_kernels.by_operations]
+KERNELS = [kernels.by_triton, kernels.by_varlen, kernels.by_flex, kernels.by_operations]
 
 
 @pytest.fixture(params=KERNELS, ids=lambda kernel: kernel.__name__)
 def kernel(request, monkeypatch):
     """The kernel that does what it can, in float64, few queries at a time."""
 
-    real = span_kernels.takes
+    real = kernels.takes
 
     def takes(kernel, query, spans, scoring, carries=False):
-        if kernel is span_kernels.by_triton:
+        if kernel is kernels.by_triton:
             query = query.to("meta", torch.bfloat16).new_empty(1, 1, 1, 16)  # dtype and head dim fit
             return kernel is request.param and real(kernel, query, spans, scoring, carries)
         plain = spans[0].holds is None and scoring.plain
-        return kernel is request.param and (kernel is not span_kernels.by_varlen or plain)
+        return kernel is request.param and (kernel is not kernels.by_varlen or plain)
 
-    monkeypatch.setattr(span_kernels, "takes", takes)
-    monkeypatch.setattr(span_kernels, "agrees", lambda *_: True)
-    monkeypatch.setattr(device_attention, "_RANGES", {})
-    monkeypatch.setattr(device_attention, "_LEAST", 11)
-    monkeypatch.setattr(device_attention, "_LITTLE", 0)
-    monkeypatch.setattr(span_kernels, "_triton", lambda: SimpleNamespace(attend=attend))
-    monkeypatch.setattr(span_kernels.varlen, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
-    monkeypatch.setattr(span_kernels.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(kernels, "takes", takes)
+    monkeypatch.setattr(kernels, "agrees", lambda *_: True)
+    monkeypatch.setattr(kernels, "kernels", lambda: KERNELS[:3])
+    monkeypatch.setattr(prefill, "_BLOCKS", {})
+    monkeypatch.setattr(prefill, "_QUERIES_UNIT", 11)
+    monkeypatch.setattr(prefill, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(kernels, "triton_module", lambda: SimpleNamespace(attend_spans=attend))
+    monkeypatch.setattr(kernels.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(kernels.varlen, "varlen_attn_out", varlen_attn_out, raising=False)
+    monkeypatch.setattr(kernels.flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     return request.param
 
 
 @torch.no_grad()
 def by_both(*parts):
-    return attention.dense(*parts)[0], device_attention.on_device(*parts)
+    return attention.dense(*parts)[0], prefill.attend_blocks(*parts)
 
 
 ALIBI = (0.7, 0.05)
@@ -128,7 +130,7 @@ def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
 def test_grouped_heads_in_a_batch_with_soft_caps_sinks_and_weights_equal_dense(name, kernel):
     tensors = states(83, heads=4, key_heads=2, batch=3)
     sinks, weight = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.linspace(0.5, 1.5, 8, dtype=torch.float64)
-    capped = {} if kernel is span_kernels.by_varlen else {"softcap": 1.5}  # by which it gives way
+    capped = {} if kernel is kernels.by_varlen else {"softcap": 1.5}  # by which it gives way
     for scoring in ({}, {"sinks": sinks, "query_weight": weight, **capped}):
         expected, got = by_both(*given(cases.method(name), tensors, 0, 80, **scoring))
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
@@ -171,7 +173,7 @@ def test_parts_cover_every_pair_of_every_region_once(name, begin, end, first_key
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 8), (128, 64)])
-@pytest.mark.parametrize("spans", span_kernels.TRIALS.values(), ids=span_kernels.TRIALS)
+@pytest.mark.parametrize("spans", kernels.TRIALS.values(), ids=kernels.TRIALS)
 def test_tiles_read_what_their_queries_see(spans, rows, columns):
     (begin, end), (low, high) = sides_of(spans)
     tokens, keys = np.arange(begin, end)[:, None], np.arange(low, high)
@@ -202,7 +204,7 @@ def test_mesas_chunks_are_one_launch():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch):
-    device, right = torch.device("cpu"), span_kernels.by_operations
+    device, right = torch.device("cpu"), kernels.by_operations
 
     def too_wide(query, key, value, spans, *given):
         wider = [span._replace(farthest=span.farthest and span.farthest + 1) for span in spans]
@@ -218,16 +220,16 @@ def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch)
         output, log_sum = right(*given)
         return output, log_sum.nan_to_num(neginf=0.0)
 
-    monkeypatch.setattr(span_kernels, "_AGREES", {})
-    monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
-    assert span_kernels.agrees(right, device, dtype, 64)
+    monkeypatch.setattr(kernels, "_TRIED", {})
+    monkeypatch.setattr(kernels, "takes", lambda *_: True)
+    assert kernels.agrees(right, device, dtype, 64)
     for wrong, message in ((too_wide, "a band far back: output off"), (refuses, "no kernel for this device")):
         with pytest.warns(UserWarning, match=message):
-            assert not span_kernels.agrees(wrong, device, dtype, 64)
-        assert not span_kernels.agrees(wrong, device, dtype, 64)
-    assert span_kernels.agrees(right, device, dtype, 64, patterned=True)
+            assert not kernels.agrees(wrong, device, dtype, 64)
+        assert not kernels.agrees(wrong, device, dtype, 64)
+    assert kernels.agrees(right, device, dtype, 64, patterned=True)
     with pytest.warns(UserWarning, match="queries without keys: log-sum-exp of a query without keys 0, not -inf"):
-        assert not span_kernels.agrees(sees_something, device, dtype, 64, patterned=True)
+        assert not kernels.agrees(sees_something, device, dtype, 64, patterned=True)
 
 
 def test_trials_are_the_same_whatever_torchs_defaults_are():
@@ -236,17 +238,17 @@ def test_trials_are_the_same_whatever_torchs_defaults_are():
 
     def turn(into, *given):
         assert into.dtype == torch.float32
-        kernels._turned_plainly(into, *given)
+        kernels._rotate_plainly(into, *given)
 
-    spans = span_kernels.TRIALS["a band"]
-    drawn = span_kernels.trial(spans, torch.float32, 16)
+    spans = kernels.TRIALS["a band"]
+    drawn = kernels.trial(spans, torch.float32, 16)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
-            torch.testing.assert_close(span_kernels.trial(spans, torch.float32, 16), drawn)
-            assert span_kernels.trial_error(span_kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
+            torch.testing.assert_close(kernels.trial(spans, torch.float32, 16), drawn)
+            assert kernels.trial_error(kernels.by_operations, cpu, torch.float32, 16, spans, 2.0) is None
             assert decode._difference(decode.PLAINLY, cpu, torch.float32, 16, 4) is None
-            assert kernels._difference(SimpleNamespace(turn=turn, merge=kernels.merge_plainly), cpu) is None
+            assert kernels._launches_differ(SimpleNamespace(rotate=turn, merge=kernels.merge_plainly), cpu) is None
     finally:
         torch.set_default_dtype(default)
 
@@ -255,16 +257,16 @@ def test_lack_of_memory_in_the_trial_is_not_kept(monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(span_kernels, "_AGREES", {})
-    monkeypatch.setattr(span_kernels, "takes", lambda *_: True)
-    assert not span_kernels.agrees(full, torch.device("cpu"), torch.float32, 64)
-    assert not span_kernels._AGREES
+    monkeypatch.setattr(kernels, "_TRIED", {})
+    monkeypatch.setattr(kernels, "takes", lambda *_: True)
+    assert not kernels.agrees(full, torch.device("cpu"), torch.float32, 64)
+    assert not kernels._TRIED
 
 
-@pytest.mark.parametrize("spans", span_kernels.TRIALS.values(), ids=span_kernels.TRIALS)
+@pytest.mark.parametrize("spans", kernels.TRIALS.values(), ids=kernels.TRIALS)
 def test_blocks_left_out_and_read_whole_are_so(spans):
-    blocks = span_kernels.blocks_of(spans, torch.device("cpu"))
-    (begin, end), (low, high) = span_kernels.sides_of(spans)
+    blocks = kernels.blocks_of(spans, torch.device("cpu"))
+    (begin, end), (low, high) = kernels.sides_of(spans)
     seen = torch.zeros(end - begin, high - low, dtype=torch.bool)
     for span in spans:
         queries, keys = torch.arange(*span.queries)[:, None], torch.arange(*span.keys)
@@ -289,10 +291,10 @@ def test_blocks_left_out_and_read_whole_are_so(spans):
 def test_a_padded_batch_and_what_follows_are_as_on_a_cpu(name, dtype, tolerance, monkeypatch):
     """Rotations, masks and single queries too; without a method logits are off by more than 0.3."""
     model, (ids, mask), results = tiny.model().to(dtype), tiny.padded(0, 9, length=84), []
-    monkeypatch.setattr(schedule, "HALVED", 16)
+    monkeypatch.setattr(key_ranges, "HALVED", 16)
     for device in ("cpu", "launches"):
-        for module in (attention, rope, schedule) if device == "launches" else ():
-            monkeypatch.setattr(module, "by_launches", lambda _: True)
+        for module in (attention, rope, key_ranges) if device == "launches" else ():
+            monkeypatch.setattr(module, "is_accelerator", lambda _: True)
         with mesa.applied(model, cases.method(name)):
             results.append(tiny.in_pieces(model, ids, 80, 81, 82, mask=mask)[mask.bool()])
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
@@ -305,13 +307,15 @@ def two_launches(monkeypatch):
 
     def attend(*given):
         counted.append(len(given[4].spans))
-        decode.PLAINLY.attend(*given)
+        decode.PLAINLY.attend_token(*given)
 
-    for module in (attention, rope, schedule):
-        monkeypatch.setattr(module, "by_launches", lambda _: True)
-    for module, name, value in ((schedule, "HALVED", 16), (decode, "LEAST", 16), (decode, "_STEP", 8)):
+    for module in (attention, rope, key_ranges):
+        monkeypatch.setattr(module, "is_accelerator", lambda _: True)
+    for module, name, value in ((key_ranges, "HALVED", 16), (decode, "LEAST", 16), (decode, "_STEP", 8)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(decode, "kernels_of", lambda *_: SimpleNamespace(attend=attend, combine=decode.PLAINLY.combine))
+    monkeypatch.setattr(
+        decode, "kernels_of", lambda *_: SimpleNamespace(attend_token=attend, combine=decode.PLAINLY.combine)
+    )
     return counted
 
 
@@ -371,7 +375,7 @@ def test_what_no_kernel_takes_is_done_by_other_operations(two_launches, monkeypa
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
     """Inductor's C++ here, its Triton on a GPU; views of a larger tensor are written in place."""
-    generator, rotary = torch.Generator().manual_seed(0), layout.RotaryLayout(0, 32, interleaved)
+    generator, rotary = torch.Generator().manual_seed(0), rope.RotaryLayout(0, 32, interleaved)
 
     def random(*shape):
         return torch.randn(*shape, generator=generator)
@@ -379,16 +383,16 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
     for tokens in (300, 417):  # the second is not compiled anew
         angles, states = random(tokens, 32), random(1, 4, tokens, 64)
         given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, rotary
-        got = torch.compile(layout.turned, dynamic=True)(*given)
-        torch.testing.assert_close(got, layout.turned(*given), atol=1e-5, rtol=0)
+        got = torch.compile(rope.rotated, dynamic=True)(*given)
+        torch.testing.assert_close(got, rope.rotated(*given), atol=1e-5, rtol=0)
         turned, whole = [], random(7, 32)
         rows = torch.arange(tokens, dtype=torch.int32) % 7  # of a table that several positions share
-        for turn in (kernels._turned_plainly, torch.compile(kernels._turned_plainly, dynamic=True)):
+        for turn in (kernels._rotate_plainly, torch.compile(kernels._rotate_plainly, dynamic=True)):
             into = torch.zeros(500, 1, 4, 64)
             turn(into.narrow(0, 50, tokens).permute(1, 2, 0, 3), rows, states, whole.cos(), whole.sin(), *given[3:])
             turned.append(into)
         torch.testing.assert_close(turned[1], turned[0], atol=1e-5, rtol=0)
-        wanted = layout.turned(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
+        wanted = rope.rotated(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
         torch.testing.assert_close(turned[0][50 : 50 + tokens].permute(1, 2, 0, 3), wanted, atol=1e-5, rtol=0)
         total, log_sum, part, sinks = (
             random(500, 8, 64),
@@ -412,15 +416,15 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
 
 
 def test_blocks_are_searched_once_for_texts_of_a_length(monkeypatch):
-    searched, real = [], device_attention._Planner._ranges
-    monkeypatch.setattr(device_attention, "_RANGES", {})
-    monkeypatch.setattr(device_attention, "_KEPT", 2)
-    monkeypatch.setattr(device_attention._Planner, "_ranges", lambda self: searched.append(self.length) or real(self))
+    searched, real = [], prefill._Planner._ranges
+    monkeypatch.setattr(prefill, "_BLOCKS", {})
+    monkeypatch.setattr(prefill, "_CACHED_BLOCKS", 2)
+    monkeypatch.setattr(prefill._Planner, "_ranges", lambda self: searched.append(self.length) or real(self))
     for length in (40, 40, 50, 40, 60, 60, 40):
         _, got = by_both(*given(cases.method("rerope"), states(length), 0, length))
         assert got.shape[2] == length
     assert searched == [40, 50, 60, 40]
-    assert len(device_attention._RANGES) == 2
+    assert len(prefill._BLOCKS) == 2
 
 
 def test_blocks_that_another_thread_forgets_meanwhile_serve_all_the_same(monkeypatch):
@@ -428,7 +432,7 @@ def test_blocks_that_another_thread_forgets_meanwhile_serve_all_the_same(monkeyp
         def __setitem__(self, key, value):
             """Kept for nobody."""
 
-    monkeypatch.setattr(device_attention, "_RANGES", Forgetting())
+    monkeypatch.setattr(prefill, "_BLOCKS", Forgetting())
     dense, got = by_both(*given(cases.method("rerope"), states(40), 0, 40))
     torch.testing.assert_close(got, dense, atol=5e-5, rtol=0)
 
@@ -442,31 +446,31 @@ def test_the_log_sum_exp_of_varlen_attention_is_read_right_for_as_many_queries_a
         output, log_sum = varlen_attn(*args, **kwargs)
         return output, log_sum if by_head else log_sum.t()
 
-    monkeypatch.setattr(span_kernels.varlen, "varlen_attn", either)
+    monkeypatch.setattr(kernels.varlen, "varlen_attn", either)
     out = (lambda out, *given, **options: (out, either(*given, **options)[1])) if direct else None
-    monkeypatch.setattr(span_kernels.varlen, "varlen_attn_out", out, raising=False)
-    spans, scoring, known = [PairSpan((0, 8), (0, 8), 0, None)], span_kernels.Scoring(0.3), {}
+    monkeypatch.setattr(kernels.varlen, "varlen_attn_out", out, raising=False)
+    spans, scoring, known = [PairSpan((0, 8), (0, 8), 0, None)], kernels.Scoring(0.3), {}
     for heads, tokens in ((4, 8), (8, 8), (2, 8)):  # in a batch of two: the second has 16 heads, the first 8
         query, key, value = states(tokens, heads=heads, key_heads=heads // 2, batch=2)
-        expected = span_kernels.by_operations(query, key, value, spans, scoring, {})[1]
+        expected = kernels.by_operations(query, key, value, spans, scoring, {})[1]
         into = torch.empty(tokens, 2 * heads, query.shape[3], dtype=query.dtype)
-        _, log_sum = span_kernels.by_varlen(query, key, value, spans, scoring, known, into)
+        _, log_sum = kernels.by_varlen(query, key, value, spans, scoring, known, into)
         torch.testing.assert_close(log_sum, expected, check_dtype=False)
         assert tokens != 2 * heads or (log_sum.t() - expected).abs().max() > 1
 
 
 def test_a_pattern_without_its_other_side_goes_to_flex_attention(monkeypatch):
-    monkeypatch.setattr(span_kernels, "_triton", lambda: SimpleNamespace(attend=attend))
-    query, scoring = torch.empty(1, 1, 9, 16, dtype=torch.bfloat16, device="meta"), span_kernels.Scoring(1.0)
+    monkeypatch.setattr(kernels, "triton_module", lambda: SimpleNamespace(attend_spans=attend))
+    query, scoring = torch.empty(1, 1, 9, 16, dtype=torch.bfloat16, device="meta"), kernels.Scoring(1.0)
     for holds, carries, taken in (
         (None, False, True), (Carry(3, 1, False), True, True), (Carry(3, 1, False), False, False),
         (Carry(3, 1, True), True, False), (lambda query, key: key > 3, False, False),
     ):  # fmt: skip
         span = PairSpan((0, 9), (0, 9), 0, None, holds)
-        assert span_kernels.takes(span_kernels.by_triton, query, [span], scoring, carries) is taken
+        assert kernels.takes(kernels.by_triton, query, [span], scoring, carries) is taken
 
 
-def test_a_newer_flash_attention_comes_first_where_torch_is_set_to_use_one(monkeypatch):
-    assert span_kernels.kernels()[0] is span_kernels.by_triton
-    monkeypatch.setattr(span_kernels, "current_flash_attention_impl", lambda: "FA3")
-    assert span_kernels.kernels()[0] is span_kernels.by_varlen
+def test_varlen_attention_is_used_only_where_torch_is_set_to_use_a_newer_flash_attention(monkeypatch):
+    assert kernels.kernels() == (kernels.by_triton, kernels.by_flex)
+    monkeypatch.setattr(kernels, "current_flash_attention_impl", lambda: "FA3")
+    assert kernels.kernels()[0] is kernels.by_varlen

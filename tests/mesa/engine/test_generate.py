@@ -37,7 +37,7 @@ def test_without_a_cache_every_step_keeps_the_prompts_length(family, name):
 @pytest.mark.parametrize("name", ["rerope", "dca"])
 def test_a_step_of_very_many_rows_equals_one_pass(name, monkeypatch):
     """Their states are more than are turned at a time, which splits tokens alone; a query has several positions."""
-    monkeypatch.setattr(rope, "_AT_ONCE", 64)
+    monkeypatch.setattr(rope, "_CACHED_NUMBERS", 64)
     model, method, ids = tiny.model(), cases.method(name), tokens(3, 40)
     with mesa.applied(model, method, prompt_length=39):
         step, whole = tiny.in_pieces(model, ids, 39), tiny.logits(model, ids)

@@ -6,8 +6,8 @@ import tiny
 import torch
 
 import mesa
-from mesa.engine import kernels
-from mesa.engine.kernels import Mask, attend, attend_plainly
+from mesa.engine import cpu
+from mesa.engine.cpu import Mask, attend, attend_plainly
 
 CASES = ["causal", "wide", "plain", "masked"]
 
@@ -30,18 +30,19 @@ def inputs(case, dtype=torch.float64, dim=16):
 
 @pytest.mark.parametrize("case", CASES)
 def test_plain_operations_equal_the_cpu_kernel(case, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", 16)
+    monkeypatch.setattr(cpu, "BLOCK", 16)
     for got, expected in zip(attend_plainly(*inputs(case)), attend(*inputs(case)), strict=True):
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("small", [0, 10**6])
-def test_leading_keys_are_seen_by_every_query_and_the_rest_causally(small, monkeypatch):
-    monkeypatch.setattr(kernels, "_SMALL", small)
-    query, key, value, scale, *_ = inputs("causal")
-    mask = Mask.of(torch.ones(43, 50).tril(7).bool(), torch.float64)
-    expected = attend_plainly(query[:, :, :43], key, value, scale, False, mask)
-    for got, part in zip(attend(query[:, :, :43], key, value, scale, True, None, 7), expected, strict=True):
+@pytest.mark.parametrize("tokens", [129, 300])
+def test_small_triangles_are_done_by_rows(tokens, monkeypatch):
+    query, key, value = (torch.randn(1, 2, tokens, 16, dtype=torch.float64) for _ in range(3))
+    expected = attend_plainly(query, key, value, 0.3, True, None)
+    for got, part in zip(attend(query, key, value, 0.3, True, None), expected, strict=True):
+        torch.testing.assert_close(got, part)
+    monkeypatch.setattr(cpu, "_SMALL", 0)
+    for got, part in zip(attend(query, key, value, 0.3, True, None), expected, strict=True):
         torch.testing.assert_close(got, part)
 
 

@@ -199,9 +199,9 @@ def test_rows_and_tokens_are_taken_and_put_as_one_by_one(rows, tokens):
         for part, size in ((rows, 3), (tokens, 5))
     ]
     one_by_one = torch.stack([torch.stack([states[row, :, token] for token in places[1]], 1) for row in places[0]])
-    torch.testing.assert_close(passes.taken(states, rows, tokens), one_by_one, rtol=0, atol=0)
+    torch.testing.assert_close(passes.gather_rows(states, rows, tokens), one_by_one, rtol=0, atol=0)
     empty = torch.zeros_like(states)
-    passes.put(empty, rows, tokens, one_by_one)
+    passes.scatter_rows(empty, rows, tokens, one_by_one)
     kept = torch.zeros(3, 5, dtype=torch.bool)
     kept[[[row] for row in places[0]], list(places[1])] = True
     torch.testing.assert_close(empty, states * kept[:, None, :, None], rtol=0, atol=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attended import DIM, states
 
-from mesa.engine import attention, kernels, stairs
+from mesa.engine import attention, cpu
 from mesa.engine.schedule import Schedule
 from mesa.methods.woven import stair
 from mesa.plan import Carry, Constant, Plan, Stepped
@@ -15,12 +15,12 @@ from mesa.plan import Carry, Constant, Plan, Stepped
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
     """Of queries and of keys, so that a few hundred tokens have many."""
-    monkeypatch.setattr(stairs, "GROUP", 16)
-    monkeypatch.setattr(stairs, "MIN_RESIDUE_QUERIES", 16)
-    monkeypatch.setattr(stairs, "_KEYS", 97)
+    monkeypatch.setattr(cpu, "GROUP", 16)
+    monkeypatch.setattr(cpu, "MIN_RESIDUE_QUERIES", 16)
+    monkeypatch.setattr(cpu, "_KEYS", 97)
 
 
-def turn(states, positions, plan):
+def rotate(states, positions, plan):
     angle = positions.double()[:, None] * 100.0 ** (-torch.arange(DIM // 2) / 4)
     one, two = states.chunk(2, -1)
     return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
@@ -29,7 +29,7 @@ def turn(states, positions, plan):
 def apart(regions, length, start=0, first_key=0, batch=1):
     """The largest difference of the two executors."""
     query, key, value = states(length, 4, 2, start, first_key, batch)
-    schedule = Schedule(Plan(length, regions), start, Stepped(3), turn, first_key=first_key)
+    schedule = Schedule(Plan(length, regions), start, Stepped(3), rotate, first_key=first_key)
     with torch.no_grad():
         expected, got = (each(schedule, query, key, value, DIM**-0.5)[0] for each in (attention.dense, attention.fused))
     sighted = ~expected.isnan()  # dense has NaN where a query sees nothing
@@ -44,7 +44,7 @@ def apart(regions, length, start=0, first_key=0, batch=1):
 )
 def test_every_width_equals_dense(width, length, window, start, first_key, batch):
     regions = stair((0, length), length, window, width, None)
-    assert len(stairs.stairs(regions)) == 1
+    assert len(cpu.stairs(regions)) == 1
     assert apart(regions, length, start, first_key, batch) < 1e-12
 
 
@@ -77,7 +77,7 @@ ODD = {
 @pytest.mark.parametrize("start", [0, 131])
 def test_other_uses_of_a_carry_equal_dense(odd, start):
     pairs, *regions = ODD[odd]
-    assert len(stairs.stairs(regions)) == pairs
+    assert len(cpu.stairs(regions)) == pairs
     assert apart(tuple(regions), LENGTH, start) < 1e-12
 
 
@@ -91,7 +91,7 @@ def test_a_single_query_equals_dense(odd, length, first_key):
 def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkeypatch):
     query, key, value = (each.to(dtype) for each in states(LENGTH, 4, 2, LENGTH - 1))
     plan, ran = Plan(LENGTH, (NEAR, PLAIN, CARRIED)), []
-    monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or kernels.attend(*given))
+    monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or cpu.attend(*given))
     with torch.no_grad():
         got = attention.fused(Schedule(plan, LENGTH - 1, Stepped(7)), query, key, value, DIM**-0.5)[0]
         double = (each.double() for each in (query, key, value))
@@ -102,5 +102,5 @@ def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkey
 
 def test_leaves_narrower_than_a_stair_have_masks_of_their_own(monkeypatch):
     """They are as large as one another and begin at other residues."""
-    monkeypatch.setattr(stairs, "_LEAF", 16)
+    monkeypatch.setattr(cpu, "LEAF", 16)
     assert apart(stair((0, 256), 256, 5, 20, None), 256) < 1e-12

@@ -1,8 +1,14 @@
 """The executor of devices other than CPUs: few launches, no copies of keys, memory for a few queries at a time.
 
-What is turned for some queries, and a part's output for them, lies where the output of queries to come will be: those
+What is rotated for some queries, and a part's output for them, lies where the output of queries to come will be: those
 are done from the last ones on, in blocks so large that little new memory is needed. It is tested on a CPU and counted
 on shapes; `make test-gpu` tests it on a GPU.
+
+Why blocks are searched for (`_Planner._ranges`), and not of one size: counted on the shapes of Llama-3-8B for a prompt
+of 32768 tokens, in launches and in new memory as a share of all keys and values, the search takes 28 and 0.27 for
+ReRoPE, 42 and 0.26 for Stair PE. Eight even blocks take 40 and 0.38, 48 and 0.45; six take 30 and 0.49, 36 and 0.74.
+Blocks of a third of what is left, an eighth of the prompt at least, take 30 and 0.32, 36 and 0.74. One block takes 17
+and 2.04 for ReRoPE. benchmarks/blocks.py counts this again.
 """
 
 from __future__ import annotations
@@ -12,49 +18,103 @@ from collections.abc import Callable
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import add_sinks, merge, turn
+from mesa.engine.gpu.kernels import (
+    Scoring,
+    add_sinks,
+    by_flex,
+    by_sdpa,
+    by_triton,
+    by_varlen,
+    kernel_for,
+    merge,
+    rotate,
+)
 from mesa.engine.rope import Rotation
 from mesa.engine.schedule import Schedule
-from mesa.engine.span_kernels import Scoring, by_flex, by_sdpa, by_triton, by_varlen, kernel_for
 from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of, with_carries
 from mesa.plan import Position, Scale
 
-LAUNCHES = 60
+MAX_LAUNCHES = 60
 """At most so many of a layer: blocks are made as small as that allows."""
 
-_SHARES = (0.2, 0.3, 0.415)
-"""New memory of a block, as shares of all keys and values: the first that `LAUNCHES` allow, or the last."""
+_MEMORY_SHARES = (0.2, 0.3, 0.415)
+"""New memory of a block, as shares of all keys and values: the first that `MAX_LAUNCHES` allow, or the last."""
 
-_PIECES = 4
-"""Of all keys, where they are turned a piece at a time."""
+_KEY_PIECES = 4
+"""Of all keys, where they are rotated a piece at a time."""
 
-_LITTLE = 2**23
+_SMALL_BYTES = 2**23
 """New memory that is little at any length (bytes)."""
 
-_LEAST = 64
+_QUERIES_UNIT = 64
 """Queries of a block (tokens): a multiple of them, or of a 128th of all that are left."""
 
-_RANGES: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-"""The blocks' queries by plan and shapes: those of a text serve the next one of its length. `_KEPT` of them at most."""
+_BLOCKS: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+"""The blocks' queries by plan and shapes: a text's serve the next one of its length. `_CACHED_BLOCKS` at most."""
 
-_KEPT = 64
+_CACHED_BLOCKS = 64
 
-_FLOAT = 4
+_LOG_SUM_BYTES = 4
 """Bytes of a number of a log-sum-exp."""
 
 
-def on_device(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def attend_blocks(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output (batch, head, query, dim): part by part, some queries at a time, merged by log-sum-exp."""
-    place = (
-        "program", query.shape, key.shape, query.dtype, query.device, schedule.softcap,
-        *(given is None for given in (schedule.slopes, schedule.sinks, schedule.query_weight)),
+    key_of_plan = (
+        "execution plan", query.shape, key.shape, query.dtype, query.device, schedule.softcap,
+        *(part is None for part in (schedule.slopes, schedule.sinks, schedule.query_weight)),
     )  # fmt: skip
-    if place not in schedule.known:
-        schedule.known[place] = _Planner(schedule, query, key, scale).program(place)
-    return _Layer(schedule, schedule.known[place], query, key, value, scale).output()
+    if key_of_plan not in schedule.cache:
+        schedule.cache[key_of_plan] = _Planner(schedule, query, key, scale).plan(key_of_plan)
+    return _LayerRun(schedule, schedule.cache[key_of_plan], query, key, value, scale).output()
+
+
+def _index(schedule: Schedule, position: Position, begin: int, end: int, device: torch.device) -> Tensor:
+    """The positions of the tokens begin .. end - 1, (token,) in float32."""
+    key = "index", position, begin, end, device
+    if key not in schedule.cache:
+        at = np.asarray(position(np.arange(begin, end)), np.float32)
+        schedule.cache[key] = torch.from_numpy(at).to(device, non_blocking=True)
+    return schedule.cache[key]
+
+
+def _distances(schedule: Schedule, position: Position, begin: int, end: int) -> np.ndarray | None:
+    """By how much cached states of the tokens begin .. end - 1 are rotated to a position, (token or 1,)."""
+    key = "device distances", position, begin, end
+    if key not in schedule.cache:
+        index = np.arange(begin, end)
+        by = np.asarray(position(index) - schedule.cached(index), np.float32)
+        by = by[:1] if (by == by[0]).all() else by
+        schedule.cache[key] = by if schedule.rotation is not None and by.any() else None
+    return schedule.cache[key]
+
+
+def _rotation_table(
+    schedule: Schedule, places: tuple[tuple[Position, int, int], ...], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Tensor, Tensor] | None, dict[tuple[Position, int, int], Tensor]]:
+    """cos and sin (distance, pair) of all rotations of cached states to positions, and the row that each token has.
+
+    places: positions, and from which token on to which. A place's rows are (token or 1,); it has none where nothing is
+    rotated, nor is there then a table if no place has.
+    """
+    key = "rotation table", places, dtype, device
+    if key not in schedule.cache:
+        by = {place: some for place in places if (some := _distances(schedule, *place)) is not None}
+        table = None
+        values = np.unique(np.concatenate([np.empty(0, np.float32), *by.values()]))
+        if by and isinstance(schedule.rotation, Rotation):
+            distinct = torch.from_numpy(values).to(device, non_blocking=True)
+            table = schedule.rotation.tables(distinct, schedule.plan, dtype, device)
+        rows = {
+            place: torch.from_numpy(np.searchsorted(values, some).astype(np.int32)).to(device, non_blocking=True)
+            for place, some in by.items()
+        }
+        schedule.cache[key] = table, rows
+    return schedule.cache[key]
 
 
 Kernel = Callable[..., tuple[Tensor, Any]]
@@ -63,8 +123,8 @@ _DIRECT = frozenset({by_varlen, by_triton})
 """Kernels that write where the output goes."""
 
 
-class _Side(NamedTuple):
-    """The tokens of a part's queries or keys: by which row of the table each is turned, and times what."""
+class _Operand(NamedTuple):
+    """The tokens of a part's queries or keys: by which row of the table each is rotated, and times what."""
 
     begin: int
     end: int
@@ -81,7 +141,7 @@ class _Launch(NamedTuple):
     keys: tuple[int, int]
 
 
-class _Work(NamedTuple):
+class _Task(NamedTuple):
     """What is done for a part of a block.
 
     carry_query: the queries as pairs with a carry have them, if any. joint: whether its launches give one output;
@@ -89,16 +149,16 @@ class _Work(NamedTuple):
     """
 
     part: Part
-    queries: _Side
-    carry_query: _Side | None
-    keys: _Side
+    queries: _Operand
+    carry_query: _Operand | None
+    keys: _Operand
     launches: tuple[_Launch, ...]
     joint: bool
     whole: bool
     adds: bool
 
 
-class _Block(NamedTuple):
+class _QueryBlock(NamedTuple):
     """The queries begin .. end - 1.
 
     alone: whether one launch gives the output of all queries, in memory of its own. filled: whether the first part is
@@ -107,17 +167,17 @@ class _Block(NamedTuple):
 
     begin: int
     end: int
-    works: tuple[_Work, ...]
+    tasks: tuple[_Task, ...]
     alone: bool
     filled: bool
     merged: int | None
 
 
-class _Program(NamedTuple):
-    """What all layers of a schedule do. table: cos and sin of all turns."""
+class _ExecutionPlan(NamedTuple):
+    """What all layers of a schedule do. table: cos and sin of all rotations."""
 
     table: tuple[Tensor | None, Tensor | None]
-    blocks: tuple[_Block, ...]
+    blocks: tuple[_QueryBlock, ...]
 
 
 class _Workspace:
@@ -127,7 +187,7 @@ class _Workspace:
         self.free = free.view(-1)
 
     def take(self, states: Tensor, tokens: int) -> Tensor:
-        """An empty tensor (batch, head, token, dim) like some states, of so many tokens."""
+        """An empty tensor (batch, head, token, dim) like some states, of `tokens` tokens."""
         batch, heads, _, dim = states.shape
         size = batch * heads * tokens * dim
         if size <= self.free.shape[0]:
@@ -144,42 +204,42 @@ class _Planner:
         self.schedule, self.query, self.key = schedule, query, key
         self.scoring = Scoring(scale, schedule.softcap, schedule.slopes)
         self.start, self.length = schedule.start, schedule.plan.length
-        self._known: dict[tuple[int, int], list[Part]] = {}
+        self._parts_of: dict[tuple[int, int], list[Part]] = {}
         self._kernels: dict[tuple[Any, bool], Kernel] = {}
 
-    def program(self, place: tuple[Any, ...]) -> _Program:
-        """The blocks, the last queries first, and what they share on the device. place: of shapes and scoring."""
+    def plan(self, shapes: tuple[Any, ...]) -> _ExecutionPlan:
+        """The blocks, the last queries first, and what they share on the device. shapes: and scoring, as a key."""
         bound = self.schedule
-        known = place, bound.plan, bound.start, bound.first_key, bound.cached, bound.turn is None
-        ranges = _RANGES.get(known)  # once: another thread may clear them
+        key = shapes, bound.plan, bound.start, bound.first_key, bound.cached, bound.rotation is None
+        ranges = _BLOCKS.get(key)  # once: another thread may clear them
         if ranges is None:
-            if len(_RANGES) >= _KEPT:
-                _RANGES.clear()
-            ranges = _RANGES[known] = self._ranges()
+            if len(_BLOCKS) >= _CACHED_BLOCKS:
+                _BLOCKS.clear()
+            ranges = _BLOCKS[key] = self._ranges()
         parts = [part for block in ranges for part in self._parts(*block)]
         sides = [(part.query_position, *part.queries) for part in parts]
         sides += [(part.carried[0], *part.queries) for part in parts if part.carried]
         sides += [(part.key_position, *part.keys) for part in parts]
         places = tuple(dict.fromkeys(self._place(*side) for side in sides))
-        table, rows = self.schedule.turning(places, self.query.dtype, self.query.device)
-        return _Program(table or (None, None), tuple(self._block(*block, rows) for block in ranges))
+        table, rows = _rotation_table(self.schedule, places, self.query.dtype, self.query.device)
+        return _ExecutionPlan(table or (None, None), tuple(self._block(*block, rows) for block in ranges))
 
     def _parts(self, begin: int, end: int) -> list[Part]:
         """The parts of these queries; pairs with a carry and without in one, where a kernel does both."""
-        if (begin, end) not in self._known:
+        if (begin, end) not in self._parts_of:
             apart = self.schedule.parts(begin, end)
             parts = with_carries(apart)
             both = [part for part in parts if part.carried]
             can = all(self._kernel(part.spans[0], True) is by_triton for part in both)
             parts = parts if can else apart
-            self._known[begin, end] = [piece for part in parts for piece in self._pieces(part, begin)]
-        return self._known[begin, end]
+            self._parts_of[begin, end] = [piece for part in parts for piece in self._pieces(part, begin)]
+        return self._parts_of[begin, end]
 
     def _pieces(self, part: Part, begin: int) -> list[Part]:
-        """A part, cut up by keys that have to be turned where no output to come has room for them."""
+        """A part, cut up by keys that have to be rotated where no output to come has room for them."""
         low, high = part.keys
         room = (begin - self.start) * self.query.shape[1] >= (high - low) * self.key.shape[1]
-        size = -(-self.key.shape[2] // _PIECES)
+        size = -(-self.key.shape[2] // _KEY_PIECES)
         if room or high - low <= size or not self._adds(part) or not self._placed(part)[1]:
             return [part]
         pieces = (part.of_keys(first, min(first + size, high)) for first in range(low, high, size))
@@ -187,48 +247,48 @@ class _Planner:
 
     def _kernel(self, span: PairSpan, carries: bool) -> Kernel:
         """The kernel of a part's spans; the same for all that hold alike."""
-        place = span.holds, carries
-        if place not in self._kernels:
-            self._kernels[place] = kernel_for(self.query, [span], self.scoring, carries)
-        return self._kernels[place]
+        key = span.holds, carries
+        if key not in self._kernels:
+            self._kernels[key] = kernel_for(self.query, [span], self.scoring, carries)
+        return self._kernels[key]
 
-    def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _Block:
+    def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _QueryBlock:
         parts = self._parts(begin, end)
-        works = tuple(self._work(part, rows) for part in parts)
+        tasks = tuple(self._task(part, rows) for part in parts)
         filled = bool(parts) and parts[0].queries == (begin, end) and _gapless(parts[0].spans)
         merged = self._merged_with(parts, (begin, end))
-        return _Block(begin, end, works, self._alone(parts), filled, merged)
+        return _QueryBlock(begin, end, tasks, self._alone(parts), filled, merged)
 
-    def _work(self, part: Part, rows: dict[Any, Tensor]) -> _Work:
+    def _task(self, part: Part, rows: dict[Any, Tensor]) -> _Task:
         queries = self._side(part.query_position, part.query_scale, *part.queries, rows)
         carry_query = self._side(*part.carried, *part.queries, rows) if part.carried else None
         keys = self._side(part.key_position, part.key_scale, *part.keys, rows)
         launches = tuple(_Launch(kernel, spans, *sides_of(spans)) for kernel, spans in self._launches_of(part))
         ends = self._joint(part), _gapless(part.spans), self._adds(part)
-        return _Work(part, queries, carry_query, keys, launches, *ends)
+        return _Task(part, queries, carry_query, keys, launches, *ends)
 
-    def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Side:
+    def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Operand:
         place, accurate = self._place(position, begin, end), torch.promote_types(self.query.dtype, torch.float32)
         own = rows.get(place)
         if own is not None and len(own) > 1:
             own = own.narrow(0, begin - place[1], end - begin)
-        return _Side(begin, end, own, self.schedule.factor(scale, begin, end, accurate, self.query.device))
+        return _Operand(begin, end, own, self.schedule.factor(scale, begin, end, accurate, self.query.device))
 
     def _ranges(self) -> list[tuple[int, int]]:
-        """The queries of each block, the last ones first: of the least new memory that `LAUNCHES` allow."""
-        blocks = self._cut(_SHARES[0])
-        for share in _SHARES[1:]:
-            if sum(self._count(*block) for block in blocks) <= LAUNCHES:
+        """The queries of each block, the last ones first: of the least new memory that `MAX_LAUNCHES` allow."""
+        blocks = self._cut(_MEMORY_SHARES[0])
+        for share in _MEMORY_SHARES[1:]:
+            if sum(self._count(*block) for block in blocks) <= MAX_LAUNCHES:
                 break
             blocks = self._cut(share)
         return blocks
 
     def _cut(self, share: float) -> list[tuple[int, int]]:
         """Blocks that need no more new memory than a share of all keys and values, each as large as possible."""
-        most = max(_LITTLE, share * 2 * self.key.numel() * self.key.itemsize)
+        most = max(_SMALL_BYTES, share * 2 * self.key.numel() * self.key.itemsize)
         blocks, end = list[tuple[int, int]](), self.length
         while end > self.start:
-            unit = -(-(end - self.start) // (128 * _LEAST)) * _LEAST
+            unit = -(-(end - self.start) // (128 * _QUERIES_UNIT)) * _QUERIES_UNIT
             least, many = 1, -(-(end - self.start) // unit)
             if self._new_memory(self.start, end) <= most:
                 least = many
@@ -241,9 +301,9 @@ class _Planner:
         return blocks
 
     def _new_memory(self, begin: int, end: int) -> int:
-        """Bytes that a block needs beside the output, as `_Workspace` gives them."""
+        """Bytes that a block needs next to the output, as `_Workspace` gives them."""
         row, key_row = (len(part) * part.shape[1] * part.shape[3] * part.itemsize for part in (self.query, self.key))
-        logs = len(self.query) * self.query.shape[1] * _FLOAT
+        logs = len(self.query) * self.query.shape[1] * _LOG_SUM_BYTES
         most, parts = 0, self._parts(begin, end)
         for number, part in enumerate(parts):
             free, new = (begin - self.start) * row, (end - begin) * logs * (number > 0)
@@ -298,13 +358,13 @@ class _Planner:
         return plain and self.schedule.parts(self.start, self.length) == [part]
 
     def _placed(self, part: Part) -> tuple[int, bool]:
-        """How often a part's queries are turned or scaled, and whether its keys are."""
+        """How often a part's queries are rotated or scaled, and whether its keys are."""
         schedule = self.schedule
         sides = (part.key_position, part.key_scale), (part.query_position, part.query_scale)
         keys, *queries = (
             scale is not None
             or isinstance(at, Piecewise)
-            or schedule.turns(at, schedule.first_key, schedule.plan.length) is not None
+            or _distances(schedule, at, schedule.first_key, schedule.plan.length) is not None
             for at, scale in (*sides, *([part.carried] if part.carried else []))
         )
         return sum(moved or schedule.query_weight is not None for moved in queries), keys
@@ -329,16 +389,16 @@ class _Planner:
         return all(kernel is by_triton for kernel, _ in self._launches_of(part))
 
 
-class _Layer:
+class _LayerRun:
     """The states of one layer, shapes as in the executors, and its output (token, batch, head, dim)."""
 
     def __init__(
-        self, schedule: Schedule, program: _Program, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self, schedule: Schedule, program: _ExecutionPlan, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> None:
         self.schedule, self.program = schedule, program
         self.query, self.key, self.value, self.scale = query, key, value, scale
         self.scoring, self.start = Scoring(scale, schedule.softcap, schedule.slopes), schedule.start
-        self.layout = schedule.turn.layout if isinstance(schedule.turn, Rotation) else None
+        self.layout = schedule.rotation.layout if isinstance(schedule.rotation, Rotation) else None
         self._total: Tensor | None = None
 
     @property
@@ -355,65 +415,65 @@ class _Layer:
             self._attend(block)
         return self.total.permute(1, 2, 0, 3)
 
-    def _attend(self, block: _Block) -> None:
+    def _attend(self, block: _QueryBlock) -> None:
         """Fills in the output of a block's queries."""
-        works, log_sum, sinks = block.works, None, self.schedule.sinks
+        tasks, log_sum, sinks = block.tasks, None, self.schedule.sinks
         if block.alone:
-            ((_, output, log_sum),) = self._outputs(works[0], _Workspace(self.query.new_empty(0)), None)
-            self._total, works = output.unflatten(1, (self.query.shape[0], -1)), ()
+            ((_, output, log_sum),) = self._outputs(tasks[0], _Workspace(self.query.new_empty(0)), None)
+            self._total, tasks = output.unflatten(1, (self.query.shape[0], -1)), ()
         total = self.total.narrow(0, block.begin - self.start, block.end - block.begin).flatten(1, 2)
         if log_sum is None and not block.filled:
             total.zero_()
-        for number, work in enumerate(works):
-            log_sum = self._add(work, block.begin, total, log_sum, sinks if number == block.merged else None)
+        for number, task in enumerate(tasks):
+            log_sum = self._add(task, block.begin, total, log_sum, sinks if number == block.merged else None)
         if sinks is not None and log_sum is not None and block.merged is None:
             add_sinks(total, log_sum, sinks)
 
     def _add(
-        self, work: _Work, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
+        self, task: _Task, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
     ) -> Tensor:
         """Adds a part to the output (query, batch * head, dim) of the queries from `begin` on; returns the log-sum-exp.
 
         log_sum: of what is there; None where nothing is. sinks: to be taken in on the way, if any.
         """
-        low, high = work.queries[:2]
+        low, high = task.queries[:2]
         workspace = _Workspace(self.total.narrow(0, 0, begin - self.start))
         rows = low - begin, high - low
-        if log_sum is not None and work.adds:
-            self._outputs(work, workspace, total.narrow(0, *rows), log_sum.narrow(1, *rows))
+        if log_sum is not None and task.adds:
+            self._outputs(task, workspace, total.narrow(0, *rows), log_sum.narrow(1, *rows))
             return log_sum
-        given = self._outputs(work, workspace, total.narrow(0, *rows) if log_sum is None else None)
+        outputs = self._outputs(task, workspace, total.narrow(0, *rows) if log_sum is None else None)
         if log_sum is not None:
-            for (first, last), output, log in given:
+            for (first, last), output, log in outputs:
                 rows = first - begin, last - first
                 merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
             return log_sum
-        logs = [log for _, _, log in given]
-        if high - low == total.shape[0] and work.whole:
+        logs = [log for _, _, log in outputs]
+        if high - low == total.shape[0] and task.whole:
             return torch.cat(logs, 1) if len(logs) > 1 else logs[0]
         log_sum = logs[0].new_full((logs[0].shape[0], total.shape[0]), -math.inf)
-        for (first, last), _, log in given:
+        for (first, last), _, log in outputs:
             log_sum.narrow(1, first - begin, last - first).copy_(log)
         return log_sum
 
     def _outputs(
-        self, work: _Work, workspace: _Workspace, into: Tensor | None, log_sum: Tensor | None = None
+        self, task: _Task, workspace: _Workspace, into: Tensor | None, log_sum: Tensor | None = None
     ) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
         """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
 
         One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
         of their own. log_sum: of what is there already, to which they are added; None where nothing is.
         """
-        (low, high), (low_key, high_key), first_key = work.queries[:2], work.keys[:2], self.schedule.first_key
+        (low, high), (low_key, high_key), first_key = task.queries[:2], task.keys[:2], self.schedule.first_key
         values = self.value.narrow(2, low_key - first_key, high_key - low_key)
-        keys = self._turned(self.key.narrow(2, low_key - first_key, high_key - low_key), work.keys, workspace)
+        keys = self._rotated(self.key.narrow(2, low_key - first_key, high_key - low_key), task.keys, workspace)
         own, weight = self.query.narrow(2, low - self.start, high - low), self.schedule.query_weight
-        rows = self._turned(own, work.queries, workspace, weight)
-        carry_query = None if work.carry_query is None else self._turned(own, work.carry_query, workspace, weight)
+        rows = self._rotated(own, task.queries, workspace, weight)
+        carry_query = None if task.carry_query is None else self._rotated(own, task.carry_query, workspace, weight)
         apart, results = None, []
-        if into is None and any(launch.kernel in _DIRECT for launch in work.launches):
+        if into is None and any(launch.kernel in _DIRECT for launch in task.launches):
             apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
-        for kernel, spans, (first, last), (from_key, to_key) in work.launches:
+        for kernel, spans, (first, last), (from_key, to_key) in task.launches:
             place, at, options = apart if into is None and kernel in _DIRECT else into, (first - low, last - first), {}
             if kernel is by_triton:
                 options["carry_query"] = None if carry_query is None else carry_query.narrow(2, *at)
@@ -421,11 +481,11 @@ class _Layer:
             output, log = kernel(
                 rows.narrow(2, *at),
                 *(states.narrow(2, from_key - low_key, to_key - from_key) for states in (keys, values)),
-                spans, self._scoring(work.part, (first, last), (from_key, to_key)), self.schedule.known,
+                spans, self._scoring(task.part, (first, last), (from_key, to_key)), self.schedule.cache,
                 None if place is None else place.narrow(0, *at), **options,
             )  # fmt: skip
             results.append(((first, last), output, log))
-        if len(results) > 1 and apart is not None and work.joint:
+        if len(results) > 1 and apart is not None and task.joint:
             return [((low, high), apart, torch.cat([log for _, _, log in results], 1))]
         return results
 
@@ -434,22 +494,22 @@ class _Layer:
         if slopes is None:
             return self.scoring
         at = (
-            self.schedule.index(position, *span, self.query.device)
+            _index(self.schedule, position, *span, self.query.device)
             for position, span in ((part.query_position, queries), (part.key_position, keys))
         )
-        known, place = self.schedule.known, ("slopes", slopes, self.query.device)
-        if place not in known:
-            known[place] = slopes.float().to(self.query.device, non_blocking=True)
-        return Scoring(self.scale, self.schedule.softcap, known[place], *at)
+        cache, key = self.schedule.cache, ("slopes", slopes, self.query.device)
+        if key not in cache:
+            cache[key] = slopes.float().to(self.query.device, non_blocking=True)
+        return Scoring(self.scale, self.schedule.softcap, cache[key], *at)
 
-    def _turned(self, states: Tensor, side: _Side, workspace: _Workspace, weight: Tensor | None = None) -> Tensor:
+    def _rotated(self, states: Tensor, side: _Operand, workspace: _Workspace, weight: Tensor | None = None) -> Tensor:
         """A part's states at its position and scale."""
         begin, end, rows, factors = side
         if rows is None and factors is None and weight is None:
             return states
         table = (None, None) if rows is None else self.program.table
         into = workspace.take(states, end - begin)
-        turn(into, rows, states, *table, factors, weight, self.layout)
+        rotate(into, rows, states, *table, factors, weight, self.layout)
         return into
 
 

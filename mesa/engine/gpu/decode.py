@@ -1,7 +1,7 @@
 """A decoded token's attention on devices other than CPUs: two launches a layer, by Triton's kernels.
 
 The keys of all parts are cut to spans. The first kernel computes the softmax of each span by itself, for the regions
-that hold its keys, and turns queries and keys as it reads them; the second merges all spans by log-sum-exp.
+that hold its keys, and rotates queries and keys as it reads them; the second merges all spans by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import capped, scores_of, tried_kernels
-from mesa.engine.layout import RotaryLayout, turned
-from mesa.engine.rope import Rotation
-from mesa.engine.schedule import Read, Reads, Schedule, Turns
+from mesa.engine.gpu.kernels import differs, tried_triton
+from mesa.engine.key_ranges import KeyRange, KeyRanges
+from mesa.engine.rope import RotaryLayout, Rotation, rotated
+from mesa.engine.schedule import Angles, Schedule
+from mesa.engine.scores import capped, scores_of
 
 PROGRAMS, LEAST = 264, 256
 """Programs of a launch, two for each multiprocessor of an H100, and the fewest keys that one is for (tokens)."""
 _STEP = 128
 """Keys of a span are a multiple of it, where the part does not end before (tokens)."""
 
-Turning = tuple[Tensor | None, Tensor | None, Tensor | None]
+RowRotation = tuple[Tensor | None, Tensor | None, Tensor | None]
 """cos and sin (state, pair), and factors (state,); None for nothing."""
 
 
@@ -34,88 +35,92 @@ class DecodeLayout(NamedTuple):
     spans: (span, 8) of int32: the first key, the end, the first slot of its outputs, the first region that holds keys,
     how many do, where the first key is in `key` and the first pair in `seen` (-1: nowhere), and a region's keys there.
     rows: the most regions of a span. slots: outputs of all spans. seen: whether regions hold keys, (pair,) of uint8.
-    query, key: what the query for each region, and the keys of some parts, are turned by and multiplied with.
+    query, key: what the query for each region, and the keys of some parts, are rotated by and multiplied with.
     """
 
     spans: Tensor
     rows: int
     slots: int
     seen: Tensor | None
-    query: Turning
-    key: Turning
+    query: RowRotation
+    key: RowRotation
     layout: RotaryLayout | None
 
 
 def by_two_launches(
-    schedule: Schedule, reads: Reads, query: Tensor, key: Tensor, value: Tensor, scale: float
+    schedule: Schedule, ranges: KeyRanges, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> Tensor | None:
     """Attention output of a single query (batch, head, 1, dim); None where no kernel gives it."""
     batch, heads, _, dim = query.shape
     alike = query.dtype == key.dtype == value.dtype and value.shape == key.shape
-    rotary = schedule.turn is None or isinstance(schedule.turn, Rotation)
+    rotary = schedule.rotation is None or isinstance(schedule.rotation, Rotation)
     if not alike or not rotary or dim > 256 or not query.stride(3) == key.stride(3) == value.stride(3) == 1:
         return None
     group = heads // key.shape[1]
     kernels = kernels_of(query.device, query.dtype, dim, min(64, max(8, 1 << (group - 1).bit_length())))
     if kernels is None:
         return None
-    laid = _laid(schedule, reads, query.device, query.dtype, batch * key.shape[1])
+    laid = _laid(schedule, ranges, query.device, query.dtype, batch * key.shape[1])
     accurate = torch.promote_types(query.dtype, torch.float32)
     work = query.new_empty(batch * heads * laid.slots * (dim + 1), dtype=accurate)
     output = query.new_empty(query.shape)
-    kernels.attend(work, query, key, value, laid, schedule.query_weight, scale, schedule.softcap)
+    kernels.attend_token(work, query, key, value, laid, schedule.query_weight, scale, schedule.softcap)
     kernels.combine(output, work, laid.slots, schedule.sinks)
     return output
 
 
-def _laid(schedule: Schedule, reads: Reads, device: torch.device, dtype: torch.dtype, key_heads: int) -> DecodeLayout:
+def _laid(
+    schedule: Schedule, ranges: KeyRanges, device: torch.device, dtype: torch.dtype, key_heads: int
+) -> DecodeLayout:
     """What is read, cut up for so many key heads of all texts; laid out once for all layers."""
-    if key_heads not in reads.layouts:
-        treated = [read for read in reads.parts if read.turns is not None or read.factors is not None]
-        seen = [row for read in reads.parts for row in read.seen or ()]
-        spans = _spans(reads, key_heads)
-        reads.layouts[key_heads] = DecodeLayout(
+    if key_heads not in ranges.layouts:
+        treated = [part for part in ranges.ranges if part.angles is not None or part.factors is not None]
+        seen = [row for part in ranges.ranges for row in part.seen or ()]
+        spans = _spans(ranges, key_heads)
+        ranges.layouts[key_heads] = DecodeLayout(
             torch.tensor(spans, dtype=torch.int32).to(device, non_blocking=True),
-            max(reads.rows),
+            max(ranges.rows),
             spans[-1][2] + spans[-1][4],
             torch.cat(seen).view(torch.uint8) if seen else None,
-            _turning(schedule, [(reads.turns, reads.factors, sum(reads.rows))], dtype),
-            _turning(schedule, [(read.turns, read.factors, _count(read)) for read in treated], dtype),
-            schedule.turn.layout if isinstance(schedule.turn, Rotation) else None,
+            _row_rotation(schedule, [(ranges.angles, ranges.factors, sum(ranges.rows))], dtype),
+            _row_rotation(schedule, [(part.angles, part.factors, _count(part)) for part in treated], dtype),
+            schedule.rotation.layout if isinstance(schedule.rotation, Rotation) else None,
         )
-    return reads.layouts[key_heads]
+    return ranges.layouts[key_heads]
 
 
-def _count(read: Read) -> int:
-    return read.held.stop - read.held.start
+def _count(part: KeyRange) -> int:
+    return part.tokens.stop - part.tokens.start
 
 
-def _spans(reads: Reads, key_heads: int) -> list[tuple[int, ...]]:
+def _spans(ranges: KeyRanges, key_heads: int) -> list[tuple[int, ...]]:
     """The rows of `DecodeLayout.spans`."""
-    keys = sum(map(_count, reads.parts))
+    keys = sum(map(_count, ranges.ranges))
     size = max(LEAST, -(-keys // max(1, PROGRAMS // key_heads)))
     size = -(-size // _STEP) * _STEP
     spans = list[tuple[int, ...]]()
     first = slot = table = pattern = 0
-    for read, rows in zip(reads.parts, reads.rows, strict=True):
-        treated, count = read.turns is not None or read.factors is not None, _count(read)
+    for part, rows in zip(ranges.ranges, ranges.rows, strict=True):
+        treated, count = part.angles is not None or part.factors is not None, _count(part)
         for begin in range(0, count, size):
-            end, low = min(begin + size, count), read.held.start
-            places = table + begin if treated else -1, -1 if read.seen is None else pattern + begin
-            spans.append((low + begin, low + end, slot, first, rows, *places, count))
+            end, low = min(begin + size, count), part.tokens.start
+            at = table + begin if treated else -1, -1 if part.seen is None else pattern + begin
+            spans.append((low + begin, low + end, slot, first, rows, *at, count))
             slot += rows
         first += rows
         table += count if treated else 0
-        pattern += count * rows if read.seen is not None else 0
+        pattern += count * rows if part.seen is not None else 0
     return spans
 
 
-def _turning(schedule: Schedule, states: list[tuple[Turns | None, Tensor | None, int]], dtype: torch.dtype) -> Turning:
-    """What states are turned by and multiplied with: those of some parts, one after the other."""
+def _row_rotation(
+    schedule: Schedule, states: list[tuple[Angles | None, Tensor | None, int]], dtype: torch.dtype
+) -> RowRotation:
+    """What states are rotated by and multiplied with: those of some parts, one after the other."""
     cos = sin = None
     turns = _joined([(turns, count) for turns, _, count in states], 0)
-    if turns is not None and isinstance(schedule.turn, Rotation):
-        cos, sin = schedule.turn.tables(turns, schedule.plan, dtype, turns.device)
+    if turns is not None and isinstance(schedule.rotation, Rotation):
+        cos, sin = schedule.rotation.tables(turns, schedule.plan, dtype, turns.device)
     factors = _joined([(None if factors is None else factors.flatten(), count) for _, factors, count in states], 1)
     return cos, sin, factors
 
@@ -128,12 +133,10 @@ def _joined(parts: list[tuple[Any, int]], nothing: float) -> Tensor | None:
     return torch.cat([like.new_full((count,), nothing) if part is None else part for part, count in parts])
 
 
-@functools.cache
 def kernels_of(device: torch.device, dtype: torch.dtype, dim: int, group: int) -> Any:
-    """The module of Triton kernels where they run on the device, for heads like these, and do right; None where not."""
-    if device.type not in ("cuda", "xpu") or dtype == torch.float64:
-        return None
-    return tried_kernels("triton_decode", lambda kernels: _difference(kernels, device, dtype, dim, group), device)
+    """The module of Triton kernels where they run on the device, for such heads, and are right; None where not."""
+    difference = functools.partial(_difference, device=device, dtype=dtype, dim=dim, group=group)
+    return tried_triton("a decoded token", device, dtype, difference, dim, group)
 
 
 def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int, group: int) -> str | None:
@@ -143,7 +146,7 @@ def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).to(device)
 
-    largest, length, pairs = 0.0, 700, dim // 2
+    length, pairs = 700, dim // 2
     query, key, value = (
         drawn(2, heads, tokens, dim).to(dtype) for heads, tokens in ((2 * group, 1), (2, length), (2, length))
     )
@@ -151,29 +154,29 @@ def _difference(kernels: Any, device: torch.device, dtype: torch.dtype, dim: int
              (500, length, 4, 1, 2, 200, 200, 400)]  # fmt: skip
     seen = torch.zeros(2, 400, dtype=torch.uint8, device=device)
     seen[0, :150:2], seen[1, 1:140:2] = 1, 1  # the last span has no key that is seen
-    turning = [
+    rotation = [
         (drawn(count, pairs).to(dtype), drawn(count, pairs).to(dtype), 1 + drawn(count).abs()) for count in (3, 400)
     ]
     at, nothing = torch.tensor(spans, dtype=torch.int32, device=device), (None, None, None)
-    laid = DecodeLayout(at, 2, 6, seen.flatten(), turning[0], turning[1], RotaryLayout(0, pairs))
+    laid = DecodeLayout(at, 2, 6, seen.flatten(), rotation[0], rotation[1], RotaryLayout(0, pairs))
     plain = DecodeLayout(at[:2], 1, 2, None, nothing, nothing, None)
-    for given, weight, softcap, sinks in ((laid, drawn(dim), 3.0, drawn(2 * group)), (plain, None, None, None)):
+    for layout, weight, softcap, sinks in ((laid, drawn(dim), 3.0, drawn(2 * group)), (plain, None, None, None)):
         outputs = []
         for either, exact in ((PLAINLY, torch.float64), (kernels, dtype)):
             states = [part.to(exact) for part in (query, key, value)]
-            turns = {name: _as(getattr(given, name), exact) for name in ("query", "key")}
+            rotations = {name: _as(getattr(layout, name), exact) for name in ("query", "key")}
             accurate = torch.promote_types(exact, torch.float32)
-            work = query.new_empty(query[..., 0].numel() * given.slots * (dim + 1), dtype=accurate)
+            work = query.new_empty(query[..., 0].numel() * layout.slots * (dim + 1), dtype=accurate)
             outputs.append(torch.empty_like(states[0]))
-            either.attend(work, *states, given._replace(**turns), weight, 1 / dim, softcap)
-            either.combine(outputs[-1], work, given.slots, sinks)
-        largest = max(largest, float((outputs[0] - outputs[1]).abs().max()))
-    allowed = 1e-4 if dtype == torch.float32 else 2e-2
-    return None if largest <= allowed else f"off by {largest:.2g}"
+            either.attend_token(work, *states, layout._replace(**rotations), weight, 1 / dim, softcap)
+            either.combine(outputs[-1], work, layout.slots, sinks)
+        if error := differs(outputs[1:], outputs[:1], dtype, 1e-4 if dtype == torch.float32 else 2e-2):
+            return error
+    return None
 
 
-def _as(turning: Turning, dtype: torch.dtype) -> Turning:
-    cos, sin, factors = (part if part is None else part.to(dtype) for part in turning)
+def _as(rotation: RowRotation, dtype: torch.dtype) -> RowRotation:
+    cos, sin, factors = (part if part is None else part.to(dtype) for part in rotation)
     return cos, sin, factors
 
 
@@ -189,9 +192,9 @@ def _attend_plainly(
     layout, group = laid.layout or RotaryLayout(0, 0), query.shape[1] // key.shape[1]
     for begin, end, slot, first, count, table, pattern, width in laid.spans.tolist():
         rows, keys, values = query.expand(-1, -1, count, -1), key[:, :, begin:end], value[:, :, begin:end]
-        rows = turned(rows, *_cut(laid.query, first, count), weight, layout)
+        rows = rotated(rows, *_cut(laid.query, first, count), weight, layout)
         if table >= 0:
-            keys = turned(keys, *_cut(laid.key, table, end - begin), None, layout)
+            keys = rotated(keys, *_cut(laid.key, table, end - begin), None, layout)
         scores = capped(scores_of(rows, keys) * scale, softcap)
         if pattern >= 0 and laid.seen is not None:
             seen = laid.seen.as_strided((count, end - begin), (width, 1), pattern)
@@ -218,11 +221,11 @@ def _parts_of(work: Tensor, query: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     return work[:-count].view(batch, heads, slots, -1), work[-count:].view(batch, heads, slots)
 
 
-def _cut(turning: Turning, first: int, count: int) -> Turning:
+def _cut(rotation: RowRotation, first: int, count: int) -> RowRotation:
     """cos, sin and factors (state, 1) of some states."""
-    cos, sin, factors = (part if part is None else part[first : first + count] for part in turning)
+    cos, sin, factors = (part if part is None else part[first : first + count] for part in rotation)
     return cos, sin, factors if factors is None else factors[:, None]
 
 
-PLAINLY = SimpleNamespace(attend=_attend_plainly, combine=_combine_plainly)
+PLAINLY = SimpleNamespace(attend_token=_attend_plainly, combine=_combine_plainly)
 """What the kernels do, in plain operations."""

@@ -1,0 +1,30 @@
+"""Attention on devices other than CPUs, behind one function.
+
+In: a schedule and a layer's states. Out: its attention. Open first: prefill.py, the executor of a prompt; decode.py is
+that of one token, kernels.py chooses and tries kernels, triton_kernels.py has our own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mesa.engine.gpu.decode import by_two_launches
+from mesa.engine.gpu.prefill import attend_blocks
+from mesa.engine.key_ranges import key_ranges, query_of, single_softmax
+from mesa.engine.schedule import Schedule
+
+
+def attend(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attention output (batch, head, query, dim); arguments as an executor's (`attention.fused`)."""
+    with torch.cuda.device_of(query):  # Triton launches on the current device
+        if query.shape[2] > 1 or schedule.slopes is not None:
+            return attend_blocks(schedule, query, key, value, scale)
+        ranges = key_ranges(schedule, query.device, query.dtype)
+        if not ranges.ranges:
+            return torch.zeros_like(query)
+        output = by_two_launches(schedule, ranges, query, key, value, scale)
+        if output is not None:
+            return output
+        rows = query_of(schedule, query, ranges)
+        return single_softmax(schedule, ranges, rows, key, value, scale).view(query.shape)

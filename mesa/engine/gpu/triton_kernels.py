@@ -1,0 +1,513 @@
+"""All Triton kernels: attention over spans, a decoded token's, rotation, and merging by log-sum-exp.
+
+Products are of states in their own dtype, sums in float32. A launch takes the host a fraction of what a call of a
+function does that torch compiled. Triton comes with torch for CUDA, ROCm and XPU; importing this without it is an
+ImportError.
+
+Kernels take their arguments one by one: tuples of strides pass through a launcher that no test without a GPU runs.
+Names in capitals are constants that a kernel is compiled for; `_batch`, `_head` and `_token` are strides in numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
+
+from mesa.engine.rope import RotaryLayout
+from mesa.engine.spans import PairSpan, sides_of, tiles_of
+from mesa.plan import Carry
+
+_TOKENS = 32
+"""Tokens of a program."""
+
+_SHARED = 227 * 1024
+"""Bytes of shared memory where the device does not say: an H100's."""
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of a multiprocessor's shared memory that a program may have."""
+    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    of_rocm = getattr(known, "shared_memory_per_block", _SHARED)  # which is a small part of it on CUDA
+    return getattr(known, "shared_memory_per_block_optin", of_rocm)
+
+
+def rotate(
+    into: Tensor, rows: Tensor | None, states: Tensor, cos: Tensor | None, sin: Tensor | None, factors: Tensor | None,
+    weight: Tensor | None, layout: RotaryLayout | None,
+) -> None:  # fmt: skip
+    """`rope.rotated` of states (batch, head, token, dim) to `into`, by those rows of cos and sin."""
+    batch, heads, tokens, dim = into.shape
+    states = states if states.stride(3) == 1 else states.contiguous()
+    rotates = cos is not None and sin is not None and layout is not None
+    table = (cos.contiguous(), sin.contiguous()) if cos is not None and sin is not None else (into, into)
+    layout = layout or RotaryLayout(0, 1)
+    by_row = rows if rows is not None else into
+    single = rotates and (len(rows) if rows is not None else len(table[0])) == 1
+    grid = triton.cdiv(tokens, _TOKENS), heads, batch
+    kernel: Any = _rotate_kernel
+    kernel[grid](
+        into, states, by_row, *table, into if factors is None else factors, into if weight is None else weight,
+        tokens, *(into.stride(axis) for axis in range(3)), *(states.stride(axis) for axis in range(3)),
+        0 if single else 1, 0 if factors is None or len(factors) == 1 else factors.stride(0),
+        layout.pairs, layout.begin, dim, triton.next_power_of_2(dim), layout.interleaved, layout.backwards,
+        rotates, rows is not None, factors is not None, weight is not None, _TOKENS,
+    )  # fmt: skip
+
+
+def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
+    """Adds a part's output (token, head, dim) and log-sum-exp (head, token) to what is there, over disjoint keys.
+
+    sinks: a further term of each head's softmax as well, as a score (head,).
+    """
+    tokens, heads, dim = total.shape
+    kernel: Any = _merge_kernel
+    kernel[triton.cdiv(tokens, _TOKENS), heads](
+        total, log_sum, output, other, total if sinks is None else sinks, tokens,
+        *total.stride()[:2], *output.stride()[:2], *log_sum.stride(), *other.stride(),
+        1 if sinks is None else len(sinks), dim, triton.next_power_of_2(dim), sinks is not None, _TOKENS,
+    )  # fmt: skip
+
+
+@triton.jit
+def rotated_states(
+    source, row, inside, cos, sin, PAIRS: tl.constexpr, BEGIN: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr, ROTATES: tl.constexpr,
+):  # fmt: skip
+    """States (token, PADDED) in float32 from a pointer for each token, 0 outside, rotated by these rows of cos, sin."""
+    at = tl.arange(0, PADDED)
+    values = tl.load(source[:, None] + at[None, :], mask=inside[:, None] & (at < DIM)[None, :], other=0.0)
+    values = values.to(tl.float32)
+    if ROTATES:
+        offset = at - BEGIN
+        rotating = (at >= BEGIN) & (offset < 2 * PAIRS)
+        if INTERLEAVED:
+            pair, first = offset // 2, offset % 2 == 0
+            partner = tl.where(first, at + 1, at - 1)
+        else:
+            pair, first = offset % PAIRS, offset < PAIRS
+            partner = tl.where(first, at + PAIRS, at - PAIRS)
+        there = inside[:, None] & rotating[None, :]
+        place = row[:, None] * PAIRS + pair[None, :]
+        cosine = tl.load(cos + place, mask=there, other=1.0).to(tl.float32)
+        sine = tl.load(sin + place, mask=there, other=0.0).to(tl.float32)
+        partners = tl.load(source[:, None] + partner[None, :], mask=there, other=0.0).to(tl.float32)
+        if BACKWARDS:
+            sine = -sine
+        values = values * cosine + partners * tl.where(first[None, :], -sine, sine)
+    return values
+
+
+@triton.jit
+def _rotate_kernel(
+    into, states, rows, cos, sin, factors, weight, tokens, into_batch, into_head, into_token, batch_stride,
+    head_stride, token_stride, row_stride, factor_stride, PAIRS: tl.constexpr, BEGIN: tl.constexpr,
+    DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
+    ROTATES: tl.constexpr, BY_ROWS: tl.constexpr, SCALED: tl.constexpr, WEIGHED: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    inside, at = token < tokens, tl.arange(0, PADDED)
+    here = inside[:, None] & (at < DIM)[None, :]
+    source = states + batch * batch_stride + head * head_stride + token * token_stride
+    row = token * row_stride
+    # Tokens at one distance share a row of cos and sin.
+    if ROTATES and BY_ROWS:
+        row = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
+    values = rotated_states(source, row, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, ROTATES)
+    if WEIGHED:
+        values = values * tl.load(weight + at, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
+    if SCALED:
+        values = values * tl.load(factors + token * factor_stride, mask=inside, other=0.0).to(tl.float32)[:, None]
+    target = into + batch * into_batch + head * into_head + token[:, None] * into_token + at[None, :]
+    tl.store(target, values.to(into.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _merge_kernel(
+    total, log_sum, output, other, sinks, tokens, total_token, total_head, output_token, output_head, log_head,
+    log_token, other_head, other_token, sinks_count, DIM: tl.constexpr, PADDED: tl.constexpr,
+    SINKS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    token, head = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.program_id(1).to(tl.int64)
+    inside, at = token < tokens, tl.arange(0, PADDED)
+    here = inside[:, None] & (at < DIM)[None, :]
+    log_at = log_sum + head * log_head + token * log_token
+    one = tl.load(log_at, mask=inside, other=0.0).to(tl.float32)
+    two = tl.load(other + head * other_head + token * other_token, mask=inside, other=0.0).to(tl.float32)
+    # Where neither part saw a key all is -inf, and differences of those would be NaN.
+    largest = tl.maximum(one, two)
+    nothing = largest == float("-inf")  # neither part saw a key
+    safe = tl.where(nothing, 0.0, largest)
+    both = safe + tl.log(tl.exp(one - safe) + tl.exp(two - safe))
+    share = tl.where(nothing, 0.0, tl.exp(two - tl.where(nothing, 0.0, both)))
+    place = total + token[:, None] * total_token + head * total_head + at[None, :]
+    values = tl.load(place, mask=here, other=0.0).to(tl.float32)
+    added = output + token[:, None] * output_token + head * output_head + at[None, :]
+    values += share[:, None] * (tl.load(added, mask=here, other=0.0).to(tl.float32) - values)
+    if SINKS:
+        sink = tl.load(sinks + head % sinks_count).to(tl.float32)
+        values = values * (1.0 / (1.0 + tl.exp(sink - both)))[:, None]
+        highest = tl.maximum(both, sink)
+        both = highest + tl.log(tl.exp(both - highest) + tl.exp(sink - highest))
+    tl.store(place, values.to(total.dtype.element_ty), mask=here)
+    tl.store(log_at, both, mask=inside)
+
+
+_TILES = {
+    (64, False): (128, 64, 8, 3),
+    (64, True): (128, 64, 4, 3),
+    (128, False): (128, 128, 8, 3),
+    (128, True): (128, 64, 8, 3),
+    (256, False): (128, 64, 8, 2),
+    (256, True): (128, 32, 8, 2),
+}
+"""Queries and keys of a tile, warps and stages, for head dims up to so many, with a carry or not: an H100's fastest."""
+
+_SMALLER = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
+"""Those for less shared memory."""
+
+
+def attend_spans(
+    query: Tensor, carry_query: Tensor | None, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scale: float,
+    softcap: float | None, cache: dict[Any, Any], into: Tensor, log_sum: Tensor, added: bool,
+) -> None:  # fmt: skip
+    """Attention of spans of one `holds`, to `into` (query, batch * head, dim) and `log_sum` (batch * head, query).
+
+    query, key, value (batch, head, token, dim): those from the spans' first ones to their last. carry_query: the
+    queries of pairs with a carry, where `holds` is a Carry without one. cache: what is made once for all layers. added:
+    whether output and log-sum-exp of other keys are there, to which these are added; else a query between spans has 0
+    and -inf.
+    """
+    (batch, heads, _, dim), other = query.shape, query if carry_query is None else carry_query
+    query, other = (states if states.stride(3) == 1 else states.contiguous() for states in (query, other))
+    if scale <= 0:  # the kernel scales the largest product, for the largest score
+        query, other, scale = query * scale, other * scale, 1.0
+    padded = max(16, triton.next_power_of_2(dim))
+    rows, columns, warps, stages = _tile(padded, carry_query is not None, query.itemsize, query.device)
+    key_of_tiles = "tiles", tuple(spans), rows, columns, query.device
+    if key_of_tiles not in cache:
+        cache[key_of_tiles] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
+    table, ((first, _), (first_key, _)), carry = cache[key_of_tiles], sides_of(spans), spans[0].holds
+    width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
+    block = [1, 1, columns, padded]
+    read = (
+        TensorDescriptor(part, list(part.shape), list(part.stride()), block) for part in map(_aligned, (key, value))
+    )
+    kernel: Any = _spans_kernel
+    kernel[len(table), heads, batch](
+        table, query, other, *read, into, log_sum, scale, 1.0 if softcap is None else softcap,
+        width, (first + shift) % width, first_key % width, heads // key.shape[1],
+        *(states.stride(axis) for states in (query, other) for axis in range(3)),
+        into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
+        dim, padded, carry_query is not None, softcap is not None,
+        any(span.farthest is not None for span in spans), added, rows, columns, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tuple[int, int, int, int]:
+    """The first tile that fits: what a program holds of queries, and at each stage of keys and values."""
+    for tile in (_TILES[max(64, padded), carries], *_SMALLER):
+        rows, columns, _, stages = tile
+        if (rows * (1 + carries) + 2 * columns * stages) * padded * itemsize <= shared_memory(device):
+            return tile
+    return _SMALLER[-1]
+
+
+def _aligned(states: Tensor) -> Tensor:
+    """States as a descriptor takes them: rows of whole 16 bytes from a multiple of 16 bytes on."""
+    size = states.itemsize
+    even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
+    if even and states.data_ptr() % 16 == 0:
+        return states
+    return states.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what it is given
+
+
+@triton.jit
+def _over_span(
+    query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
+    width, key_phase, batch, head, PADDED: tl.constexpr, CARRIES: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column, factor = tl.arange(0, COLUMNS), scale * 1.4426950408889634
+    for start in range(begin, end, COLUMNS):
+        here = start + column
+        keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        columns = tl.trans(keys)
+        scores = tl.dot(query, columns)
+        # Both products cost less than a second pass over the keys.
+        if CARRIES:
+            carries = residue[:, None] < ((here + key_phase) % width)[None, :]
+            scores = tl.where(carries, tl.dot(other, columns), scores)
+        # c tanh(s / c) by one exponential; scores are not yet scaled here.
+        if CAPPED:
+            scores = softcap / scale * (1.0 - 2.0 / (tl.exp(2.0 * scale / softcap * scores) + 1.0))
+        if MASKED:
+            apart = row[:, None] - here[None, :]
+            seen = (apart >= lowest) & (here < last)[None, :]
+            if WINDOWED:
+                seen = seen & (apart <= highest)
+            scores = tl.where(seen, scores, float("-inf"))
+        # A running softmax in base 2, which the hardware has; what was summed is scaled to the new largest score.
+        larger = tl.maximum(most, tl.max(scores, 1) * factor)
+        safe = larger
+        if MASKED:
+            safe = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(scores * factor - safe[:, None])
+        kept = tl.exp2(most - safe)
+        total = total * kept + tl.sum(weights, 1)
+        output = tl.dot(weights.to(values.dtype), values, output * kept[:, None])
+        most = larger
+    return output, most, total
+
+
+@triton.jit(do_not_specialize=["width", "phase", "key_phase", "log_head"])  # they differ from block to block
+def _spans_kernel(
+    table, query, other, key, value, into, log_sum, scale, softcap, width, phase, key_phase, group,
+    query_batch, query_head, query_token, other_batch, other_head, other_token, into_token, into_head, log_head,
+    log_token,
+    DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    ADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    # The host cut spans to tiles, the longest first, so that no program ends long after the others.
+    tile = table + tl.program_id(0) * 8
+    first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row, at = first + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside, far = (row < end)[:, None] & (at < DIM)[None, :], row.to(tl.int64)
+    query += batch * query_batch + head * query_head
+    queries = tl.load(query + far[:, None] * query_token + at[None, :], mask=inside, other=0.0)
+    others = queries
+    if CARRIES:
+        other += batch * other_batch + head * other_head
+        others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
+    # Grouped heads read their key head; no key is copied.
+    key_head = tl.program_id(1) // group
+    residue = (row + phase) % width
+    place = batch * tl.num_programs(1) + head
+    into += far[:, None] * into_token + place * into_head + at[None, :]
+    log_sum += place * log_head + far * log_token
+    # Output and log-sum-exp of other keys are one more "key", so that no launch merges them afterwards.
+    if ADDED:
+        most = tl.load(log_sum, mask=row < end, other=float("-inf")) * 1.4426950408889634
+        total = tl.where(most == float("-inf"), 0.0, 1.0)
+        output = tl.load(into, mask=inside, other=0.0).to(tl.float32)
+    else:
+        most = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        output = tl.zeros([ROWS, PADDED], tl.float32)
+    if WINDOWED:
+        output, most, total = _over_span(
+            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
+            lowest, highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+            PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+        )  # fmt: skip
+    output, most, total = _over_span(
+        queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
+        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+        PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+    )  # fmt: skip
+    output, most, total = _over_span(
+        queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
+        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
+        PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+    )  # fmt: skip
+    # A query without keys gives 0 and -inf, which take no weight from other parts.
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    output = output / total[:, None]
+    logs = tl.where(blind, float("-inf"), (most + tl.log2(total)) * 0.6931471805599453)
+    tl.store(into, output.to(into.dtype.element_ty), mask=inside)
+    tl.store(log_sum, logs, mask=row < end)
+
+
+TILE, WARPS = 2**14, 4
+"""Bytes of keys read at a time, where shared memory holds them several times, and warps of a program."""
+STAGES, ROTATED_STAGES = 3, 2
+"""Tiles under way at a time: of keys as they are, and of half as many that are rotated."""
+_TOKEN_ROWS = 64
+"""The most rows of a program; a row is what one region has of one query head."""
+_MERGED_SPANS = 32
+"""Spans that are merged at a time."""
+
+
+def attend_token(
+    work: Tensor, query: Tensor, key: Tensor, value: Tensor, laid: Any, weight: Tensor | None, scale: float,
+    softcap: float | None,
+) -> None:  # fmt: skip
+    """Writes each span's outputs and log-sum-exps to `work`."""
+    batch, heads, _, dim = query.shape
+    key_heads, spans = key.shape[1], laid.spans
+    rows = laid.rows * heads // key_heads
+    together = min(_TOKEN_ROWS, max(16, triton.next_power_of_2(rows)))
+    blocks, layout = triton.cdiv(rows, together), laid.layout or RotaryLayout(0, 1)
+    padded = max(16, triton.next_power_of_2(dim))
+    tile = TILE if shared_memory(key.device) >= 5 * TILE else TILE // 2
+    optional = *laid.query, *laid.key, weight, laid.seen
+    has = [tensor is not None for tensor in optional]
+    kernel: Any = _token_kernel
+    kernel[len(spans), key_heads * blocks, batch](
+        work, query, key, value, spans, *(work if tensor is None else tensor for tensor in optional),
+        scale, 1.0 if softcap is None else softcap, laid.slots,
+        *query.stride()[:2], *key.stride()[:3], *value.stride()[:3], heads // key_heads, blocks, spans.shape[1],
+        layout.pairs, layout.begin, dim, padded, layout.interleaved, layout.backwards,
+        has[0], has[2], has[3], has[5], has[6], has[7], softcap is not None, together,
+        max(16, tile // (padded * key.itemsize)), STAGES, ROTATED_STAGES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def combine(output: Tensor, work: Tensor, slots: int, sinks: Tensor | None) -> None:
+    """Writes the output (batch, head, 1, dim) of all spans and of sinks, scores (head,) without value."""
+    batch, heads, _, dim = output.shape
+    kernel: Any = _combine_kernel
+    kernel[heads, batch](
+        output, work, work if sinks is None else sinks, slots, *output.stride()[:2],
+        dim, triton.next_power_of_2(dim), sinks is not None, _MERGED_SPANS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _token_kernel(
+    work, query, key, value, spans, query_cos, query_sin, query_factors, cos, sin, factors, weight, seen, scale,
+    softcap, slots, query_batch, query_head, key_batch, key_head, key_token, value_batch, value_head, value_token,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr, BEGIN: tl.constexpr,
+    DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
+    QUERY_ROTATES: tl.constexpr, QUERY_SCALED: tl.constexpr, ROTATES: tl.constexpr, SCALED: tl.constexpr,
+    WEIGHED: tl.constexpr, PATTERNS: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    STAGES: tl.constexpr, ROTATED_STAGES: tl.constexpr,
+):  # fmt: skip
+    span = spans + tl.program_id(0) * COLUMNS
+    begin, end, slot = tl.load(span), tl.load(span + 1), tl.load(span + 2)
+    first, count = tl.load(span + 3), tl.load(span + 4)
+    table, pattern, width = tl.load(span + 5), tl.load(span + 6), tl.load(span + 7)
+    batch, at = tl.program_id(2).to(tl.int64), tl.arange(0, PADDED)
+    group = (tl.program_id(1) // BLOCKS).to(tl.int64)
+    member = tl.program_id(1) % BLOCKS * ROWS + tl.arange(0, ROWS)
+    row, head = member // GROUP, group * GROUP + member % GROUP
+    inside = row < count
+    # A row for each query head of the group and each region that holds the keys: one read of the keys serves all.
+    source = query + batch * query_batch + head * query_head
+    rows = rotated_states(
+        source, first + row, inside, query_cos, query_sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS,
+        QUERY_ROTATES,
+    )  # fmt: skip
+    if WEIGHED:
+        rows = rows * tl.load(weight + at, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
+    if QUERY_SCALED:
+        rows = rows * tl.load(query_factors + first + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+    rows = rows.to(query.dtype.element_ty)
+    key += batch * key_batch + group * key_head
+    value += batch * value_batch + group * value_head
+    seen += pattern.to(tl.int64) + row.to(tl.int64) * width
+    masked = row < tl.where(pattern < 0, 0, count)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    # Rotation needs registers: smaller tiles, fewer stages. A span is rotated as one or not at all.
+    if ROTATES or SCALED:
+        treated = tl.where(table >= 0, end, begin)  # all of the span or nothing
+        acc, most, total = _over_range(
+            acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, treated, table, scale, softcap,
+            key_token, value_token, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, ROTATES, SCALED, PATTERNS,
+            CAPPED, max(16, TILE // 2), ROTATED_STAGES,
+        )  # fmt: skip
+        begin = treated
+    acc, most, total = _over_range(
+        acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, end, table, scale, softcap,
+        key_token, value_token, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, False, False, PATTERNS, CAPPED,
+        TILE, STAGES,
+    )  # fmt: skip
+    blind = total == 0.0
+    heads = tl.num_programs(1) // BLOCKS * GROUP
+    place = (batch * heads + head) * slots + slot + row
+    logs = tl.num_programs(2).to(tl.int64) * heads * slots * DIM
+    here = inside[:, None] & (at < DIM)[None, :]
+    tl.store(work + place[:, None] * DIM + at[None, :], acc / tl.where(blind, 1.0, total)[:, None], mask=here)
+    log_sum = tl.where(blind, float("-inf"), most + tl.log(tl.where(blind, 1.0, total)))
+    tl.store(work + logs + place, log_sum, mask=inside)
+
+
+@triton.jit
+def _over_range(
+    acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, end, table, scale, softcap, key_token,
+    value_token, PAIRS: tl.constexpr, BEGIN: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr, ROTATES: tl.constexpr, SCALED: tl.constexpr,
+    PATTERNS: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The softmax of the rows over the keys begin .. end - 1: values summed, largest scores, sums of exponentials."""
+    at = tl.arange(0, PADDED)
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        token = start + tl.arange(0, TILE)
+        inside = token < end
+        here = inside[:, None] & (at < DIM)[None, :]
+        wide = token.to(tl.int64)
+        if ROTATES or SCALED:
+            place = table + wide - begin
+            keys = rotated_states(
+                key + wide * key_token, place, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS,
+                ROTATES,
+            )  # fmt: skip
+            if SCALED:
+                keys = keys * tl.load(factors + place, mask=inside, other=0.0).to(tl.float32)[:, None]
+            keys = keys.to(key.dtype.element_ty)
+        else:
+            keys = tl.load(key + wide[:, None] * key_token + at[None, :], mask=here, other=0.0)
+        values = tl.load(value + wide[:, None] * value_token + at[None, :], mask=here, other=0.0)
+        scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * scale
+        if CAPPED:
+            small = tl.exp(-2.0 * tl.abs(scores) / softcap)
+            scores = tl.where(scores < 0.0, -softcap, softcap) * (1.0 - small) / (1.0 + small)  # c tanh(s / c)
+        sees = inside[None, :]
+        if PATTERNS:
+            pairs = masked[:, None] & inside[None, :]
+            sees = sees & (tl.load(seen[:, None] + (token - begin)[None, :], mask=pairs, other=1) != 0)
+        scores = tl.where(sees, scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has not seen a key
+        weights = tl.exp(scores - safe[:, None])
+        kept = tl.exp(most - safe)
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(values.dtype), values, acc * kept[:, None], input_precision="ieee")
+        most = larger
+    return acc, most, total
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _combine_kernel(
+    output, work, sinks, slots, output_batch, output_head, DIM: tl.constexpr, PADDED: tl.constexpr,
+    SINKS: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    heads, at, one = tl.num_programs(0), tl.arange(0, PADDED), tl.arange(0, 1)
+    parts = work + (batch * heads + head) * slots * DIM
+    logs = work + tl.num_programs(1).to(tl.int64) * heads * slots * DIM + (batch * heads + head) * slots
+    acc = tl.zeros([PADDED], tl.float32)
+    most = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    # A sink is a score without a value: it is in the sum only.
+    if SINKS:
+        most, total = tl.load(sinks + head + one).to(tl.float32), total + 1.0
+    for start in range(0, slots, SPANS):
+        slot = start + tl.arange(0, SPANS)
+        log_sum = tl.load(logs + slot, mask=slot < slots, other=float("-inf"))
+        some = log_sum > float("-inf")
+        here = some[:, None] & (at < DIM)[None, :]
+        outputs = tl.load(parts + slot[:, None].to(tl.int64) * DIM + at[None, :], mask=here, other=0.0)
+        larger = tl.maximum(most, tl.max(log_sum, 0))
+        safe = tl.where(larger == float("-inf"), 0.0, larger)
+        shares, kept = tl.exp(log_sum - safe), tl.exp(most - safe)
+        total = total * kept + tl.sum(shares, 0)
+        acc = acc * kept + tl.sum(shares[:, None] * outputs, 0)
+        most = larger
+    place = output + batch * output_batch + head * output_head + at
+    tl.store(place, (acc / tl.where(total == 0.0, 1.0, total)).to(output.dtype.element_ty), mask=at < DIM)
