@@ -97,8 +97,15 @@ class WorkerOptions(ThreadOptions):
 
 
 @dataclass(frozen=True)
-class RunOptions(WorkerOptions, JsonOptions, OutputOptions):
-    """All of an experiment, but for how long it takes."""
+class FittedOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
+    """All of an experiment that chooses how much it measures."""
+
+    minutes: Minutes | None = option(
+        None,
+        "measure as many prompts, lengths and methods as take about this long here; what was chosen is printed",
+        group=_OUTPUT,
+        unset="30 where no option says how much and it would take longer",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesa.errors import Failed
-from mesa_lens.arguments import AddedOptions, OutputOptions, RunOptions, TimedOptions, WorkerOptions
+from mesa.errors import Failed, Refused
+from mesa_lens.arguments import AddedOptions, FittedOptions, OutputOptions, TimedOptions, WorkerOptions
 from probe.commands import Command, resume_command
 from probe.experiment.journal import recorded
 from probe.experiment.lock import how_to_resume
+from probe.options import options as option_fields
 
 if TYPE_CHECKING:
     from probe.experiment.estimate import Passes, Speed
@@ -33,9 +35,9 @@ def runner_of(workers: WorkerOptions, load: Mapping[str, object]) -> Runner:
     return runner
 
 
-def run_options(command: Command) -> type[RunOptions | TimedOptions]:
+def run_options(command: Command) -> type[FittedOptions | TimedOptions]:
     """How a command runs, in options."""
-    return AddedOptions if command.layout.folder else TimedOptions if command.timed else RunOptions
+    return AddedOptions if command.layout.folder else TimedOptions if command.timed else FittedOptions
 
 
 def run_experiment(command: Command, request: Any, *more: Any) -> int:
@@ -57,13 +59,17 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     plan, estimate, run_and_report = command.load()
     runner, until = runner_of(options, request.load), deadline(minutes)
     planned = plan(request, *own)
+
+    def passes(other: Any) -> Passes:
+        return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
+
+    if not command.timed and not options.estimate:
+        chosen = fitted(planned, passes, options, lambda other: recorded(other, *own))
+        planned = planned if chosen is request else plan(chosen, *own)
     if options.estimate:
         from probe.experiment.estimate import shorter_request
 
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
-
-        def passes(other: Any) -> Passes:
-            return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
 
         def shorter(speed: Speed) -> str:
             less = shorter_request(planned, passes, speed)
@@ -94,6 +100,64 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     elif results.text:
         print(results.text)
     return 1 if results.failed else 0
+
+
+_AMOUNT = ("samples", "texts", "lengths", "length", "refine")
+"""Fields of a request that say how much is measured."""
+_SURE = 2e13
+"""Operations of a run, below which it takes no half hour on any machine: its speed is not measured."""
+
+
+def fitted(planned: Any, passes: Callable[[Any], Passes], options: FittedOptions, words: Callable[[Any], Any]) -> Any:
+    """The request of a plan, or what takes at most --minutes of it, which stderr names.
+
+    A run that is in --out already keeps what it chose. Without --minutes and with an option that says how much, the
+    request stays as it is. words: a request as its run records it. Raises Refused where nothing fits.
+    """
+    from probe.experiment.estimate import HALF_HOUR, measure_speed, seconds_of, shorter_request
+    from probe.experiment.journal import REQUEST
+    from probe.experiment.model_spec import ModelSpec
+    from probe.experiment.pool import computing
+    from probe.experiment.progress import format_seconds
+    from probe.run_folder import RunFolder
+
+    request = planned.request
+    stated = [name for name in _AMOUNT if getattr(request, name) != getattr(type(request), name)]
+    if options.minutes is None and (stated or operations(planned, passes(request)) < _SURE):
+        return request
+    there = {} if options.overwrite else RunFolder(options.out).settings
+    if REQUEST in there:
+        earlier = json.loads(there[REQUEST])
+        items = {item.path[-1]: item for item in option_fields(type(request)) if item.path[-1] in _AMOUNT}
+        values = {name: item.read(earlier[item.key][0]) for name, item in items.items() if item.key in earlier}
+        return replace(request, **values)
+    seconds, all_passes = 60 * (options.minutes or HALF_HOUR / 60), passes(request)
+    print("measuring the model's speed", file=sys.stderr)
+    with computing(options.threads):
+        longest = max(length for _, length in all_passes)
+        speed = measure_speed(ModelSpec(request.model, request.load), longest, request.executor)
+    takes = seconds_of(all_passes, speed)
+    if takes <= seconds:
+        return request
+    less = shorter_request(planned, passes, speed, seconds)
+    all_of_it = (
+        f"all that is measured by default takes about {format_seconds(takes)} here"
+        if not stated
+        else (f"what is asked for takes about {format_seconds(takes)} here")
+    )
+    if less is None:
+        raise Refused(f"{all_of_it}, and two prompts of one method at two lengths do not fit {seconds / 60:g} minutes")
+    chosen = seconds_of(passes(less), speed)
+    command = resume_command("probe", options.out, words(less))
+    print(f"{all_of_it}; this takes about {format_seconds(chosen)}: {command}", file=sys.stderr)
+    return less
+
+
+def operations(planned: Any, passes: Passes) -> float:
+    """Floating-point operations of the passes, estimated from the config."""
+    from probe.capture.memory import pass_flops
+
+    return sum(count * pass_flops(planned.config, length) for (_, length), count in passes.items())
 
 
 def print_continues(output: OutputOptions, reason: str) -> None:

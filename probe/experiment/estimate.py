@@ -168,33 +168,37 @@ def time_text(passes: Passes, spec: ModelSpec, executor: str) -> tuple[str, Spee
     ), speed
 
 
-def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed) -> Any:
-    """The plan's request with fewer prompts, then lengths, then methods: the first that takes at most half an hour.
+def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed, seconds: float = HALF_HOUR) -> Any:
+    """The plan's request with fewer prompts, then lengths, then methods: the first that takes at most so long.
 
     None: none does. passes: those of a request.
     """
-    for request in _shorter(planned.request, getattr(planned, "lengths", None) or planned.setting.lengths):
+    trained = getattr(planned, "trained_length", None) or planned.setting.trained_length
+    lengths = getattr(planned, "lengths", None) or planned.setting.lengths
+    for request in _shorter(planned.request, lengths, trained):
         try:
             with redirect_stderr(io.StringIO()):  # what is left out of it was said before
-                if seconds_of(passes(request), speed) <= HALF_HOUR:
+                if seconds_of(passes(request), speed) <= seconds:
                     return request
         except Refused:  # too few or too short
             continue
     return None
 
 
-def _shorter(request: Any, lengths: Sequence[int]) -> Iterator[Any]:
+def _shorter(request: Any, lengths: Sequence[int], trained: int) -> Iterator[Any]:
+    """Fewer prompts, at least 2; no text prompts stored; lengths from M on, without the longest; fewer methods."""
     samples, less = request.samples, dict[str, Any]()
     while samples > 2:
-        samples = less["samples"] = samples // 2
+        samples = less["samples"] = max(2, samples // 2)
         yield replace(request, **less)
     if getattr(request, "texts", 0):
         less["texts"] = 0
         yield replace(request, **less)
-    for count in range(len(lengths) - 1, 0, -1) if request.samples else ():
-        less["lengths"] = tuple(sorted(lengths)[:count])
+    kept = [length for length in sorted(lengths) if length >= trained] if request.samples else []
+    for count in range(len(kept), 1, -1):
+        chosen = less["lengths"] = tuple(kept[:count])
         if hasattr(request, "length"):  # of the hidden states
-            less["length"] = min(request.length or max(lengths), max(less["lengths"]))
+            less["length"] = min(request.length or max(lengths), max(chosen))
         yield replace(request, **less)
     names = (request.methods or request.default_methods).split(",")
     for count in (2, 1):

@@ -127,7 +127,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
     if length <= trained_length + rule.sustained:
         raise Refused(
             f"--length {length} is not far enough beyond the trained length {trained_length}; "
-            f"take e.g. {4 * trained_length}"
+            f"take e.g. {4 * trained_length}; shorter prompts are for "
+            f"`mesa-lens eval --task nll,passkey --lengths {length}`"
         )
     if request.refine and not request.samples:
         raise Refused(f"--refine {request.refine} with --samples 0: it measures further lengths")
