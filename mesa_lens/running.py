@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +64,9 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
         return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
 
     if not command.timed and not options.estimate:
-        chosen = fitted(planned, passes, options, lambda other: recorded(other, *own))
-        planned = planned if chosen is request else plan(chosen, *own)
+        stated = [name for name in _AMOUNT if getattr(request, name) != getattr(type(request), name)]
+        chosen = fitted(planned, stated, passes, options, lambda other: recorded(other, *own))
+        planned = planned if chosen is planned.request else plan(chosen, *own)
     if options.estimate:
         from probe.experiment.estimate import shorter_request
 
@@ -108,11 +109,18 @@ _SURE = 2e13
 """Operations of a run, below which it takes no half hour on any machine: its speed is not measured."""
 
 
-def fitted(planned: Any, passes: Callable[[Any], Passes], options: FittedOptions, words: Callable[[Any], Any]) -> Any:
+def fitted(
+    planned: Any,
+    stated: Sequence[str],
+    passes: Callable[[Any], Passes],
+    options: FittedOptions,
+    words: Callable[[Any], Any],
+) -> Any:
     """The request of a plan, or what takes at most --minutes of it, which stderr names.
 
     A run that is in --out already keeps what it chose. Without --minutes and with an option that says how much, the
-    request stays as it is. words: a request as its run records it. Raises Refused where nothing fits.
+    request stays as it is. stated: the fields that say so. words: a request as its run records it. Raises Refused where
+    nothing fits.
     """
     from probe.experiment.estimate import HALF_HOUR, measure_speed, seconds_of, shorter_request
     from probe.experiment.journal import REQUEST
@@ -122,14 +130,16 @@ def fitted(planned: Any, passes: Callable[[Any], Passes], options: FittedOptions
     from probe.run_folder import RunFolder
 
     request = planned.request
-    stated = [name for name in _AMOUNT if getattr(request, name) != getattr(type(request), name)]
-    if options.minutes is None and (stated or operations(planned, passes(request)) < _SURE):
+    is_local = options.runner == "local"
+    if options.minutes is None and (stated or not is_local or operations(planned, passes(request)) < _SURE):
         return request
     there = {} if options.overwrite else RunFolder(options.out).settings
     if REQUEST in there:
         earlier = json.loads(there[REQUEST])
         items = {item.path[-1]: item for item in option_fields(type(request)) if item.path[-1] in _AMOUNT}
         values = {name: item.read(earlier[item.key][0]) for name, item in items.items() if item.key in earlier}
+        if request.methods is None and "methods" in earlier:
+            values["methods"] = earlier["methods"][0]
         return replace(request, **values)
     seconds, all_passes = 60 * (options.minutes or HALF_HOUR / 60), passes(request)
     print("measuring the model's speed", file=sys.stderr)
@@ -141,9 +151,7 @@ def fitted(planned: Any, passes: Callable[[Any], Passes], options: FittedOptions
         return request
     less = shorter_request(planned, passes, speed, seconds)
     all_of_it = (
-        f"all that is measured by default takes about {format_seconds(takes)} here"
-        if not stated
-        else (f"what is asked for takes about {format_seconds(takes)} here")
+        f"{'the request' if stated else 'all that is measured by default'} takes about {format_seconds(takes)} here"
     )
     if less is None:
         raise Refused(f"{all_of_it}, and two prompts of one method at two lengths do not fit {seconds / 60:g} minutes")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -22,7 +23,8 @@ from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
-from mesa.support import is_rotary
+from mesa.settings import wanted_names
+from mesa.support import is_rotary, layers_text
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import OF_LAYERS, Selection
 from probe.commands.probe import ProbeRequest
@@ -136,6 +138,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
         check_there(str(request.text))
     check_prompts(length, 1 + request.texts, "--length")
     lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
+    request, length = _stored_by_default(request, config, trained_length, length)
     if request.samples:
         check_lengths(lengths, trained_length)
         check_prompts(max(lengths), request.samples)
@@ -147,6 +150,46 @@ def plan(request: ProbeRequest) -> ProbePlan:
     check_positions(kept.positions, trained_length, rule)
     methods = request.checked_methods(config, trained_length)
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
+
+
+STORE_BYTES = 2**31
+"""The largest store that is written without an option that asks for it."""
+
+
+def _stored_by_default(
+    request: ProbeRequest, config: Any, trained_length: int, length: int
+) -> tuple[ProbeRequest, int]:
+    """The request, and the tokens that hidden states are stored of, so that a store by default is below `STORE_BYTES`.
+
+    Where it would be above, prompts are shorter, then no text is stored, then fewer layers, evenly spaced; stderr says
+    so. As it is where an option says what to keep.
+    """
+    spec, depth = request.spec, config.num_hidden_layers
+    chosen = (request.length, spec.layers, spec.positions, spec.dims)
+    if chosen != (None,) * len(chosen) or request.texts != type(request).texts:
+        return request, length
+    methods = len(wanted_names(request.methods or request.default_methods))
+
+    def size(tokens: int, texts: int) -> int:
+        """Bytes of a layer."""
+        return spec.resolve(config, tokens).values * np.dtype(spec.dtype).itemsize * methods * (1 + texts)
+
+    lengths = [length, *(int(times * trained_length) for times in (2, 1.5))]
+    sizes = [
+        (tokens, texts, min(depth, STORE_BYTES // size(tokens, texts)))
+        for tokens in lengths
+        for texts in (request.texts, 0)
+    ]
+    tokens, texts, layers = next((kept for kept in sizes if kept[-1] == depth), sizes[-1])
+    if (tokens, texts, layers) == (length, request.texts, depth):
+        return request, length
+    kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
+    spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
+    sys.stderr.write(
+        f"so that the store takes about {STORE_BYTES / 2**30:g} GiB, hidden states are of {tokens} tokens, "
+        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others\n"
+    )
+    return replace(request, length=tokens, texts=texts, spec=spec), tokens
 
 
 def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -> tuple[int, ...]:

@@ -1,0 +1,30 @@
+"""What a plan chooses where no option says it."""
+
+import pytest
+
+from probe.capture.spec import CaptureSpec
+from probe.commands.probe import ProbeRequest
+from probe.commands.probe import plan as module
+from probe.commands.probe.plan import plan
+
+
+def test_a_store_by_default_stays_below_its_bound_and_says_what_it_leaves_out(model, monkeypatch, capsys):
+    all_of_it = plan(ProbeRequest(model=model))
+    assert (all_of_it.length, all_of_it.request.texts, len(all_of_it.kept.layers)) == (640, 2, 3)
+    assert "store" not in capsys.readouterr().err
+    monkeypatch.setattr(module, "STORE_BYTES", all_of_it.kept_bytes - 1)
+    shorter = plan(ProbeRequest(model=model))
+    assert (shorter.length, shorter.request.texts, len(shorter.kept.layers)) == (640, 0, 3)
+    assert shorter.lengths == all_of_it.lengths
+    assert "hidden states are of 640 tokens, 0 texts and layers 0-2; --length, --texts" in capsys.readouterr().err
+    monkeypatch.setattr(module, "STORE_BYTES", 1)
+    fewest = plan(ProbeRequest(model=model))
+    assert (fewest.length, fewest.request.texts, list(fewest.kept.layers)) == (240, 0, [0, 2])
+    assert "hidden states are of 240 tokens, 0 texts and layers 0, 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stated", [{"length": 640}, {"texts": 1}, {"spec": CaptureSpec(layers=((0, 3),))}])
+def test_what_an_option_names_is_stored_whatever_it_takes(model, monkeypatch, stated):
+    monkeypatch.setattr(module, "STORE_BYTES", 1)
+    planned = plan(ProbeRequest(model=model, **stated))
+    assert (planned.length, len(planned.kept.layers)) == (640, 3)
