@@ -16,14 +16,22 @@ CONSTRUCTED = "constructed"
 
 @dataclass(frozen=True)
 class Family:
-    """A model type.
+    """A model type, as far as no pass over a model tells; docs/new-family.md.
 
-    alibi: it adds ALiBi's bias in attention modules of its own, not through transformers' AttentionInterface
-    (mesa/engine/alibi.py). refused: why no method can be attached. eager: TransformerLens computes its attention by a
-    mask that is added, which only 'eager' has. normed_by_position: queries and keys are normed by (batch, position,
-    head, dim), where TransformerLens has (batch, head, position, dim). arguments: what the model's attention modules
-    pass to the attention function beyond what methods understand, by name: a function from the value to the factor of
-    the scores that it stands for, or None where it changes nothing.
+    Args:
+        alibi: It adds ALiBi's bias in attention modules of its own, not through transformers' AttentionInterface
+            (mesa/engine/alibi.py); default False.
+        refused: Why no method can be attached; default '': methods can.
+        eager: TransformerLens computes its attention by a mask that is added, which only 'eager' has; default False.
+        normed_by_position: Queries and keys are normed by (batch, position, head, dim), where TransformerLens has
+            (batch, head, position, dim); default False.
+        arguments: What its attention modules pass to the attention function beyond what methods understand, by name: a
+            function from the value to the factor on the scores that it stands for, or None where it changes nothing.
+            Default: nothing.
+
+    Examples:
+        >>> mesa.Family(arguments={"temperature": lambda value: 1 / value}).arguments["temperature"](2.0)
+        0.5
     """
 
     alibi: bool = False

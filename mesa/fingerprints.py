@@ -35,7 +35,7 @@ def identity(name: str, config: Any) -> dict[str, str]:
     Raises what `place_of` raises.
     """
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
-    rule = {"windows": "as trained below M"} if windows_of(config) else {}
+    rule = {"windows": "as trained below M"} if config is not None and windows_of(config) else {}
     return {**{what: _fingerprint(what, name, config) for what in _FILES}, "versions": versions, **rule}
 
 

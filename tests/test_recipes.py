@@ -62,6 +62,9 @@ ADDED = {
 """By row of the table: what is written, by file: (text, text in its place); "": a new file."""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def used(model, tmp_path_factory):
     """What each row's command line gave, in a copy of the tree with all of them."""

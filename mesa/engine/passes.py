@@ -429,18 +429,18 @@ class Generating(local):
     prepared: Tensor | None = None
     expected: int | None = None
     """Tokens of the next pass of a loop without a cache, where that loop prepares no inputs."""
-    own_length: int | None = None
+    generated_length: int | None = None
 
     @contextmanager
     def inside(self, prompt: GeneratePrompt, expected: int | None = None) -> Iterator[None]:
         """A `generate` with this prompt, or a step of one, runs for as long as this lasts."""
         before = self.prompt, self.expected
-        self.prompt, self.expected, self.prepared, self.own_length = prompt, expected, None, None
+        self.prompt, self.expected, self.prepared, self.generated_length = prompt, expected, None, None
         try:
             yield
         finally:
             self.prompt, self.expected = before
-            self.prepared = self.own_length = None
+            self.prepared = self.generated_length = None
 
     def mark_prepared(self, text: Tensor, inputs: dict[str, Any]) -> None:
         """Of inputs made from a text: that they are generate's own, where the text is its prompt or goes on from it."""
@@ -458,12 +458,12 @@ class Generating(local):
             return
         own = self.prepared is not None and any(value is self.prepared for value in inputs)
         if own:
-            self.own_length, self.prepared = self.prompt.length + self.prompt.added, None
+            self.generated_length, self.prepared = self.prompt.length + self.prompt.added, None
 
     def length(self, tokens: Tensor) -> int | None:
         """The prompt's length (tokens) for the pass with these tokens, if it is generate's own; else None."""
         self.mark_own_pass((tokens,))
-        length, self.own_length = self.own_length, None
+        length, self.generated_length = self.generated_length, None
         if length is None and self.prompt is not None and self.expected == tokens.shape[1]:
             length = self.prompt.length if self.prompt.begins(tokens) else None
             self.expected = None

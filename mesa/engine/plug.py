@@ -133,9 +133,9 @@ class Attachment:
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes whether the coming pass is `generate`'s own; the inputs may be moved before the decoder has them."""
         check_not_traced()
-        self.generating.own_length = None
+        self.generating.generated_length = None
         self.generating.mark_own_pass((*args, *kwargs.values()))
-        if self.generating.own_length is None:  # `generate` was asked when it began
+        if self.generating.generated_length is None:  # `generate` was asked when it began
             check_eager(self.model)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -168,17 +168,17 @@ def time_text(passes: Passes, spec: ModelSpec, executor: str) -> tuple[str, Spee
     ), speed
 
 
-def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed, seconds: float = HALF_HOUR) -> Any:
+def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed, seconds: float | None = None) -> Any:
     """The plan's request with fewer prompts, then lengths, then methods: the first that takes at most so long.
 
-    None: none does. passes: those of a request.
+    None: none does. passes: those of a request. seconds: default half an hour.
     """
     trained = getattr(planned, "trained_length", None) or planned.setting.trained_length
     lengths = getattr(planned, "lengths", None) or planned.setting.lengths
     for request in _shorter(planned.request, lengths, trained):
         try:
             with redirect_stderr(io.StringIO()):  # what is left out of it was said before
-                if seconds_of(passes(request), speed) <= seconds:
+                if seconds_of(passes(request), speed) <= (seconds or HALF_HOUR):
                     return request
         except Refused:  # too few or too short
             continue

@@ -13,15 +13,15 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @pytest.fixture
 def speed(monkeypatch):
-    """Half a second a pass of whatever length, and what was asked of it."""
-    asked = []
+    """Half a second a pass of whatever length, and the lengths that it was measured up to."""
+    longest_of = []
 
     def measured(spec, longest, executor):
-        asked.append(longest)
+        longest_of.append(longest)
         return Speed(0.5, 0.0, 0.0, longest)
 
     monkeypatch.setattr("probe.experiment.estimate.measure_speed", measured)
-    return asked
+    return longest_of
 
 
 def chosen(out):

@@ -146,7 +146,8 @@ def complaint(line: Line) -> str:
             code = main(line.words)
     except BaseException:
         return "ended with " + " ".join(traceback.format_exc().splitlines()[-3:])[-300:]
-    error, seconds = err.getvalue().strip(), time.monotonic() - started
+    lines = [line for line in err.getvalue().splitlines() if not line.startswith("text: ")]  # what was read so far
+    error, seconds = "\n".join(lines).strip(), time.monotonic() - started
     if code not in (1, 2):
         return f"was accepted ({code})"
     if len(error.splitlines()) != 1:

@@ -91,15 +91,15 @@ def test_what_fits_asks_for_fewer_prompts_then_lengths_then_methods():
 
     def fit(second):
         """Of a machine that takes `second` s a pass."""
-        plan = SimpleNamespace(request=request, lengths=request.lengths)
+        plan = SimpleNamespace(request=request, lengths=request.lengths, trained_length=200)
         less = estimate.shorter_request(plan, passes, estimate.Speed(second, 0, 0, 1))
         return less and (less.samples, less.lengths, less.methods)
 
     assert fit(50) == (4, (100, 300, 200), "origin,rerope,mesa")
     assert fit(100) == (2, (100, 300, 200), "origin,rerope,mesa")
-    assert fit(200) == (2, (100,), "origin,rerope,mesa")
-    assert fit(900) == (2, (100,), "origin")
-    assert fit(1000) is None
+    assert fit(200) == (2, (200, 300), "origin,rerope")  # below M is left out, M and one beyond stay
+    assert fit(450) == (2, (200, 300), "origin")
+    assert fit(500) is None
 
 
 @pytest.mark.parametrize(
