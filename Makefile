@@ -39,8 +39,8 @@ test-slow: .venv/installed  ## the tests marked slow
 test-versions:  ## the quick engine and check suites with the oldest and the newest releases allowed, on Python 3.11 to 3.13
 	$(PYTHON) tests/versions.py
 
-test-families: .venv/installed  ## every family of transformers as a tiny model, against loops over pairs
-	$(BIN)/python -m pytest -n auto -m slow tests/mesa/engine/test_all_families.py
+test-families: .venv/installed  ## every family of transformers as a tiny model: methods against loops over pairs, and every command
+	$(BIN)/python -m pytest -n auto -m slow tests/mesa/engine/test_all_families.py tests/probe/test_all_families.py
 
 test-ray: .venv/ray  ## workers on a real Ray: every command, 40 kills (needs mesa-lens[ray])
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/probe/experiment/test_ray.py tests/probe/experiment/test_ray_commands.py

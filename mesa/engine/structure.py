@@ -392,7 +392,7 @@ class _Probe:
         ]
         norms = tuple(norm for norm in norms_before if cast(Tensor, norm.weight).numel() == query.shape[-1])
         self.normed.clear()
-        kind, norms = self._kind(layer, query, key, norms)
+        kind, norms = self._kind(layer, path, query, key, norms)
         names = tuple(self.path_of[id(norm)] for norm in norms) if norms else None
         window = mask.span.size if mask.span else None
         self.layers[path] = Attends(layer, kind, names, window)  # pyright: ignore[reportArgumentType]
@@ -401,7 +401,7 @@ class _Probe:
         return own.expand(_ROWS, -1, -1, -1), None
 
     def _kind(
-        self, layer: int, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
+        self, layer: int, own: str, query: Tensor, key: Tensor, norms: tuple[nn.Module, ...]
     ) -> tuple[LayerRotation | None, tuple[nn.Module, ...] | None]:
         """How these are rotated, and the norms that follow the rotation; Refused where that is not found."""
         allowed, after = _rounding(query), norms if len(norms) == 2 else None
@@ -413,7 +413,7 @@ class _Probe:
         if max(float((part[1] - part[0]).abs().max() / (part.abs().max() or 1)) for part in states) <= allowed:
             return None, None
         best, fewest = math.inf, None
-        for path, name in sorted(self.requested, key=str):
+        for path, name in sorted(self.requested, key=lambda of: (not of[0].startswith(own), str(of))):  # its own first
             rotary = self.rotaries[path, name]
             frequencies: Any = rotary.inv_freq
             for layout in _layouts(states[0], len(frequencies)):

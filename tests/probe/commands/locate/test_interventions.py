@@ -1,5 +1,6 @@
 """Interventions on a model whose one position-dependent head is planted."""
 
+import matrix
 import numpy as np
 import pytest
 import torch
@@ -7,8 +8,9 @@ from headed import HEAD, planted
 
 import mesa
 from mesa.engine.bridge import bridge as bridge_to
+from mesa.engine.bridge import hooked
 from mesa.models import tokenizer_of
-from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Item, RunPair, Start, patches, run
+from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Item, Patch, RunPair, Start, patches, run
 from probe.commands.locate.plan import PairedLosses
 
 M, LENGTH = 24, 96
@@ -34,6 +36,30 @@ def test_a_pass_begun_in_the_middle_equals_the_whole_pass():
     other = run(bridge, one, METHODS[PATCHED], start=Start(2, states.flip(0)))
     assert (whole.losses - other.losses).abs().max() > 1e-3
     assert len(bridge.original_model.model.layers) == 3
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "gemma4", "minicpm3", "moshi"])
+def test_a_pass_begun_in_the_middle_has_each_layers_own_mask_and_rotation(family):
+    """Windows, layers with a state, layers with inputs of their own, and none that TransformerLens knows."""
+    bridge = hooked(matrix.build(family, times=2), tokenizer_of("default"))
+    for method in METHODS.values():
+        full = run(bridge, item(length=48), method, record=[("resid_pre", layer) for layer in range(4)])
+        for layer in (1, 2, 3):
+            start = Start(layer, full.activations["resid_pre", layer])
+            again = run(bridge, item(length=48), method, start=start)
+            torch.testing.assert_close(again.losses, full.losses, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_that_stays_as_trained_recovers_nothing():
+    bridge = hooked(matrix.build("gemma3", times=2), tokenizer_of("default"))
+    pair = RunPair(bridge, item(length=48), METHODS)  # of windows of 17 tokens in layers 0 and 2
+    losses = {layer: Patch("only", layer).run(pair).losses for layer in range(4)}
+    unchanged = pair.outcome(BASELINE).losses
+    assert [torch.equal(losses[layer], unchanged) for layer in range(4)] == [True, False, True, False]
 
 
 @torch.no_grad()
