@@ -7,6 +7,7 @@ import sys
 import guests
 import pytest
 
+pytestmark = pytest.mark.slow
 WARM = """
 import sys
 from pathlib import Path
