@@ -29,7 +29,7 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
 
 
 def now(device: torch.device | str) -> float:
-    """Seconds on a clock, once the device has done all that it was given."""
+    """Seconds on a clock, once the device has done all that it was passed."""
     device = torch.device(device)
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)

@@ -88,7 +88,7 @@ def new_cache(model: Any) -> Any:
 
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
-    """The keyword argument by which a model is given its cache."""
+    """The keyword argument by which a model is passed its cache."""
     names = inspect.signature(decoder_of(model).forward).parameters
     return {next((name for name in CACHES if name in names), CACHES[-1]): cache}
 

@@ -1,4 +1,4 @@
-"""Plans: which query sees which key, and which positions both are given. Integers and predicates, no tensors.
+"""Plans: which query sees which key, and which positions both are passed. Integers and predicates, no tensors.
 
 Tokens count from 0. `t` is a query's index, `i` a key's, `t - i >= 0` their distance, all in tokens. Every function
 of positions is written with plain operators, so that it serves Python ints, numpy arrays and torch tensors alike.
@@ -17,7 +17,7 @@ import numpy as np
 from mesa.errors import Refused
 
 Position = Callable[[Any], Any]
-"""Maps token indices to the positions that rotary embedding is given for them."""
+"""Maps token indices to the positions that rotary embedding is passed for them."""
 
 
 Scale = Callable[[Any], Any]
@@ -64,7 +64,7 @@ def capped(position: Any, most: Any) -> Any:
 
 @dataclass(frozen=True)
 class Constant(Bounded):
-    """Every token is given the same position."""
+    """Every token is passed the same position."""
 
     position: float
 
@@ -136,10 +136,10 @@ class Carry(Bounded):
 
 @dataclass(frozen=True)
 class Region(Bounded):
-    """Some query-key pairs, and the positions they are given.
+    """Some query-key pairs, and the positions they are passed.
 
     The pair (t, i) belongs to the region when `queries[0] <= t < queries[1]`, `keys[0] <= i < keys[1]`,
-    `nearest <= t - i <= farthest` and, where given, `holds(t, i)`. Its effective relative position is
+    `nearest <= t - i <= farthest` and, where passed, `holds(t, i)`. Its effective relative position is
     `query_position(t) - key_position(i)`. period: where positive, `holds` says the same of (t + period, i + period),
     which spares making its mask again and again.
     """
@@ -226,7 +226,7 @@ def _blocks(plan: Plan) -> list[np.ndarray]:
 
 
 def restarts(plan: Plan) -> dict[int, int]:
-    """The queries at which positions begin anew, and the largest relative position that each of them sees.
+    """The queries at which positions begin again, and the largest relative position that each of them sees.
 
     There it falls by more than one from that of the query before.
 

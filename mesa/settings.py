@@ -74,7 +74,7 @@ def fitting_methods(
 
     Left out, where 'all' stands for it or nobody chose the names (`by_default`), is what a model with this `config`
     cannot have, and what has no default sizes at this trained length. Refused for a method that is named or that
-    `settings` are given for, and where nothing is left.
+    `settings` are passed for, and where nothing is left.
     """
     named = [] if by_default else _names(names)
     fitting, left_out = {}, {}

@@ -190,12 +190,12 @@ def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any
 
 
 def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
-    """Options of the model that were not given become those of the run in --out, where there is one."""
+    """Options of the model that were not passed become those of the run in --out, where there is one."""
     request = next((cls for cls in classes if issubclass(cls, MethodsRequest)), None)
     if request is None or "out" not in args:
         return
     command = next(command for command in measuring().values() if request in command.options)
-    if args.overwrite and command.name == "probe":  # nothing is taken from what is written anew
+    if args.overwrite and command.name == "probe":  # nothing is taken from what is written again
         return
     folder = RunFolder(args.out, command.layout.names if args.overwrite else ())
     for key, value in folder.taken(vars(args), vars(args).get("given", ()), request.default_methods).items():

@@ -23,7 +23,7 @@ from probe.experiment.lock import interruptible
 
 
 class _Once(argparse._StoreAction):
-    """Stores a value; an option that is given twice is an error, not a silent choice of the last."""
+    """Stores a value; an option that is passed twice is an error, not a silent choice of the last."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
@@ -80,7 +80,7 @@ _OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
 
 
 def parser() -> Parser:
-    """The whole command's parser; every subcommand sets `run`."""
+    """The full command's parser; every subcommand sets `run`."""
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",

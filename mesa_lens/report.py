@@ -23,7 +23,7 @@ EXAMPLE = "mesa-lens report runs/demo"
 
 
 def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
-    """Checks that the store is whole, then writes beside it."""
+    """Checks that the store is complete, then writes next to it."""
     from probe.commands import tell
     from probe.commands.probe.report import write_report
     from probe.commands.probe.verdict import terminal_text

@@ -169,7 +169,7 @@ def operations(planned: Any, passes: Passes) -> float:
 
 
 def print_continues(output: OutputOptions, reason: str) -> None:
-    """Prints on stderr why a run is not whole, and how it continues."""
+    """Prints on stderr why a run is not complete, and how it continues."""
     print(f"mesa-lens: {reason}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 

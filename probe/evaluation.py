@@ -183,7 +183,7 @@ def fitting_lengths(tasks: Iterable[EvalTask], tokenizer: Any, setting: PromptSp
 
 
 def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int) -> int:
-    """Rough memory, at the longest prompts, beside weights of so many bytes a number.
+    """Rough memory, at the longest prompts, in addition to weights of so many bytes a number.
 
     Key-value cache and one layer's states of a batch, the logits that a task has at once.
     """
@@ -201,7 +201,7 @@ def eval_key(task: Task) -> EvalKey:
 
 
 def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
-    """Tasks with the memory that they take: with one prompt at a time, and with a whole batch."""
+    """Tasks with the memory that they take: with one prompt at a time, and with a full batch."""
     number_bytes, tasks = bytes_a_number(plan.config, plan.request.load), []
     for task, method, length in keys:
         least, best = (

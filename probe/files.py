@@ -87,7 +87,7 @@ def read_result(path: Path) -> JsonObject:
 def check_ours(folder: Path, patterns: Iterable[str]) -> None:
     """Raises FileExistsError, naming the file, where one in the folder has a name that we write to and is not ours.
 
-    Pages, results and tables are known by their content, a picture by the page beside it.
+    Pages, results and tables are known by their content, a picture by the page next to it.
     """
     for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         known_by = path.with_suffix(".html") if path.suffix == ".png" else path

@@ -237,10 +237,10 @@ _LIMITS = {
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field that is an option. default: `REQUIRED` for one that must be given.
+    """A dataclass field that is an option. default: `REQUIRED` for one that must be passed.
 
     more: `unset`, what None stands for; `key`, its name outside of Python where it is another; `group`, its heading in
-    the help; `metavar`; `positional`; `repeated`, whether the flag may be given several times; `only`, of the object,
+    the help; `metavar`; `positional`; `repeated`, whether the flag may be passed several times; `only`, of the object,
     whether the option has an effect, and `only_text`, when it has.
     """
     return dataclasses.field(default=default, metadata={"help": help, **more})
@@ -280,7 +280,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """What holds where it is not given, as it would be written; empty where there is nothing to tell."""
+        """What holds where it is not passed, as it would be written; empty where there is nothing to tell."""
         if self.default in (None, (), dataclasses.MISSING) or isinstance(self.default, bool):
             return self.unset
         return self.written(self.default)
@@ -307,7 +307,7 @@ class Option:
 
     @property
     def is_required(self) -> bool:
-        """Whether it must be given."""
+        """Whether it must be passed."""
         return self.default is dataclasses.MISSING
 
     @property

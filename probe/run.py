@@ -172,7 +172,7 @@ class Run(reader.StoredRun):
             A `Result`.
 
         Raises:
-            Refused: The prompt is not judged, or too few positions were captured.
+            Refused: The prompt is not evaluated, or too few positions were captured.
 
         Examples:
             >>> run = probe.open_run("runs/example")

@@ -96,7 +96,7 @@ def mesa_model(
     """The corollary for Mesa-Extrapolation itself: the weights of `plain_model` under its plan, chunks and all.
 
     o_t > H at the last token only while the last middle chunk begins before about E (first + ln M), if `middle` is
-    'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. All tokens given are the
+    'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. All tokens passed are the
     prompt. Raises Refused as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)

@@ -1,4 +1,4 @@
-"""Decoder-only transformers with given matrices: the slow oracle of the engine and `research/theorems/pretrained.py`.
+"""Decoder-only transformers with the matrices passed: the slow oracle of the engine and `research/theorems/pretrained.py`.
 
 No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size): per layer L
 `blocks.L.attn.hook_q/k/v/z` (p, t, head, head size), `blocks.L.attn.hook_attn_scores` and `hook_pattern` (p, head,
@@ -29,7 +29,7 @@ Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see theory.weave."""
 
 Distances = Callable[[int], Tensor]
-"""Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
+"""Effective distances (query, key) of n tokens, below 0 where a key is not seen."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ ROWS = 128
 
 
 def planned(plan: Callable[[int], Plan]) -> Distances:
-    """Distances by the plan that `plan` makes for so many tokens; both layers ask for the same ones."""
+    """Distances by the plan that `plan` makes for n tokens; both layers ask for the same ones."""
     return lru_cache(maxsize=1)(lambda length: torch.from_numpy(distances(plan(length))))
 
 
@@ -189,7 +189,7 @@ def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
 
 
 class Construction(HookedRootModule):
-    """A transformer with given matrices, as in the proofs: no layer norm, token 0 is `<bos>`.
+    """A transformer with the matrices passed, as in the proofs: no layer norm, token 0 is `<bos>`.
 
     `construction` makes one. `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and the like can be
     printed; the module theory.model lists the hook points.

@@ -1,4 +1,4 @@
-"""Remaps W (the paper: weave): the effective distance that a query-key pair is given. Plain operators, no torch.
+"""Remaps W (the paper: weave): the effective distance that a query-key pair is passed. Plain operators, no torch.
 
 Each serves Python ints, numpy arrays and torch tensors alike. Distances r = t - i >= 0 and windows N are in tokens.
 """

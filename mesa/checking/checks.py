@@ -310,7 +310,7 @@ def _decoded(subject: Subject, method: Method, setting: PromptSizes, executor: s
 
 
 def _left_padded(subject: Subject, method: Method, setting: PromptSizes) -> Tensor:
-    """Of a setting's tokens, behind padding, beside a longer row of other tokens."""
+    """Of a setting's tokens, behind padding, in addition to a longer row of other tokens."""
     ids, other = subject.ids(setting.length), subject.ids(setting.length + _PADDING, row=1)
     batch = torch.cat([torch.cat([other[:, :_PADDING], ids], 1), other])
     mask = torch.ones_like(batch)

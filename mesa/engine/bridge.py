@@ -247,7 +247,7 @@ class MethodBridge(TransformerBridge):
         )
 
     def _generate_tokens(self, current_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The steps of TransformerLens' own loop; a method counts the prompt as the loop was given it."""
+        """The steps of TransformerLens' own loop; a method counts the prompt as the loop was passed it."""
         steps = super()._generate_tokens(current_tokens, *args, **kwargs)
         attachment = attachment_of(self.original_model)  # pyright: ignore[reportArgumentType]
         yield from steps if attachment is None else attachment.generating.steps(current_tokens, steps)
@@ -464,6 +464,6 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
         )
     for part in built.modules():
         if isinstance(part, NormalizationBridge) and is_own(part.original_component):
-            part.use_native_layernorm_autograd = True  # else TransformerLens computes it anew
+            part.use_native_layernorm_autograd = True  # else TransformerLens computes it again
     built.__class__ = MethodBridge
     return built

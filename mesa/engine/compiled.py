@@ -89,7 +89,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 
 
 _VARIANTS = 128
-"""How often a function is compiled anew, for operands that are there or not, or dtypes; more of them run uncompiled.
+"""How often a function is compiled again, for operands that are there or not, or dtypes; more of them run uncompiled.
 
 torch's own limit is 8, and uncompiled `flex_attention` holds all scores.
 """

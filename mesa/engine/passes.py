@@ -1,7 +1,7 @@
 """One forward pass under a method: its tokens' positions, a schedule for each padding, and the caches it fills.
 
 A pass goes through the layers in the attention mask's place, so that every layer has its own pass's, whichever thread
-runs it, and gradient checkpointing, which computes a layer anew later, gives it the same one again.
+runs it, and gradient checkpointing, which computes a layer again later, gives it the same one again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ForwardPass:
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
     (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; its
     `not_applied_message` tells what went wrong. ran, placed: the layers that attended by it, and the rotary
-    modules, by path and kind of layer, that were given its positions.
+    modules, by path and kind of layer, that were passed its positions.
     """
 
     def __init__(self, groups: list[RowGroup], total: int, cached: Tensor, owner: Any) -> None:
@@ -159,7 +159,7 @@ class ForwardPass:
 
     @property
     def span(self) -> Span | None:
-        """What the layers see that are given this: all of the past, or a part; Refused for anything else."""
+        """What the layers see that are passed this: all of the past, or a part; Refused for anything else."""
         if isinstance(self._span, Refused):
             raise self._span
         return self._span
@@ -223,7 +223,7 @@ def on_cpu(*tensors: Any) -> list[Any]:
 def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) -> None:
     """Refused for positions (1 or batch, token) of one's own, on the CPU.
 
-    real: whether each token so far is not padding. index: the given tokens' own positions, below 0 for padding.
+    real: whether each token so far is not padding. index: the passed tokens' own positions, below 0 for padding.
     """
     if position_ids is None or not ((position_ids != index) & (index >= 0)).any():
         return
@@ -240,7 +240,7 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
 def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generating: bool) -> Tensor:
     """Whether each token (batch, token) is not padding by a mask on the CPU; Refused for one of anything else.
 
-    Warns where a whole row is padding, whose output then means nothing; in `generate` a Refused.
+    Warns where a full row is padding, whose output then means nothing; in `generate` a Refused.
     """
     if mask is None:
         return torch.ones(batch, length, dtype=torch.bool)
@@ -325,7 +325,7 @@ class MethodQuantizedCache(InBlock, QuantizedCache):
 
 
 class MethodStaticCache(InBlock, StaticCache):
-    """A static one; its layers are given the keys that it holds, without the places still empty."""
+    """A static one; its layers are passed the keys that it holds, without the places still empty."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """As the class above has it, up to the last token."""
@@ -422,7 +422,7 @@ class Generating(local):
     """Of each thread: the innermost `generate` that runs, and which pass is its own.
 
     A pass is generate's own where its input is the very tensor that `generate` prepared last. Any other, whoever makes
-    it while `generate` runs, belongs to the cache or the text that it is given.
+    it while `generate` runs, belongs to the cache or the text that it is passed.
     """
 
     prompt: GeneratePrompt | None = None
@@ -493,7 +493,7 @@ def _no_continuous_batching(*args: Any, **kwargs: Any) -> None:
 
 
 def generating_noted(model: Any, generating: Generating) -> AbstractContextManager[None]:
-    """What `model.generate` is given and prepares goes into `generating`, for as long as this lasts.
+    """What `model.generate` is passed and prepares goes into `generating`, for as long as this lasts.
 
     With a static cache it neither compiles the pass, whose plan changes from token to token, nor makes its masks.
     Guidance by a negative prompt has a cache of its own also where generate has none: only so its prompt is known.

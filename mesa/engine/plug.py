@@ -60,7 +60,7 @@ class Attachment:
     `layers`: those with attention; `as_trained`: of these, which the method leaves as they are, with their window in
     tokens. `calls` counts, per layer, how often the method's executor ran; `heads` names the query heads in which it
     last obeyed the method's plan, under tensor parallelism those of this rank: the others attended as trained.
-    `state`: of the layers that carry one, if any. `observer`, if set, sees what executors are given.
+    `state`: of the layers that carry one, if any. `observer`, if set, sees what executors are passed.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
@@ -219,7 +219,7 @@ class Attachment:
         return known[1][:, place : place + 1]
 
     def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.RowGroup:
-        """Rows with one padding, of whose `length` tokens those from `start` on are given."""
+        """Rows with one padding, of whose `length` tokens those from `start` on are passed."""
         plan = self.method.plan(length, prompt)
         if type(self.method) not in METHODS.values():
             check_plan(self.method.name, plan, length, start)
@@ -297,7 +297,7 @@ class Attachment:
             return inner(**{**given, **apart})
 
     def mask(self, *args: Any, **kwargs: Any) -> passes.ForwardPass | None:
-        """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
+        """What the model's layers are passed in the mask's place: the pass; the plan masks, padding included."""
         return self.running and self.running.seeing(passes.span_of(kwargs))
 
     def check_ran(self, layer: int, *_: Any) -> None:
@@ -636,7 +636,7 @@ def applied(
         executor: 'fused': O(T) memory, no gradients; 'dense': O(T^2) memory, gradients, attention weights. Default
             'fused'. On a `bridge` layers whose scores or weights are hooked are dense in either case, as are all where
             gradients are on.
-        prompt_length: Tokens of the whole prompt, padding included, where several calls give it; chunks follow from it.
+        prompt_length: Tokens of the full prompt, padding included, where several calls give it; chunks follow from it.
             Default: what `generate` is given, or the first call with an empty cache. Your own loop without a cache must
             state it.
         family: What no pass finds on the model (docs/new-family.md), for models of its type while the block lasts.

@@ -67,12 +67,12 @@ class LinearPart(nn.Linear):
     whole: LinearBridge
     take: Callable[[Tensor], Tensor]
     kept: list[tuple[Tensor, Tensor] | None]
-    """The input that the joint module was last given, and its output: one place for all parts."""
+    """The input that the joint module was last passed, and its output: one place for all parts."""
     last: bool
 
     @property
     def joint(self) -> Any:
-        """The module of the whole projection."""
+        """The module of the full projection."""
         return self.whole.original_component
 
     def forward(self, input: Tensor) -> Tensor:

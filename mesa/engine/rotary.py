@@ -35,7 +35,7 @@ def frozen_rotary(module: nn.Module) -> nn.Module:
 
 
 def _follows(frozen: Any) -> bool:
-    """Whether a module gives what its frequencies say: PhiMoE's computes anew those for short texts.
+    """Whether a module gives what its frequencies say: PhiMoE's computes those again for short texts.
 
     Refused where it then scales long texts otherwise than short ones.
     """

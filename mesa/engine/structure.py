@@ -366,7 +366,7 @@ class _Probe:
             )
 
     def mask(self, **kwargs: Any) -> ForwardPass:
-        """What layers are given in the mask's place."""
+        """What layers are passed in the mask's place."""
         running = ForwardPass([], TOKENS, torch.zeros(_ROWS, TOKENS), self).seeing(span_of(kwargs))
         running.stock = lambda: mask_function("eager")(**{**kwargs, "dtype": torch.float32})
         return running

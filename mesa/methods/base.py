@@ -44,7 +44,7 @@ class Method(ABC):
             in rising order.
 
     Raises:
-        Refused: A value is out of range, or `layers` and `heads` are both given.
+        Refused: A value is out of range, or `layers` and `heads` are both passed.
 
     Examples:
         >>> method = mesa.ReRoPE(trained_length=256, heads="2:0,3")
@@ -56,7 +56,7 @@ class Method(ABC):
     formula: ClassVar[str]
     source: ClassVar[str]
     look: ClassVar[tuple[str, str, str] | None] = None
-    """Colour, dash and marker in figures, as plotly names them, of a method of this package; others are given one."""
+    """Colour, dash and marker in figures, as plotly names them, of a method of this package; others are passed one."""
     uses_model_rope: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class Method(ABC):
         return Constant(0) if self.needs_rotary else token_index
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Has every method's `plan` check the lengths that it is given."""
+        """Has every method's `plan` check the lengths that it is passed."""
         super().__init_subclass__(**kwargs)
         if "plan" in vars(cls):
             cls.plan = _checked(cls.plan)
@@ -123,7 +123,7 @@ class Method(ABC):
         """
 
     def describe(self) -> dict[str, Any]:
-        """Name and parameters, ready for JSON; `heads` where given, so that older records stay equal."""
+        """Name and parameters, ready for JSON; `heads` where passed, so that older records stay equal."""
         settings = {"name": self.name, **asdict(self)}
         if self.heads is None:
             del settings["heads"]
@@ -199,7 +199,7 @@ def _checked(plan: Callable[..., Plan]) -> Callable[..., Plan]:
 def read_heads(value: Any) -> Heads | None:
     """Heads by layer from {layer: heads}, (layer, heads) pairs or a string as '2:0,3;1:5' ('0-3': ends included).
 
-    None for layers or heads that are missing, negative, doubled or not whole.
+    None for layers or heads that are missing, negative, doubled or no integers.
     """
     given = [part.partition(":")[::2] for part in value.split(";")] if isinstance(value, str) else value
     try:

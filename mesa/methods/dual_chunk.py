@@ -13,7 +13,7 @@ from mesa.plan import Constant, Plan, Position, Region, Scale, capped
 
 @dataclass(frozen=True)
 class Wrapped:
-    """`shift` + index % `period`, at most `most` where that is given."""
+    """`shift` + index % `period`, at most `most` where that is passed."""
 
     period: int
     shift: int = 0

@@ -101,7 +101,7 @@ class LaMPE(Method):
             self._below_trained_length("mapped", smallest=2)
 
     def mapped_length(self, prompt: int) -> int:
-        """U: the positions that a prompt of so many tokens is mapped to."""
+        """U: the positions that a prompt of n tokens is mapped to."""
         if self.mapped is not None:
             return self.mapped
         as_llama2 = prompt * 4096 / self.trained_length

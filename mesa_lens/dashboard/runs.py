@@ -306,6 +306,6 @@ def _is_default(run: Run, trained: int, rule: CrossingRule) -> bool:
 
 @_cache(max_entries=8, show_spinner=_ANALYSING)
 def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
-    """`find_drift` by prompt (see `drifts`), or why drift cannot be judged."""
+    """`find_drift` by prompt (see `drifts`), or why drift cannot be evaluated."""
     run = entry.run
     return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))

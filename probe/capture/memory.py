@@ -14,7 +14,7 @@ _TOKEN_BYTES = 40
 
 
 def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -> int:
-    """Estimate of the memory one captured pass takes beside the weights.
+    """Estimate of the memory one captured pass takes in addition to the weights.
 
     Counted for each token: the residual stream and its normed copy, the MLP's three intermediates, queries, keys and
     values raw and rotated, and one attention output being merged in float32.

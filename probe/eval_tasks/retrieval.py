@@ -100,7 +100,7 @@ class Prompt:
 def encode_once(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Token ids of `text`, without special tokens; text that begins with white space goes on from other text.
 
-    Tokenizers of the SentencePiece kind put a space before whatever they are given, which would double it here.
+    Tokenizers of the SentencePiece kind put a space before whatever they are passed, which would double it here.
     """
     ids = tokenizer.encode(text, add_special_tokens=False)
     if text[:1].isspace():

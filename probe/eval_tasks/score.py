@@ -61,7 +61,7 @@ def _say(line: str) -> None:
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1) -> list[np.ndarray]:
     """Up to `count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
 
-    scored: of each run the last so many tokens are scored; these never overlap, and no run is there twice: either would
+    scored: of each run the last n tokens are scored; these never overlap, and no run is there twice: either would
     count one text as several. Where no document is long enough they are strung together. Raises Refused when all of
     them do not hold `tokens` tokens.
     """

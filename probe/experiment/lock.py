@@ -50,7 +50,7 @@ def interruptible() -> Iterator[None]:
         raise interrupt from error
     finally:
         if _ALARM:
-            signal.signal(_ALARM, signal.SIG_IGN)  # one that comes now would set the timer anew
+            signal.signal(_ALARM, signal.SIG_IGN)  # one that comes now would set the timer again
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = tell
         for number, handler in former.items():

@@ -78,7 +78,7 @@ def _quota() -> float:
 
 
 TaskResult = tuple[Task, TaskOutcome | None]
-"""A task and its outcome; None: it was not wanted any more when its turn came."""
+"""A task and its outcome; None: it was not requested any more when its turn came."""
 
 
 class Pool(Protocol):
@@ -92,7 +92,7 @@ class Pool(Protocol):
         """Every task with its outcome, in their order, each as soon as its turn has come; raises a task's error then.
 
         A task that is not `wanted`, as far as the outcomes before tell, is not begun; the result of one that was begun
-        is dropped. Once `stop`, none is begun after the first.
+        is dropped. Once `stop`, none is started after the first.
         """
         ...
 

@@ -25,7 +25,7 @@ class Progress:
         self.bar.total = self.bar.n + sum(task.weight for task in tasks)
 
     def began(self, task: Task, worker: int = 1) -> None:
-        """A worker has begun a task."""
+        """A worker has started a task."""
         self._begun[task] = worker, time.monotonic()
         self.bar.set_postfix_str(str(task))
 

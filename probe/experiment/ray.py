@@ -77,7 +77,7 @@ def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
 
 
 def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
-    """How many workers have a place, at most `workers`, and the bytes that each has beside the weights.
+    """How many workers have a place, at most `workers`, and the bytes that each has in addition to the weights.
 
     Enough for the largest task and, up to the largest `best_bytes`, what costs no worker. Where no machine holds the
     largest task, one worker has the largest machine. Raises MemoryError where that does not hold the smallest task.
@@ -97,7 +97,7 @@ def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, ta
 
 
 TRIES = 3
-"""How often a task is begun whose workers die, and how often a worker is started that dies while loading."""
+"""How often a task is started whose workers die, and how often a worker is started that dies while loading."""
 _AHEAD, _AHEAD_SHARE = 16, 4  # tasks a worker that run or wait for their turn; free memory over that of their results
 _PATIENCE = 30.0  # seconds
 
@@ -142,9 +142,9 @@ class RayRunner(Runner):
 
 
 class RayPool:
-    """So many workers on Ray, each with `beside` bytes beside the weights; those that die are replaced.
+    """So many workers on Ray, each with `beside` bytes in addition to the weights; those that die are replaced.
 
-    A task whose worker dies is begun again by any worker. Ray's own restarts hide why a process died, and its retries
+    A task whose worker dies is started again by any worker. Ray's own restarts hide why a process died, and its retries
     wait for the same worker, whose machine may be gone.
     """
 
@@ -154,8 +154,8 @@ class RayPool:
         self._arguments = ray.put(worker), beside, int(takes.cpus), os.getcwd()
         self.actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model
-        self._budgets: dict[int, int] = {}  # bytes beside the weights, of those that were ready
-        self._waiting, self._begun = list[Task](), dict[Task, TaskOutcome | None]()  # begun: None while it runs
+        self._budgets: dict[int, int] = {}  # bytes in addition to the weights, of those that were ready
+        self._waiting, self._begun = list[Task](), dict[Task, TaskOutcome | None]()  # started: None while it runs
         self._deaths = Counter[Task | int]()
         for number in range(1, count + 1):
             self._start(number)
@@ -196,7 +196,7 @@ class RayPool:
                 del outcome  # it may be large
 
     def _begin(self, task: Task, progress: Progress) -> bool:
-        """Whether an idle worker has begun it; one that no worker has room for is lost at once."""
+        """Whether an idle worker has started it; one that no worker has room for is lost at once."""
         for number in self.actors.keys() - {number for number, _ in self._calls.values()}:
             if task.memory_bytes <= self._budgets[number]:
                 self._calls[self.actors[number].run.remote(task)] = number, task

@@ -75,7 +75,7 @@ class Experiment:
         return self.plan.methods.get(self.columns(*key).method)
 
     def check_memory(self) -> None:
-        """Raises MemoryError for what does not fit beside the model in this process."""
+        """Raises MemoryError for what does not fit in addition to the model in this process."""
         if self.remedy:
             needed = max(task.memory_bytes for task in self.all_tasks({}))
             check_beside(needed, self.plan.request.load, self.remedy)
@@ -181,7 +181,7 @@ def opened(
         elif not experiment.refusal(rows):
             warn_finished(out)
         yield journal, pool
-        if begun:  # also where none of them was begun in time
+        if begun:  # also where none of them was started in time
             journal.note()
 
 

@@ -35,7 +35,7 @@ VALUES = 500_000_000
 """An NPZ holds no more values: it is made in memory."""
 
 _ORDER = "row prompt method minus layer dim dim_last region position position_last length window sample".split()
-_WHOLE = ("position", "tokens", "index")  # units of numbers that are whole, or missing
+_WHOLE = ("position", "tokens", "index")  # units of integers, or missing
 
 
 def check_size(form: str, numbers: xr.Dataset) -> None:
@@ -202,7 +202,7 @@ def asset(name: str) -> str:
 
 
 def page(figure: Drawable, plotly_js: bool | str = True) -> bytes:
-    """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
+    """The figure's HTML page, with plotly.js in it, or, for "directory", next to it as plotly.min.js."""
     plot = html_embed(figure, plotly_js, "figure")
     css, js = (asset(f"page.{kind}") + asset(f"table.{kind}") for kind in ("css", "js"))
     return _PAGE.format(generator=GENERATOR, title=html.escape(figure.title), figure=plot, css=css, js=js).encode()
@@ -222,7 +222,7 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
     inner = f'<div style="display: flex; flex-wrap: wrap; gap: 0 24px">{inner}</div>'
     seen = f'<p style="margin: 0">{html.escape(figure.seen, quote=False)}</p>' if figure.seen else ""
     figure_style, kind = "margin: 1em 0 0; overflow-x: auto", "chart" if isinstance(figure, Chart) else "maps"
-    basis = f"{least_width(figure)}px" if isinstance(figure, Chart) else "100%"  # charts stand beside each other
+    basis = f"{least_width(figure)}px" if isinstance(figure, Chart) else "100%"  # charts stand next to each other
     drawn = f'<figure style="{figure_style}">{caption}{inner}</figure>{seen}'
     return f'<div class="{kind}" style="flex: 1 1 {basis}">{drawn}</div>'
 

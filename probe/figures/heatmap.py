@@ -30,7 +30,7 @@ _ROWS = "rows"  # attribute: what `dim` stands for, where that is another axis
 
 
 def with_dims(hidden: xr.DataArray) -> xr.DataArray:
-    """Values whose one axis beside position is another than `dim`, such as `head`, under that name.
+    """Values whose one axis in addition to position is another than `dim`, such as `head`, under that name.
 
     Raises Refused for values with several such axes.
     """

@@ -36,7 +36,7 @@ _AXIS = {
     "zerolinecolor": "#EBF0F8",
     "zerolinewidth": 2,
 }
-_TEMPLATE = {  # the part of `plotly_white` that is used: the whole one would put 7 kB into every figure
+_TEMPLATE = {  # the part of `plotly_white` that is used: the full one would put 7 kB into every figure
     "data": {"heatmap": [{"type": "heatmap", "colorbar": {"outlinewidth": 0, "ticks": ""}}]},
     "layout": {
         "autotypenumbers": "strict",
@@ -59,7 +59,7 @@ _MARKER, _LEAST_MARKER = 8, 6  # pixels: of a line's markers, and below which pl
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
 _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
-_GROUND = "#D0D0D0"  # grey on a dark page too, beside colours that stay as they are
+_GROUND = "#D0D0D0"  # grey on a dark page too, in addition to colours that stay as they are
 
 
 def draw(figure: Drawable) -> go.Figure:

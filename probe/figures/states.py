@@ -124,7 +124,7 @@ def _text(onset: DriftOnset) -> str:
 
 
 def _line(at: xr.Dataset, onset: DriftOnset) -> Line:
-    """A method's distance; faint, with the reason, where it is not judged."""
+    """A method's distance; faint, with the reason, where it is not evaluated."""
     drift = at.sel({"method": onset.method})
     label = f"{onset.method}: excluded, {onset.reason}" if onset.reason else onset.method
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)

@@ -1,4 +1,4 @@
-"""Values derived from a store, cached beside it; valid while store and code are the same, value by value."""
+"""Values derived from a store, cached next to it; valid while store and code are the same, value by value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probe.files import write
 from probe.store.reader import StoredRun, region_sums, store_mark
 
 DERIVED = "derived"
-"""The folder beside a store that holds derived values."""
+"""The folder in addition to a store that holds derived values."""
 
 Derived = dict[str, xr.Dataset] | str
 """Datasets by name, or why there are none."""
@@ -49,7 +49,7 @@ def cached(run: StoredRun, name: str, compute: Callable[[], D]) -> D:
         return cast(D, known)
     before, derived = mark(run), compute()
     with suppress(OSError):  # a folder of others, or a full disk
-        if mark(run) == before:  # else it was captured anew meanwhile
+        if mark(run) == before:  # else it was captured again meanwhile
             save(run, name, derived)
     return derived
 

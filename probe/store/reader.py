@@ -61,7 +61,7 @@ def variables(group: zarr.Group) -> dict[str, zarr.Array]:
 
 
 def region_bytes(array: zarr.Array) -> int:
-    """Size of a whole region's file: nothing is compressed."""
+    """Size of a full region's file: nothing is compressed."""
     chunk = math.prod(array.chunks) * array.dtype.itemsize
     if array.shards is None:
         return chunk + (SUM if array.compressors else 0)
@@ -99,7 +99,7 @@ def list_missing(missing: Sequence[str]) -> str:
 
 
 def whole_passes(store: Path) -> set[tuple[str, str]]:
-    """The (method, prompt) pairs all of whose regions are whole."""
+    """The (method, prompt) pairs all of whose regions are complete."""
     regions = list(_regions(store))
     return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
 
@@ -249,7 +249,7 @@ class StoredRun:
 
     @property
     def folder(self) -> Path:
-        """Where summary, report and derived values lie: beside the store."""
+        """Where summary, report and derived values lie: next to the store."""
         return self.path.parent
 
     @property

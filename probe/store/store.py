@@ -113,7 +113,7 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
     """Writes an empty store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     A partial store of the same config, labels, model and library versions is kept, to resume. With `overwrite` it is
-    dropped, once there is room for the new one. A whole store stays until `finish` and is an error without `overwrite`.
+    dropped, once there is room for the new one. A full store stays until `finish` and is an error without `overwrite`.
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
     path = Path(path)
@@ -152,9 +152,9 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
 
 
 def find_store(path: Path, wanted: Template) -> Path | None:
-    """The store at `path` with this template: the partial one, else the whole one, else None.
+    """The store at `path` with this template: the partial one, else the full one, else None.
 
-    A partial one has these library versions and fingerprints too; a whole one is compared by the fingerprints it has.
+    A partial one has these library versions and fingerprints too; a full one is compared by the fingerprints it has.
     Raises FileExistsError, naming what differs, where there is only another.
     """
     refusal = None
@@ -273,13 +273,13 @@ def finish(path: str | os.PathLike[str]) -> None:
 
 
 def discard(path: str | os.PathLike[str]) -> None:
-    """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
+    """Removes what `create` and `write` have started and `finish` has not named; a full store stays."""
     for begun in _begun(Path(path)):
         _remove(begun)
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a store, begun or whole."""
+    """Removes a store, started or whole."""
     discard(path)
     _remove(Path(path))
 

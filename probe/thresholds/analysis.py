@@ -67,7 +67,7 @@ class Analysis:
     """A run and what was read from it.
 
     prompt: the first one, whose onsets are shown first. threshold_onsets: by prompt.
-    drifts: by prompt or `MEAN` of those of text, or why drift could not be judged. rule: of `RULES`.
+    drifts: by prompt or `MEAN` of those of text, or why drift could not be evaluated. rule: of `RULES`.
     control: the negative control, or why it could not be made. measured: None if nothing was measured by length; where
         it shows that M is stated wrongly, neither drift nor control is made.
     """
@@ -157,7 +157,7 @@ def analyse(
 def judged_drifts(
     run: StoredRun, hidden: xr.DataArray, reference: str, work: Cache = uncached
 ) -> dict[str, xr.Dataset] | str:
-    """`drifts`, or why drift could not be judged; `work`: as for `analyse`."""
+    """`drifts`, or why drift could not be evaluated; `work`: as for `analyse`."""
     return work(f"{hidden.name}-drift", lambda: _or_reason(lambda: drifts(run, hidden, reference)))
 
 

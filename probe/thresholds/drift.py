@@ -32,23 +32,23 @@ _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 @dataclass(frozen=True, kw_only=True)
 class DriftRule:
-    """How drift is judged, a layer's dims jointly; lengths in tokens.
+    """How drift is evaluated, a layer's dims jointly; lengths in tokens.
 
     `DriftRule.scaled(M)` is the default rule of a model.
 
     Args:
-        run: Positions that are judged together.
+        run: Positions that are evaluated together.
         warm_up: Positions below it, and as many after a method restarts positions, are no part of the reference and not
-            judged.
+            evaluated.
         held_out: Positions before M that are no part of the reference: few training texts reached them, so that drift
-            may begin there already. After a restart, what sees relative positions as large is not judged beyond M.
+            may begin there already. After a restart, what sees relative positions as large is not evaluated beyond M.
         quantile: Of |x - centre| inside the window, a dim's range; default 0.99.
         clip: The most ranges that one dim counts; default 100, more in wide models (`most`).
         factor: How far the mean square, in ranges, must exceed the largest one inside the window, at least 1; default
             4.
         period: Positions at a multiple of it are compared with each other, of prompts that repeat; default 1.
         pretended: Windows inside M that the rule is tried on; default 16.
-        alarm_rate: The most false detections, of those windows, of a layer that is judged; default 0.05.
+        alarm_rate: The most false detections, of those windows, of a layer that is evaluated; default 0.05.
         chance: The most chance, over all layers, that a model without drift has a layer detected; default 0.01.
         resolution: The least range, as a share of a dim's level, and of the layer's median level: what arithmetic and
             the store's dtype resolve; default 2^-20.
@@ -127,7 +127,7 @@ def find_drift(
         - `limit` (method, layer) = factor * max(1, largest level in I)
         - `first` (method, layer): the first run from M on, no warm-up, whose level is above the limit; NaN: none, or
           not trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were
-          judged last. `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M
+          evaluated last. `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M
           tokens, which says that drift detected at M began earlier
         - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
         - `doubt` (method, layer): why a layer is not trusted, in words; empty where, of every second of `pretended`
@@ -136,7 +136,7 @@ def find_drift(
           explains, one of them by more than factor * what a random walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
-        - `false_positive_rate`: in what share of the other windows it does; NaN where none could be judged, which is
+        - `false_positive_rate`: in what share of the other windows it does; NaN where none could be evaluated, which is
           not trusted. `windows` (method, layer): how many those are. `any_false_positive_rate` (method): the share with
           one in any trusted layer
 
@@ -254,12 +254,12 @@ def _judge(
 ) -> dict[str, Any]:
     """The values of `find_drift` for one method and layer of `layers`, `x` (sampled position, dim).
 
-    widths: the least range of each dim. `false_positives`: by window that measures, NaN: not judged.
+    widths: the least range of each dim. `false_positives`: by window that measures, NaN: not evaluated.
     """
     known = trained - rule.held_out
     warm_up = _warm_up(runs.begin, rule, restarts, trained)
     usable = ~warm_up & (runs.begin + rule.run <= known)
-    if usable.sum() < _LEAST_RUNS:  # it begins anew too often to warm up
+    if usable.sum() < _LEAST_RUNS:  # it begins again too often to warm up
         return _unjudged(x, runs)
     squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
     by_run = runs.mean(squares)
@@ -276,7 +276,7 @@ def _judge(
     passed = int((level[judged] > rule.factor * level[usable].max()).sum())
     chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
     doubt = ""
-    if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be judged
+    if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be evaluated
         doubt = FALSE_DETECTIONS
     elif limit >= rule.most(x.shape[1]) ** 2:
         doubt = "its range inside M is too wide to leave"
@@ -351,7 +351,7 @@ def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
 
 
 def _warm_up(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], trained: int) -> np.ndarray:
-    """The runs that are not judged: below `warm_up`, and after a restart the same again and what is held out again.
+    """The runs that are not evaluated: below `warm_up`, and after a restart the same again and what is held out again.
 
     And all after a restart within a word of several tokens: the tokens that are seen there are another mixture.
     """
@@ -430,7 +430,7 @@ def _first_break(
 ) -> tuple[float, float, float, np.ndarray]:
     """First run among the `judged` whose level passes the limit, its interval, and the dims' shares.
 
-    Below `known` nothing has broken; where it was not judged from there on, it may have begun.
+    Below `known` nothing has broken; where it was not evaluated from there on, it may have started.
     """
     out = judged & (level > limit)
     if not out.any():
@@ -457,7 +457,7 @@ def _pretended(
     restarts: Mapping[int, int],
     widths: np.ndarray | None,
 ) -> tuple[float, float]:
-    """Largest level from `window` on, were it the trained length, and the limit; NaN where it cannot be judged."""
+    """Largest level from `window` on, were it the trained length, and the limit; NaN where it cannot be evaluated."""
     scale = window / trained
     warm_up = _warm_up(runs.begin, replace(rule, warm_up=int(rule.warm_up * scale)), restarts, trained)
     known = window - int(rule.held_out * scale)
@@ -499,7 +499,7 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
 
 
 def _rate(alarms: np.ndarray) -> float:
-    """Share of alarms among the windows that could be judged; NaN where none could."""
+    """Share of alarms among the windows that could be evaluated; NaN where none could."""
     judged = alarms[np.isfinite(alarms)]
     return float(judged.mean()) if judged.size else np.nan
 

@@ -26,11 +26,11 @@ class DriftOnset(InWords):
         limit that chance (heavy tails) or a random walk explains. false_positive_rate: share of (layer,
         pretended window) pairs of the others in which the same rule detects drift where the model works,
         `false_positives` of `tried`; any_false_positive_rate: share of the windows with one in any of them; None where
-        none could be judged.
+        none could be evaluated.
     chance: the most chance, over all layers, of so clear a drift where nothing breaks; None: none detected.
-    judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
+    evaluated: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
-    reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
+    reason: why nothing was evaluated; else empty. descriptive: the reference's own, on which ranges are read: it comes
         after M by construction.
     """
 

@@ -30,7 +30,7 @@ class Failure(InWords):
     `high` the first from which on it clearly fails at every one. None: none up to the longest length. sampled:
     whether that is over prompts; else there are too few, and `after` and `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
-    judged_by, chance: those of `RULES` that failure is judged by, and those that are at chance inside the window.
+    judged_by, chance: those of `RULES` that failure is evaluated by, and those that are at chance inside the window.
     longest: the longest length it was measured at. unjudged: those that were measured, and judge nothing.
     """
 
@@ -98,7 +98,7 @@ class MeasuredFailures:
         the reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
         ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `MIN_ACCURACY`.
-    stated: whether the stated M fits; where it is too large nothing is judged, and nothing said to be at chance.
+    stated: whether the stated M fits; where it is too large nothing is evaluated, and nothing said to be at chance.
     """
 
     reference: str
@@ -202,7 +202,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
 
 def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What can be judged, and what is at chance, of the reference's scores inside the window."""
+    """What can be evaluated, and what is at chance, of the reference's scores inside the window."""
     judged_by, chance = [], []
     (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
     if hits is not None and hits.mean() >= MIN_ACCURACY:
@@ -213,7 +213,7 @@ def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tu
 
 
 def is_chance(level: float, vocabulary: int | None) -> bool:
-    """Whether a tail NLL is what guessing among so many tokens gives; of an unknown number none is."""
+    """Whether a tail NLL is what guessing among n tokens gives; of an unknown number none is."""
     return vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
 
 

@@ -96,7 +96,7 @@ class Level:
     tail_nll: Number
     """The reference's, nats/token."""
     length: int
-    """At so many tokens."""
+    """At n tokens."""
     guess: float | None
     """Tail NLL of a guess, ln(vocabulary); None: unknown."""
     passkeys: int | None
@@ -195,7 +195,7 @@ class Evidence:
     follows_length: list[str]
     """Methods whose positions or frequencies follow the prompt's length."""
     drift: DriftResult | str
-    """Why not, where drift could not be judged."""
+    """Why not, where drift could not be evaluated."""
     searched: int
     """(layer, dim) pairs."""
     qualified: dict[str, int]

@@ -64,7 +64,7 @@ class StatedWindow(InWords):
     @computed_field
     @property
     def is_wrong(self) -> bool:
-        """Whether the model fails inside the given M, so that nothing can be judged against it."""
+        """Whether the model fails inside the passed M, so that nothing can be evaluated against it."""
         return self.outcome == TOO_LARGE
 
     @computed_field
@@ -75,7 +75,7 @@ class StatedWindow(InWords):
 
     @property
     def unfit(self) -> str:
-        """Why nothing that rests on M can be judged; empty where it can."""
+        """Why nothing that rests on M can be evaluated; empty where it can."""
         broken = f"{self.reference} already fails inside the given M = {self.stated} tokens"
         return broken if self.is_wrong else ""
 
@@ -160,7 +160,7 @@ def _open_end(nll: xr.DataArray, inside: list[int]) -> str:
 
 
 def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
-    """What speaks against the reference (`at`) at a length; other methods are compared inside the given M alone."""
+    """What speaks against the reference (`at`) at a length; other methods are compared inside the passed M alone."""
     nll = at["tail_nll"].sel(length=length).values
     shorter = at.sel(length=at["length"].values[at["length"].values < length])
     if shorter.sizes["length"]:

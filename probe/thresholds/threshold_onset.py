@@ -18,7 +18,7 @@ from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searc
 TOP = 10
 """Dims that an onset is the median of."""
 MIN_JUDGED_DIMS = 5
-"""Fewer judged dims give no onset."""
+"""Fewer evaluated dims give no onset."""
 PLACES = 16
 """Positions inside the window at which the search is put."""
 ALPHA = 0.05
@@ -30,9 +30,9 @@ _PAIR = ("layer", "dim")
 class ThresholdOnset(InWords):
     """Where a method crosses the limits of the best threshold dims, in tokens. No prediction of failure.
 
-    length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
+    length: median crossing over the evaluated dims; None if not more than half of them cross, or if it is not `known`.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
-    crossed: how many of the judged cross. chosen: how many best dims there were.
+    crossed: how many of the evaluated cross. chosen: how many best dims there were.
     captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
         stated M by construction.
     """
@@ -48,7 +48,7 @@ class ThresholdOnset(InWords):
 
     @property
     def known(self) -> bool:
-        """Whether `least` dims are judged, so that no length means none."""
+        """Whether `least` dims are evaluated, so that no length means none."""
         return self.judged >= self.least
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUD
     Args:
         crossings: One prompt's `search`.
         top: Dims that an onset is the median of, fewer if no more qualify; default 10.
-        least: Fewer judged dims than that, or than `top`, give no onset; default 5.
+        least: Fewer evaluated dims than that, or than `top`, give no onset; default 5.
 
     Returns:
         A list of `ThresholdOnset`: `length` in tokens (None: no onset), `judged`, `crossed` and `chosen` dims. It
@@ -169,7 +169,7 @@ def negative_control(
         reference: The method that dims are chosen on; default 'origin'.
         count: The most places; default 16.
         top: Dims that an onset is the median of; default 10.
-        least: Fewer judged dims give no onset; default 5.
+        least: Fewer evaluated dims give no onset; default 5.
 
     Returns:
         A Dataset, by `place`, and by prompt if there are several:

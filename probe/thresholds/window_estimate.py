@@ -107,7 +107,7 @@ def doubled(longest: int) -> list[int]:
 def estimate_window(measure: Callable[[int], np.ndarray], longest: int, chance: float | None = None) -> WindowEstimate:
     """Tries contexts of 64 tokens to `longest`, doubled until two in turn are worse, then halves what lies between.
 
-    measure: the NLL (nats/token) of the same last tokens of every text, given a context's length. Each is compared,
+    measure: the NLL (nats/token) of the same last tokens of every text, passed a context's length. Each is compared,
     text by text, with the shorter length of the lowest mean: what the last tokens alone give is held at any length.
     chance: the NLL of a guess, less a margin; where no mean is below it nothing can be told.
     """

@@ -206,7 +206,7 @@ def _attend_plainly(
 
 
 def _combine_plainly(output: Tensor, work: Tensor, slots: int, sinks: Tensor | None) -> None:
-    """Writes what all slots give to output (batch, head, 1, dim); sinks: scores (head,) without value, beside them."""
+    """Writes what all slots give to output (batch, head, 1, dim); sinks: scores (head,) without value, next to them."""
     outputs, logs = _parts_of(work, output, slots)
     total = logs.logsumexp(-1, keepdim=True)
     if sinks is not None:

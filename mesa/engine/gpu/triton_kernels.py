@@ -228,7 +228,7 @@ def _aligned(states: Tensor) -> Tensor:
     even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
     if even and states.data_ptr() % 16 == 0:
         return states
-    return states.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what it is given
+    return states.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what it is passed
 
 
 @triton.jit

@@ -47,7 +47,7 @@ class _Choice:
 
 
 def page(context: Context) -> None:
-    """Widgets and one figure, with one colour scale a layer; narrower spans are read and pooled anew."""
+    """Widgets and one figure, with one colour scale a layer; narrower spans are read and pooled again."""
     entry = context.run
     run = entry.run
     hook, prompt = choose_states(run)

@@ -73,7 +73,7 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method, run: s
 
 
 def _of_run(context: Context, prediction: Prediction) -> None:
-    """The methods that the command was given: their curves, and those that nothing is predicted of."""
+    """The methods that the command was passed: their curves, and those that nothing is predicted of."""
     ui.heading("Methods of this run")
     export = prediction_export(prediction)
     ui.show(cast(Chart, export.figures["prediction"]), "predictions")

@@ -81,7 +81,7 @@ STATISTICS = {
 
 
 def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps | None:
-    """Layers x heads: a statistic of the reference inside and beyond M, and beside it the method's; None if not run.
+    """Layers x heads: a statistic of the reference inside and beyond M, and next to it the method's; None if not run.
 
     One colour scale for all methods at the length.
     """
@@ -462,7 +462,7 @@ def title(summary: Anatomy) -> str:
 
 
 def sections(summary: Anatomy) -> list[Section]:
-    """The whole report: findings, means over heads, every method's maps by length, how each number is made."""
+    """The full report: findings, means over heads, every method's maps by length, how each number is made."""
     places = [place(summary, length, list(summary.methods)) for length in summary.lengths]
     definitions = Section("How each number is made", parts=[Section(name, [text]) for name, text in _MADE.items()])
     return [*headline(summary), *(part for part in places if part.parts), definitions, provenance(summary)]

@@ -135,6 +135,6 @@ class Tokens:
 
 
 TABLES = ("heads", "all_heads", "retrieval", "retrieval_heads")
-"""The tables beside a summary, as csv."""
+"""The tables next to a summary, as csv."""
 ANATOMY = ResultFile(Path("anatomy", "summary.json"), Anatomy)
 TOKENS = ResultFile(Path("anatomy", "tokens.json"), Tokens, None)

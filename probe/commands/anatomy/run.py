@@ -118,7 +118,7 @@ class AnatomyPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that a row depends on beside its key and its method, as JSON."""
+        """Everything that a row depends on in addition to its key and its method, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,
@@ -133,7 +133,7 @@ class AnatomyPlan:
 def plan(request: AnatomyRequest) -> AnatomyPlan:
     """Checks the request and builds every prompt. Raises Refused or FileNotFoundError, naming the value.
 
-    Where no length is given and passkeys do not fit into the default ones, retrieval is left out, with a note on
+    Where no length is passed and passkeys do not fit into the default ones, retrieval is left out, with a note on
     stderr.
     """
     config, trained = request.checked_model()
@@ -177,7 +177,7 @@ def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prom
 
 
 def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
-    """Estimate of the memory of one pass beside the weights.
+    """Estimate of the memory of one pass in addition to the weights.
 
     Retrieval decodes with a cache, tokens have logits at every position.
     """

@@ -121,7 +121,7 @@ class HarnessModel(HFLM):
 
 
 def room(task: str, stated: Mapping[str, Any], longest: int) -> int:
-    """Tokens of a prompt beside those that are generated. stated: the task's generation_kwargs.
+    """Tokens of a prompt in addition to those that are generated. stated: the task's generation_kwargs.
 
     Raises Refused where there are none, and for a `max_length`, which would hold for both together.
     """

@@ -95,7 +95,7 @@ def triple(row: Effect) -> list[float]:
 def recovery_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
     """Layers x heads: what the method in that place alone recovers, or what is lost without it there; None if not run.
 
-    Whole layers stand in a column beside their heads. way: "only" or "without".
+    Full layers are a column next to their heads. way: "only" or "without".
     """
     rows = having(summary.effects, kind=PATCH, way=way, method=method, length=length, measure=measure)
     baseline = baseline_name(summary)
@@ -130,7 +130,7 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
 
 
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
-    """Share recovered by heads added one by one, beside random sets of the same size; a panel a method."""
+    """Share recovered by heads added one by one, in addition to random sets of the same size; a panel a method."""
     rows = having(summary.smallest, length=length, measure=measure)
     panels = [_smallest_panel(row) for name in methods for row in having(rows, method=name) if row.heads]
     title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
@@ -399,7 +399,7 @@ def title(summary: Located) -> str:
 
 
 def sections(summary: Located) -> list[Section]:
-    """The whole report: the clearest loss, what was lost, each length and measure, how each number is made."""
+    """The full report: the clearest loss, what was lost, each length and measure, how each number is made."""
     definitions = Section("How each number is made", parts=[Section(name, [text]) for name, text in _MADE.items()])
     return [clearest(summary), losses(summary), *places(summary), definitions, provenance(summary)]
 

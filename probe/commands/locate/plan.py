@@ -197,7 +197,7 @@ class LocatePlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that the losses of a task depend on beside its key and its method, as JSON."""
+        """Everything that the losses of a task depend on in addition to its key and its method, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,
@@ -298,7 +298,7 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
 
 
 DIMS, SEARCH, CHOSEN = "dims", "smallest", "chosen"
-"""Kinds of tasks beside interventions on one item."""
+"""Kinds of tasks in addition to interventions on one item."""
 BATCH = 64
 """Interventions in one task of a remote worker, which computes the plain runs of the item once for all of them."""
 

@@ -148,7 +148,7 @@ class PredictPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that losses depend on beside method, length and text, as JSON."""
+        """Everything that losses depend on in addition to method, length and text, as JSON."""
         return {
             **self.request.identity,
             "trained_length": self.trained_length,
@@ -232,7 +232,7 @@ def unsupported_reason(method: Method) -> str:
 
 
 def needed_bytes(plan: PredictPlan) -> int:
-    """Estimate of the memory beside the weights: a pass at the longest length, and its logits."""
+    """Estimate of the memory in addition to the weights: a pass at the longest length, and its logits."""
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     logits = logits_bytes(plan.config.vocab_size, plan.longest, number_bytes)
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
@@ -240,7 +240,7 @@ def needed_bytes(plan: PredictPlan) -> int:
 
 FOLDER, SUMMARY = PREDICTION.path.parts
 JOURNAL = "journal.jsonl"
-"""The folder of the results below --out, and what is in it beside tables and figures."""
+"""The folder of the results below --out, and what is in it next to tables and figures."""
 _DIGITS = 4
 
 

@@ -91,7 +91,7 @@ def title(summary: Summary) -> str:
 
 
 def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figures, raw: Figures) -> list[Section]:
-    """The whole report. differences, raw: heatmaps less the reference's, and as they are."""
+    """The full report. differences, raw: heatmaps less the reference's, and as they are."""
     curves = [chart for curve in figures_of(drawn.curves).values() for chart in parted(cast(Chart, curve))]
     words = Section("Words", parts=[Section(term, [meaning]) for term, meaning in TERMS.items()])
     return [
@@ -634,7 +634,7 @@ def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> st
 def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
-    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and, with labels,
+    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js next to it) and, with labels,
     heatmap-METHOD[-pooled-DIMSxPOSITIONS].npz; heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves
     as .png and .svg.
     """

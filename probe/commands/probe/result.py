@@ -67,14 +67,14 @@ class Row:
     is_reference: bool
     measured: Failure | None
     longest_passing: int | None
-    """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
+    """The longest measured length at which the method works; 0: none, None: nothing can be evaluated."""
     nll: NllAtLongest | None
     predicted: PredictedFailure | None
     drift: DriftOnset | None
-    """On the first prompt; None where drift could not be judged in this run."""
+    """On the first prompt; None where drift could not be evaluated in this run."""
     heads: HeadSet | None
     rank: int | None = None
-    """None where nothing can be judged."""
+    """None where nothing can be evaluated."""
 
     @property
     def failure(self) -> Failure:
@@ -136,11 +136,11 @@ class Summary(Evidence):
 
 
 SUMMARY = ResultFile(Path("summary.json"), Summary, 2)
-"""Beside the store."""
+"""Next to the store."""
 
 
 def run_summary(folder: Path, run: StoredRun | None = None) -> Summary | None:
-    """The summary in a run's folder; None unless the report is whole, of this version and of the very store there.
+    """The summary in a run's folder; None unless the report is complete, of this version and of the very store there.
 
     run: that store, where it is open already.
     """
@@ -150,5 +150,5 @@ def run_summary(folder: Path, run: StoredRun | None = None) -> Summary | None:
         path = folder / SUMMARY.path
         summary = SUMMARY.parse(read_result(path), path)
         return summary if summary.store == store_mark((run or open_run(folder)).hidden.attrs) else None
-    except (OSError, ValueError):  # not whole, or there is no store
+    except (OSError, ValueError):  # not complete, or there is no store
         return None

@@ -1,4 +1,4 @@
-"""The whole path of a probe run: check, measure, capture, store, analyse, report."""
+"""The full path of a probe run: check, measure, capture, store, analyse, report."""
 
 from __future__ import annotations
 

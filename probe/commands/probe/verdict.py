@@ -398,7 +398,7 @@ def where(evidence: Evidence, rows: MethodRows) -> str:
 
 
 def how_sure(evidence: Evidence, rows: MethodRows) -> str:
-    """False detections of drift, what guessing scores, and what was not judged."""
+    """False detections of drift, what guessing scores, and what was not evaluated."""
     unjudged = _unjudged(evidence, rows)
     return _joined(
         _control(rows),
@@ -423,7 +423,7 @@ def _joined(*sentences: str) -> str:
 
 
 def _unfailing(evidence: Evidence, reference: Row) -> str:
-    """That the reference does not fail, by what can be judged, and what its prompts leave open."""
+    """That the reference does not fail, by what can be evaluated, and what its prompts leave open."""
     measured = reference.failure
     by = f"{_by(evidence, measured)} up to {measured.longest} tokens ({counted(evidence)})"
     none = f"{model_name(reference.method)} does not fail{by}."
@@ -474,7 +474,7 @@ def _text_name(prompt: str) -> str:
 
 
 def _is_none(drift: PromptDrift, method: str) -> bool:
-    """Whether a method was judged on a prompt, and no drift detected."""
+    """Whether a method was evaluated on a prompt, and no drift detected."""
     onset = next(onset for onset in drift.methods if onset.method == method)
     return onset.length is None and not onset.reason
 
@@ -635,7 +635,7 @@ def level(level: Level, name: str) -> str:
 
 
 def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
-    """What failure is not judged by, and whose drift is not judged, with the reasons."""
+    """What failure is not evaluated by, and whose drift is not evaluated, with the reasons."""
     level, left = evidence.level, []
     if not level:
         left.append("failure by length (not measured)")
@@ -786,7 +786,7 @@ def about_run(evidence: Evidence) -> str:
 
 
 def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str) -> dict[str, str]:
-    """The sentences with what the measured lengths say of the given M; where it is wrong, nothing else is said.
+    """The sentences with what the measured lengths say of the passed M; where it is wrong, nothing else is said.
 
     prompts: how many each length was measured with, such as '20 texts and 20 passkeys'.
     """
