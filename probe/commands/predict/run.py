@@ -16,9 +16,10 @@ import pandas as pd
 
 import mesa
 from mesa.device import states_checked
+from mesa.engine.structure import acting_layers
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.methods import Method, make
+from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.settings import method_settings
@@ -258,6 +259,8 @@ class PredictWorker(PlanWorker):
     def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row."""
         loaded, passes, texts = self.source.loaded(), self.plan.passes, self.plan.texts
+        for part in passes.values():
+            _check_acts(loaded.model, part.method)
 
         def row(task: Task) -> JsonObject:
             name, length, text = task.key
@@ -270,6 +273,16 @@ class PredictWorker(PlanWorker):
             return {"nll": losses.round(_DIGITS).tolist()}
 
         return row
+
+
+def _check_acts(model: Any, method: Method) -> None:
+    """Refused, before the first pass, where a method of the calibration would change nothing on a model."""
+    if not isinstance(method, Origin) and not acting_layers(model, method):
+        raise Refused(
+            f"predict rests on distances beyond M = {method.trained_length}, and no layer of this "
+            f"{model.config.model_type} model has positions and sees so far ({method.name} would change nothing); "
+            "measure with `mesa-lens probe`"
+        )
 
 
 @dataclass(frozen=True)
