@@ -29,6 +29,17 @@ def layers_of(model: Any) -> nn.ModuleList:
     return nn.ModuleList([layer for part in parts for layer in part.layers])  # of a stack of stacks
 
 
+def check_layers(model: Any) -> None:
+    """Refused where a model's layers are not one list of as many as its config states: states have no layer then."""
+    kind, stated = model.config.model_type, model.config.num_hidden_layers
+    lists = [module for module in decoder_of(model).children() if isinstance(module, nn.ModuleList)]
+    if not any(len(layers) >= stated for layers in lists):
+        raise Refused(
+            f"this {kind} model has {len(layers_of(model))} modules of layers, its config states {stated}, so that its "
+            "states cannot be labelled by layer; `mesa-lens eval --task nll,passkey` measures where it fails"
+        )
+
+
 @contextmanager
 def removed(handles: Iterable[Any]) -> Iterator[None]:
     """Removes hooks, by their handles, when this ends."""

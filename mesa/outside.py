@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,16 +74,6 @@ def check_cache_name(arguments: dict[str, Any], where: str) -> None:
                 f"{where} is given a {type(value).__name__} as {name!r}, and methods know caches as "
                 f"{' or '.join(map(repr, CACHES))}; without it every token would be a prompt of its own"
             )
-
-
-def new_cache(model: Any) -> Any:
-    """An empty cache as the model's config asks for it, or of the class that its module has for itself (MiniMax)."""
-    from transformers import DynamicCache
-
-    module = sys.modules[type(decoder_of(model)).__module__]
-    own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, DynamicCache)]
-    cls = next((value for value in own if value.__module__ == module.__name__), None)
-    return cls() if cls else DynamicCache(config=model.config)
 
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:

@@ -100,6 +100,18 @@ def heads_of(config: Any, layer: int) -> int:
     return config.num_attention_heads if each is None else each[layer].num_attention_heads
 
 
+def head_sizes(config: Any) -> tuple[int, int, int]:
+    """Query heads and key-value heads of a layer, and dims of a head; of each the largest, where layers differ."""
+    view = getattr(config, "per_layer_config", None)
+    each = [config] if view is None else [view[layer] for layer in range(config.num_hidden_layers)]
+
+    def largest(name: str) -> int:
+        return max((getattr(layer, name, None) or 0 for layer in each), default=0)
+
+    heads = largest("num_attention_heads")
+    return heads, largest("num_key_value_heads") or heads, largest("head_dim") or config.hidden_size // heads
+
+
 def missing(kind: str, method: type[Method]) -> str:
     """Why a model type cannot have a method; empty where it can."""
     family = family_of(kind)

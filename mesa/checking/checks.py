@@ -34,11 +34,11 @@ from mesa.checking.subject import (
 from mesa.device import check_finite
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import Attachment, applied
-from mesa.engine.structure import state_of
+from mesa.engine.structure import new_cache, state_of
 from mesa.engine.structure import windows as windows_of_model
 from mesa.errors import Refused
 from mesa.methods import LMInfinite, Method, NoPE, Origin
-from mesa.outside import new_cache, with_cache
+from mesa.outside import with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
 from mesa.support import as_trained_text, is_rotary, length_choice, trained_length, unfit
 

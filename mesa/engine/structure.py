@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.device import not_finite
@@ -35,7 +36,7 @@ from mesa.methods import Method, Origin
 from mesa.methods.base import only_distances
 from mesa.outside import CACHES, attention_called, attention_function, mask_function
 from mesa.plan import LARGEST, Plan, Region, token_index
-from mesa.support import as_trained, is_rotary, no_layer_acts
+from mesa.support import as_trained, is_rotary, no_layer_acts, windows_of
 
 TOKENS = 32
 """Tokens of the probe's rows."""
@@ -140,6 +141,19 @@ def acting_layers(model: Any, method: Method, trained_length: int | None = None)
     return tuple(sorted({*range(len(layers_of(model)))} - reached - idle_layers(model, method).keys()))
 
 
+def new_cache(model: Any) -> DynamicCache:
+    """An empty cache: of the class that the model's module has for itself (MiniMax), or as its config asks for it.
+
+    It keeps every token where the config's windows are not those of the model's masks (Moshi).
+    """
+    module = sys.modules[type(decoder_of(model)).__module__]
+    own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, DynamicCache)]
+    if cls := next((value for value in own if value.__module__ == module.__name__), None):
+        return cls()
+    is_stated = not is_rotary(model.config.model_type) or windows(model) == windows_of(model.config)
+    return DynamicCache(config=model.config) if is_stated else DynamicCache()
+
+
 def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
     """The layers that a method leaves as trained, with their window (`as_trained`); Refused where those are all."""
     left = as_trained(windows(model), method)
@@ -159,6 +173,11 @@ def _examined(model: Any) -> Examined:
             _known[key] = _Probe(model).structure()
         _of_model[model] = family, _known[key]
     return _of_model[model][1]
+
+
+def forget(model: Any) -> None:
+    """Has a model be examined again, since its modules were wrapped."""
+    _of_model.pop(model, None)
 
 
 def _is_bridged(model: nn.Module) -> bool:

@@ -8,9 +8,16 @@ from typing import Any
 import torch
 
 from mesa.device import free_bytes
+from mesa.support import head_sizes
 
 _TOKEN_BYTES = 40
 """Of a token in a prompt: a Python integer and its place in a list, and its text while it is tokenized."""
+
+
+def _intermediate(config: Any) -> int:
+    """The size of an MLP's inner layer; the largest, where layers differ."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return max(size) if isinstance(size, list | tuple) else size
 
 
 def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -> int:
@@ -19,28 +26,23 @@ def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -
     Counted for each token: the residual stream and its normed copy, the MLP's three intermediates, queries, keys and
     values raw and rotated, and one attention output being merged in float32.
     """
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    attention = heads * head_dim
-    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    hidden, (heads, _, width), intermediate = config.hidden_size, head_sizes(config), _intermediate(config)
+    attention = heads * width
     token_bytes = bytes_a_number * (4 * hidden + 3 * intermediate + 8 * attention) + 3 * 4 * attention
     return length * token_bytes + kept_bytes
 
 
 def pass_flops(config: Any, length: int) -> float:
     """Estimate of the floating-point operations of one pass: of a dense model, without the output layer."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    attention = heads * (getattr(config, "head_dim", None) or hidden // heads)
-    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    hidden, (heads, _, width), intermediate = config.hidden_size, head_sizes(config), _intermediate(config)
+    attention = heads * width
     weights = 4 * hidden * attention + 3 * hidden * intermediate
     return 2.0 * config.num_hidden_layers * length * (weights + 2 * attention * length)
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """Rough memory of a prompt, with `itemsize` bytes a number: its key-value cache and one layer's states."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or hidden // heads
+    hidden, (_, key_heads, width) = config.hidden_size, head_sizes(config)
     return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
 
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 from mesa.errors import Refused
-from mesa.support import attending_layers, layers_text
+from mesa.support import attending_layers, head_sizes, layers_text
 from probe.options import Names, RangeList, Ranges, option
 
 Size = Callable[[Any], int]
@@ -34,15 +34,13 @@ def _hidden(config: Any) -> int:
 
 
 def _queries(config: Any) -> int:
-    return config.num_attention_heads * _head_dim(config)
+    heads, _, width = head_sizes(config)
+    return heads * width
 
 
 def _keys(config: Any) -> int:
-    return getattr(config, "num_key_value_heads", config.num_attention_heads) * _head_dim(config)
-
-
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    _, heads, width = head_sizes(config)
+    return heads * width
 
 
 def _states(path: str, width: Size = _hidden) -> Hook:

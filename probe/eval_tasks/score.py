@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mesa.decoder import decoder_of, removed, replaced
+from mesa.engine.structure import new_cache
 from mesa.errors import Refused
 from mesa.models import Loaded
-from mesa.outside import new_cache, with_cache, with_last_logits
+from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks import sources
 from probe.eval_tasks.retrieval import Prompt
 from probe.run_folder import SHIPPED_TEXT

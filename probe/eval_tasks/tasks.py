@@ -17,9 +17,10 @@ import psutil
 import torch
 
 from mesa.device import is_accelerator, now, states_checked
+from mesa.engine.structure import new_cache
 from mesa.errors import Refused
 from mesa.models import Loaded
-from mesa.outside import new_cache, with_cache, with_last_logits
+from mesa.outside import with_cache, with_last_logits
 from probe.eval_tasks import retrieval
 from probe.eval_tasks.base import EvalTask, Metric, PromptSpec, Score, in_batches
 from probe.eval_tasks.retrieval import Prompt, first_ids

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
+from mesa.engine.structure import new_cache
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from mesa.outside import new_cache, with_cache, with_last_logits
+from mesa.outside import with_cache, with_last_logits
 from mesa.support import attending_layers
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import nll
@@ -120,6 +121,11 @@ def recorded_attention(
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, **with_last_logits(model, 1))
     layers, heads = attachment.layers, model.config.num_attention_heads
     expected = [(layer, head) for layer in layers for head in range(heads)]
+    if len(seen) > len(expected) and {*seen} == {*expected}:
+        raise Refused(
+            f"layers of this {model.config.model_type} model attend several times in a pass, so that what a head "
+            "attends to cannot be told; `mesa-lens locate` finds heads that matter"
+        )
     if sorted(seen) != expected:
         raise Failed(f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once")
     values = {name: np.stack([by_head[key][name] for key in expected]) for name in by_head[expected[0]]}

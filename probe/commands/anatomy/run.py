@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mesa.decoder import check_layers
 from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
@@ -195,7 +196,9 @@ class AnatomyWorker(PlanWorker):
 
     def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives its journal row."""
-        return partial(measure, self.plan, self.source.loaded().model)
+        model = self.source.loaded().model
+        check_layers(model)
+        return partial(measure, self.plan, model)
 
 
 @torch.no_grad()

@@ -229,11 +229,11 @@ def run(
         losses = token_losses(model, torch.tensor([item.ids], device=model.device), item.scored)
     if set(counts) > {1}:
         raise Failed(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
-    expected = {layer: 1 for layer in attachment.layers if layer >= first}
+    expected = [layer for layer in attachment.layers if layer >= first]
     all_heads = tuple(range(model.config.num_attention_heads))
     chosen = {layer: () if layer in attachment.as_trained else method.heads_in(layer) for layer in expected}
     heads = {layer: all_heads if some is None else some for layer, some in chosen.items()}
-    if dict(attachment.calls) != expected or attachment.heads != heads:
+    if sorted(attachment.calls) != expected or attachment.heads != heads:
         raise Failed(
             f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.heads}; expected "
             f"{expected}, in heads {heads}"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
+from mesa.decoder import check_layers
 from mesa.engine.bridge import LayerHooks, hooked
 from mesa.errors import Failed
 from mesa.methods import Method
@@ -69,6 +70,7 @@ class LocateWorker(PlanWorker):
     def start(self, memory_bytes: int | None = None) -> MeasureTask:
         """Loads the model; a task gives rows of the journal with their keys."""
         loaded = self.source.loaded()
+        check_layers(loaded.model)
         bridge = hooked(loaded.model, loaded.tokenizer)
         return RunCache(replace(self.plan, config=loaded.model.config), bridge, loaded.tokenizer).measure
 

@@ -19,6 +19,7 @@ import torch
 import xarray as xr
 
 import mesa
+from mesa.decoder import check_layers
 from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity
 from mesa.methods import Method
@@ -475,6 +476,7 @@ class ProbeWorker(PlanWorker):
         hold.
         """
         loaded = self.source.loaded()
+        check_layers(loaded.model)
         self._try_values(loaded.model)
         measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
 
