@@ -344,11 +344,16 @@ def _adapters() -> dict[str, Any]:
     return ArchitectureAdapterFactory._adapters
 
 
-def check_adapted(config: Any, what: str, remedy: str) -> None:
-    """Refused where TransformerLens has no adapter for a config's class, which `what` needs."""
+def without_adapter(config: Any) -> str:
+    """The class that a config names where TransformerLens has no adapter for it; else empty."""
     named = (config.architectures or [""])[0]
     model_class = getattr(transformers, named, None)
-    if model_class is not None and adapted(model_class) is None:
+    return named if model_class is not None and adapted(model_class) is None else ""
+
+
+def check_adapted(config: Any, what: str, remedy: str) -> None:
+    """Refused where TransformerLens has no adapter for a config's class, which `what` needs."""
+    if named := without_adapter(config):
         raise Refused(f"{what} needs TransformerLens, which has no adapter for a {named}; {remedy}")
 
 

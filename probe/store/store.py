@@ -58,6 +58,7 @@ _NOT_COMPARED = (
     REQUEST,
     "trained_length_by",
     "as_trained",
+    "states_from",
     TEXT_SOURCE,
     "quantization",
     "tokenizer_note",

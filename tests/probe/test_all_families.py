@@ -58,3 +58,5 @@ def test_every_command_runs(family, tmp_path, capsys):
     if "probe" not in failed:
         summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         assert [row["method"] for row in summary["methods"]] == ["origin", "rerope"]
+        attrs = json.loads((out / "store.zarr" / "zarr.json").read_text(encoding="utf-8"))["attributes"]
+        assert ("states_from" in attrs) == (family not in matrix.BRIDGED)

@@ -72,7 +72,7 @@ from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP, ThresholdOnse
 Figures = Mapping[str, Drawable]
 _PROVENANCE = (
     "model model_revision model_type left_out source_dtype quantization tokenizer_note created executor word "
-    "first_token text seed"
+    "first_token text seed as_trained states_from"
 )
 
 

@@ -149,6 +149,11 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
         REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
         TEXT_SOURCE: json.dumps(asdict(text_source)),
     }
+    from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
+
+    if named := without_adapter(plan.config):
+        attrs["states_from"] = f"inputs and outputs of layers: TransformerLens has no adapter for a {named}"
+        sys.stderr.write(f"hidden states are the {attrs['states_from']}\n")
     layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
     if plan.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")

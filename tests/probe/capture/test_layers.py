@@ -8,7 +8,7 @@ import torch
 from tiny import tokens
 
 import mesa
-from mesa.engine.bridge import LayerHooks, check_adapted, hooked
+from mesa.engine.bridge import LayerHooks, check_adapted, hooked, without_adapter
 from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from mesa.support import attending_layers, headed_layers
@@ -50,6 +50,9 @@ def test_what_cannot_be_had_is_refused_before_any_pass():
     config.architectures = ["MiniCPM3ForCausalLM"]
     with pytest.raises(Refused, match="hook 'q' needs TransformerLens, which has no adapter for a MiniCPM3ForCausalLM"):
         check_adapted(config, "hook 'q'", "capture resid_post")
+    assert without_adapter(config) == "MiniCPM3ForCausalLM"
+    config.architectures = ["LlamaForCausalLM"]
+    assert without_adapter(config) == ""
     config = matrix.build("qwen3_5").config
     assert attending_layers(config) == headed_layers(config, None) == [1]
     with pytest.raises(Refused, match="layer 0 has no attention, so no heads; those with: layer 1"):
