@@ -261,7 +261,7 @@ def provenance(plan: ProbePlan) -> JsonObject:
         **request.identity,
         "trained_length": plan.trained_length,
         "trained_length_by": request.trained_length_by(plan.config),
-        "as_trained": request.as_trained(plan.config, plan.trained_length),
+        **({"as_trained": text} if (text := request.as_trained(plan.config, plan.trained_length)) else {}),
         "length": plan.length,
         "model_type": plan.config.model_type,
         **origin(request.model, plan.config, request.load.get("revision")),
