@@ -164,7 +164,7 @@ def windows_of(config: Any) -> dict[int, int]:
     As transformers' `DynamicCache` reads a config; a layer that sees everything is left out.
     """
     sizes = {
-        "sliding_attention": getattr(config, "sliding_window", None),
+        "sliding_attention": getattr(config, "sliding_window", None) or getattr(config, "attention_window_size", None),
         "chunked_attention": getattr(config, _CHUNK, None),
     }
     kinds = getattr(config, "layer_types", None)

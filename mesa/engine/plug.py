@@ -626,9 +626,10 @@ def applied(
     """Attaches a method to a model for the length of a `with` block.
 
     A layer whose sliding window or chunk holds no distance of M or more stays as trained, unless the method names it
-    (`layers=`, `heads=`). The model is restored after it, also by an error. Batches may be padded on either side;
-    `generate` needs left padding, as without a method. A KV cache filled in the block serves only there. Threads may
-    share the block; passes, and backward() under gradient checkpointing, must end in it.
+    (`layers=`, `heads=`); a warning says so where that is every layer. The model is restored after it, also by an
+    error. Batches may be padded on either side; `generate` needs left padding, as without a method. A KV cache filled
+    in the block serves only there. Threads may share the block; passes, and backward() under gradient checkpointing,
+    must end in it.
 
     Args:
         model: A Hugging Face model, also one within `bridge`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -155,10 +156,10 @@ def new_cache(model: Any) -> DynamicCache:
 
 
 def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
-    """The layers that a method leaves as trained, with their window (`as_trained`); Refused where those are all."""
+    """The layers that a method leaves as trained, with their window (`as_trained`); warns where those are all."""
     left = as_trained(windows(model), method)
     if left and not acting_layers(model, method):
-        raise Refused(no_layer_acts(method, model.config, left.values()))
+        warnings.warn(no_layer_acts(method, model.config, left.values()), stacklevel=4)
     return left
 
 
