@@ -32,7 +32,7 @@ from mesa.checking.subject import (
     run,
 )
 from mesa.device import check_finite
-from mesa.engine.bridge import bridge
+from mesa.engine.bridge import adapted, bridge
 from mesa.engine.plug import Attachment, applied
 from mesa.engine.structure import new_cache, state_of
 from mesa.engine.structure import windows as windows_of_model
@@ -93,6 +93,11 @@ def hooks(subject: Subject, method: Method) -> CheckRow:
         )
     if subject.tokenizer is None:
         return CheckRow(HOOKS, NOT_RUN, _NO_TOKENIZER)
+    if adapted(type(subject.model)) is None:
+        kind = type(subject.model).__name__
+        return CheckRow(
+            HOOKS, NOT_RUN, f"TransformerLens has no adapter for a {kind}: states are the layers' own output"
+        )
     setting = subject.settings[-1]
     ids, stock = subject.ids(setting.length), subject.stock[setting]
     method = subject.acting(method, 0)

@@ -102,6 +102,15 @@ def test_a_sliding_window_that_no_prompt_fills_is_said_with_the_remedy(window, r
     assert not report.failed
 
 
+def test_a_model_without_an_adapter_passes_and_is_told_so(tokenizer):
+    report = checked(structures.build("beside a recurrence"), tokenizer)
+    assert "bridge against hidden states" not in {check for check, _ in rows(report, "not run")}
+    report = checked(structures.built("moshi", {**structures.SIZES, "audio_vocab_size": 8, "ffn_dim": 96}), tokenizer)
+    assert not report.failed
+    said = rows(report, "not run")["bridge against hidden states", ""]
+    assert said == "TransformerLens has no adapter for a MoshiForCausalLM: states are the layers' own output"
+
+
 def test_where_no_layer_rotates_masks_are_checked(tokenizer):
     report = checked(structures.build("no layer rotates"), tokenizer, "rerope,lm-infinite")
     assert not report.failed
