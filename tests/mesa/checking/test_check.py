@@ -102,7 +102,7 @@ def test_a_sliding_window_that_no_prompt_fills_is_said_with_the_remedy(window, r
     assert not report.failed
 
 
-def test_a_model_without_an_adapter_passes_and_is_told_so(tokenizer):
+def test_a_model_without_an_adapter_passes_and_the_row_says_so(tokenizer):
     report = checked(structures.build("beside a recurrence"), tokenizer)
     assert "bridge against hidden states" not in {check for check, _ in rows(report, "not run")}
     report = checked(structures.built("moshi", {**structures.SIZES, "audio_vocab_size": 8, "ffn_dim": 96}), tokenizer)
