@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import Any, TypeVar
 
 from mesa.errors import Refused
@@ -16,8 +16,17 @@ T = TypeVar("T")
 
 @cache
 def named_in(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, looked for once, since every package on the path is opened for it."""
-    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+    """The entry points of a group, looked for once, since every package on the path is opened for it.
+
+    Those of all metadata: an outdated egg-info in a clone would hide the installed package's, of the same name.
+    """
+    points = {
+        (point.name, point.value): point
+        for distribution in distributions()
+        for point in distribution.entry_points
+        if point.group == group
+    }
+    return tuple(point for _, point in sorted(points.items()))
 
 
 def registered(group: str, ours: Mapping[str, T]) -> dict[str, T]:

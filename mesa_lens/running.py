@@ -64,8 +64,8 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
         return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
 
     if not command.timed and not options.estimate:
-        stated = [name for name in _AMOUNT if getattr(request, name) != getattr(type(request), name)]
-        chosen = fitted(planned, stated, passes, options, lambda other: recorded(other, *own))
+        stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(type(request), name)]
+        chosen = fitted(command, planned, stated, passes, options, lambda other: recorded(other, *own))
         planned = planned if chosen is planned.request else plan(chosen, *own)
     if options.estimate:
         from probe.experiment.estimate import shorter_request
@@ -103,24 +103,24 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     return 1 if results.failed else 0
 
 
-_AMOUNT = ("samples", "texts", "lengths", "length", "refine")
+AMOUNT_FIELDS = ("samples", "texts", "lengths", "length", "refine")
 """Fields of a request that say how much is measured."""
-_SURE = 2e13
-"""Operations of a run, below which it takes no half hour on any machine: its speed is not measured."""
+CHEAP_RUN = 2e13
+"""Floating-point operations of a run below which it takes minutes on a CPU: its speed is not measured."""
 
 
 def fitted(
+    command: Command,
     planned: Any,
     stated: Sequence[str],
     passes: Callable[[Any], Passes],
     options: FittedOptions,
-    words: Callable[[Any], Any],
+    record: Callable[[Any], Any],
 ) -> Any:
     """The request of a plan, or what takes at most --minutes of it, which stderr names.
 
-    A run that is in --out already keeps what it chose. Without --minutes and with an option that says how much, the
-    request stays as it is. stated: the fields that say so. words: a request as its run records it. Raises Refused where
-    nothing fits.
+    A run in --out keeps what it chose. Without --minutes and with an option that says how much, the request stays as it
+    is. stated: the fields that say so. record: a request as its run records it. Raises Refused where nothing fits.
     """
     from probe.experiment.estimate import HALF_HOUR, measure_speed, seconds_of, shorter_request
     from probe.experiment.journal import REQUEST
@@ -131,12 +131,12 @@ def fitted(
 
     request = planned.request
     is_local = options.runner == "local"
-    if options.minutes is None and (stated or not is_local or operations(planned, passes(request)) < _SURE):
+    if options.minutes is None and (stated or not is_local or operations(planned, passes(request)) < CHEAP_RUN):
         return request
     there = {} if options.overwrite else RunFolder(options.out).settings
     if REQUEST in there:
         earlier = json.loads(there[REQUEST])
-        items = {item.path[-1]: item for item in option_fields(type(request)) if item.path[-1] in _AMOUNT}
+        items = {item.path[-1]: item for item in option_fields(type(request)) if item.path[-1] in AMOUNT_FIELDS}
         values = {name: item.read(earlier[item.key][0]) for name, item in items.items() if item.key in earlier}
         if request.methods is None and "methods" in earlier:
             values["methods"] = earlier["methods"][0]
@@ -150,14 +150,11 @@ def fitted(
     if takes <= seconds:
         return request
     less = shorter_request(planned, passes, speed, seconds)
-    all_of_it = (
-        f"{'the request' if stated else 'all that is measured by default'} takes about {format_seconds(takes)} here"
-    )
+    full = f"{'the request' if stated else 'all that is measured by default'} takes about {format_seconds(takes)} here"
     if less is None:
-        raise Refused(f"{all_of_it}, and two prompts of one method at two lengths do not fit {seconds / 60:g} minutes")
-    chosen = seconds_of(passes(less), speed)
-    command = resume_command("probe", options.out, words(less))
-    print(f"{all_of_it}; this takes about {format_seconds(chosen)}: {command}", file=sys.stderr)
+        raise Refused(f"{full}, and two prompts of one method at two lengths do not fit {seconds / 60:g} minutes")
+    line = resume_command(command.name, options.out, record(less))
+    print(f"{full}; this takes about {format_seconds(seconds_of(passes(less), speed))}: {line}", file=sys.stderr)
     return less
 
 

@@ -24,6 +24,16 @@ def test_all_but_probe_hang_on_it_and_have_layouts_of_their_own():
     assert all(row.layout == layouts()[name] for name, row in commands().items())
 
 
+def test_an_outdated_metadata_folder_in_front_hides_no_command(tmp_path):
+    old = tmp_path / "mesa_lens.egg-info"
+    old.mkdir()
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mesa-lens\nVersion: 0.1\n")
+    (old / "entry_points.txt").write_text("[console_scripts]\nmesa-lens = mesa_lens.__main__:main\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from probe.commands import commands; print(*commands())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=guests.ROOT)
+    assert {"predict", "locate", "anatomy", "eval"} <= {*done.stdout.split()}
+
+
 @pytest.mark.parametrize("name", HUNG)
 def test_the_help_lacks_a_command_that_is_not_there(tmp_path, name):
     ((code, out, err),) = guests.commands(hidden(tmp_path, name), ["--help"], before="import hiding\n")

@@ -54,7 +54,7 @@ def test_where_not_even_two_prompts_fit_nothing_is_begun(model, tmp_path, speed,
 
 @pytest.mark.parametrize(("more", "is_fitted"), [([], True), (["--samples", "2", "--refine", "0"], False)])
 def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monkeypatch, speed, capsys, more, is_fitted):
-    monkeypatch.setattr(running, "_SURE", 0)
+    monkeypatch.setattr(running, "CHEAP_RUN", 0)
     out = tmp_path / "run"
     methods = ["--methods", "origin", "--texts", "0"] if more else ["--methods", "origin"]
     assert main(["probe", "--model", model, *methods, *more, "--out", str(out)]) == 0
