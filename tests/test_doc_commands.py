@@ -52,8 +52,14 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
     "anatomy": "--methods origin,rerope --lengths 320 --samples 1",
     "predict": "--methods origin,rerope --lengths 240,320 --samples 4",
     "check": "--methods rerope",
+    "config": "--length 64",
 }
-QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
+QUICK = (
+    "mesa-lens methods",
+    "mesa-lens config yarn --length",
+    "mesa-lens status",
+    "mesa-lens export drift runs/demo --f",
+)
 _PROGRAM = r"(?:mesa-lens|python (?:benchmarks|research|tests)/[\w/]+\.py)"
 _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 
