@@ -102,8 +102,8 @@ def run(options: ServeOptions, request: ModelOptions, printing: JsonOptions) -> 
     check_method(config, method)
     check_acts(config, method)
     place = place_with_options(request.model, **request.source)[0]
-    found = serving(method, config, options.length, request.model, place.where)
-    print(json.dumps(asdict(found), indent=1) if printing.json else found)
+    served = serving(method, config, options.length, request.model, place.where)
+    print(json.dumps(asdict(served), indent=1) if printing.json else served)
     return 0
 
 
@@ -129,13 +129,13 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
         f"with mesa.applied(loaded.model, mesa.make({method.name!r}, trained_length={trained}{parameters})):\n"
         '    output = loaded.model.generate(**loaded.tokenizer(prompt, return_tensors="pt"))'
     )
-    found: dict[str, Any] = {
+    served: dict[str, Any] = {
         "model": model, "method": method.describe(), "trained_length": trained, "length": length, "python": python
     }  # fmt: skip
     recipe, why = _RECIPES.get(method.name), _unserved(method, config)
     if recipe is None or why:
-        return Serving(**found, notes=(why or f"no server computes {method.name}",))
-    return Serving(**found, **recipe(method, config, length, where or model))
+        return Serving(**served, notes=(why or f"no server computes {method.name}",))
+    return Serving(**served, **recipe(method, config, length, where or model))
 
 
 def _unserved(method: Method, config: Any) -> str:
@@ -308,7 +308,7 @@ def _dynamic(method: Any, config: Any, length: int, model: str) -> dict[str, Any
     def with_base(part: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
         if part.get("rope_type") != "dynamic":
             return dict(part)
-        dims = _rotary_dims(config, stated)
+        dims: Any = _rotary_dims(config, stated)  # a number, as `_rope` served
         return {**stated, "rope_theta": stated["rope_theta"] * growth ** (dims / (dims - 2))}
 
     flat = "rope_type" in rope

@@ -56,7 +56,6 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
 }
 QUICK = (
     "mesa-lens methods",
-    "mesa-lens config yarn --length",
     "mesa-lens status",
     "mesa-lens export drift runs/demo --f",
 )

@@ -164,8 +164,9 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
 def _served_by(config: Mapping[str, Any]) -> str:
     """The servers whose options compute a method, from what was recorded of it."""
     try:
-        return ", ".join(make(**config).served_by) or _NONE
-    except (Refused, TypeError):  # of a package that is not installed here, or of another version
+        sizes = {key: value for key, value in config.items() if key != "name"}
+        return ", ".join(make(config["name"], **sizes).served_by) or _NONE
+    except (KeyError, Refused, TypeError):  # of a package that is not installed here, or of another version
         return _NONE
 
 
@@ -787,10 +788,10 @@ def verdict(evidence: Evidence, findings: Findings) -> Verdict:
         rows=rows,
         notes=[
             RANKED,
-            SERVED,
             *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
+            SERVED,
         ],
     )
 
