@@ -11,12 +11,14 @@ from probe.commands.anatomy import run as anatomy
 from probe.commands.locate import plan as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
 from probe.commands.probe.run import prepare
+from probe.commands.readout import run as readout
 
 PLANS = {
     "probe": (plan, ProbeRequest),
     "eval": (evaluation.plan_evaluation, evaluation.EvalRequest),
     "locate": (locating.plan, locating.LocateRequest),
     "anatomy": (anatomy.plan, anatomy.AnatomyRequest),
+    "readout": (readout.plan, readout.ReadoutRequest),
 }
 BASED = {"dynamic-ntk", "ntk-mixed"}
 

@@ -25,7 +25,7 @@ def exports(run):
     """The names of the figures that `mesa-lens export` writes of a run."""
     prompts = {"prompt": run.hidden["prompt"].values.tolist()}
     for kind, (_, parameters, _) in KINDS.items():
-        if kind in ("locate", "anatomy"):
+        if kind in ("locate", "anatomy", "readout"):
             continue
         for prompt in prompts["prompt"] if "prompt" in parameters.split() else [None]:
             yield from getattr(run, kind)(**({} if prompt is None else {"prompt": prompt})).export.figures
