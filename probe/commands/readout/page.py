@@ -57,7 +57,7 @@ def _probed(summary: Readout) -> Iterator[str]:
             yield f"{probe}: nothing is claimed; {_why_not(summary, rows)}."
             continue
         for row in having(rows, layer=layer):
-            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_told(row)}"
+            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(row)}"
 
 
 def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
@@ -70,7 +70,7 @@ def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
     )
 
 
-def _told(row: ProbeRead) -> str:
+def _scores_text(row: ProbeRead) -> str:
     """Scores at M and beyond, and what of the difference is lost and what moved."""
     text = (
         f"a probe reads {_n(row.inside)} at M (control {_n(row.control)}), the same probe {_n(row.transfer)} here, "

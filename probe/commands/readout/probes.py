@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 from mesa.errors import Refused
+from probe.commands.readout.result import Interval
 
 STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2, 1e1, 1.0)}
 """C of LogisticRegression and alpha of Ridge that are tried, from the strongest penalty to the weakest."""
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
 _LEAST = 20  # labels to train on
-
-
-class Interval(NamedTuple):
-    """A value with its 95% interval over texts, NaN where there is none."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

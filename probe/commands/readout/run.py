@@ -315,7 +315,7 @@ class _Summary:
         none = Interval(*[float("nan")] * 3)
 
         def interval(scores: TextScores, minus: TextScores | None = None) -> Interval:
-            return Interval(*draws.interval(scores, minus))
+            return draws.interval(scores, minus)
 
         is_read = self._is_trained and all(
             draws.is_clear(inside, there[other], tests) for other in ("control", "chance")

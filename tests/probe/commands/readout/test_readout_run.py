@@ -136,7 +136,7 @@ def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path
         (["--probe", "previous-99"], "--probe previous-99 is not known; known: previous-K (K from 0 to 32), position"),
         (["--probe", "labels"], "--probe labels needs a file of them; name it by --labels"),
         (["--lengths", "80"], f"--lengths 80 is below M = {M}"),
-        (["--tokens", "100"], "--tokens 100, and 1 before them, are more than half of M = 160"),
+        (["--tokens", "100"], "--tokens 100, and 1 before them, are more than half of the trained length 160"),
         (["--hook", "nonsense"], "unknown hook 'nonsense'"),
         (["--layers", "9"], "layer 9-9 is out of range"),
         (["--lengths", "50k"], "51200 are needed; give a longer text"),
