@@ -18,6 +18,8 @@ from probe.commands import command
 from probe.commands.probe.report import (
     control,
     curves_of,
+    distance_export,
+    distance_section,
     drift_export,
     onsets,
     threshold_export,
@@ -223,6 +225,30 @@ class Run(reader.StoredRun):
         text = plain_table(crossing_table(hidden, search, pairs))
         first = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
         return Result(search, f"{text}\nthreshold onset: {first}", export)
+
+    def state_distance(
+        self, layers: Sequence[int] | None = None, hook: str | None = None, methods: Sequence[str] | None = None
+    ) -> Result:
+        """How far states on text lie from the in-window distribution, see `find_state_distance`.
+
+        Args:
+            layers: Those drawn. Default: the first, and the one in which the reference moves most.
+            hook: Default: the run's first.
+            methods: Those in figures and files. Default: all.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            Refused: Fewer than two texts were stored, or too few of their positions.
+        """
+        distance = self.analysis(hook).distance
+        if distance is None:
+            raise Refused(
+                f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"
+            )
+        export = distance_export(distance, layers, methods)
+        return Result(distance, plain_table(distance_section(distance, layers, methods).tables[0]), export)
 
     def heatmap(
         self,

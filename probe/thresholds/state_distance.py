@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from pydantic.dataclasses import dataclass as checked
 
 from mesa.errors import Refused
-from probe.store.result_file import InWords, Number
 from probe.statistics import shown
+from probe.store.result_file import InWords, Number
 
 COMPONENTS = 64
 _FOLDS = 8
+_READ = 1024  # states of a text that are fitted
 _DRAWS = 1000
 
 
@@ -38,7 +40,7 @@ class StateReference:
 
     @classmethod
     def fit(cls, states: np.ndarray, components: int = COMPONENTS) -> StateReference:
-        """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance in its components (both scikit-learn's).
+        """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance of its whitened scores (both scikit-learn's).
 
         At most `components`, and no more than a quarter of the number of states. Refused for fewer than 8 states or
         values that are not finite.
@@ -49,7 +51,7 @@ class StateReference:
         rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
         if len(rows) < 8 or not np.isfinite(rows).all():
             raise Refused(f"{len(rows)} states, all finite: {np.isfinite(rows).all()}; a distribution needs 8 or more")
-        pca = PCA(min(components, rows.shape[1], len(rows) // 4), svd_solver="full").fit(rows)
+        pca = PCA(min(components, rows.shape[1], len(rows) // 4), whiten=True, svd_solver="full").fit(rows)
         return cls(pca, LedoitWolf().fit(pca.transform(rows)))
 
     def distances(self, states: np.ndarray) -> np.ndarray:
@@ -120,12 +122,80 @@ def state_distance(
     reference = inside if reference is None else reference
     near, far = text_distances(reference, (inside, states), documents=documents, components=components)
     near, far = near.mean(1), far.mean(1)
-    low = high = np.nan
-    if len(near) >= 4:
-        draws = np.random.default_rng(0).integers(0, len(near), (_DRAWS, len(near)))
-        low, high = np.quantile(far[draws].mean(1) / near[draws].mean(1), [0.025, 0.975])
+    low, high = _interval(near, far)
     ratio = far.mean() / near.mean()
     return StateDistance(float(far.mean()), float(near.mean()), float(ratio), float(low), float(high), len(near))
+
+
+def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference: str = "origin") -> xr.Dataset:
+    """How far states on text lie from the in-window distribution, by position, over how far those within M lie.
+
+    The distribution is that of the reference's states at positions [M/4, M), of the other texts.
+
+    Args:
+        hidden: Hidden states (method, prompt, layer, position, dim), of two or more texts.
+        trained_length: M, tokens.
+        reference: The method whose states are fitted; default 'origin', or the first.
+
+    Returns:
+        A Dataset (method, layer, window), windows of M/4 positions by their first, from M/4 on:
+
+        - `ratio` = mean squared distance a component (`StateReference.distances`) over the method's own in [M/4, M),
+          means over texts: below 1 where states collapse towards the centre, above where they grow
+        - `low`, `high`: its 95% interval over texts (bootstrap); NaN for fewer than four
+        - `inside` (method, layer): the distance in [M/4, M); 1 is the reference's on the texts that are fitted
+
+    Raises:
+        Refused: There are fewer than two prompts, or positions within or beyond M were not captured.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> values = rng.normal(size=(1, 4, 1, 512, 32)) * np.where(np.arange(512) < 256, 1, 0.5)[:, None]
+        >>> labels = {"method": ["origin"], "prompt": list("abcd"), "layer": [0], "position": range(512)}
+        >>> hidden = xr.DataArray(values, labels | {"dim": range(32)}, [*labels, "dim"])
+        >>> probe.find_state_distance(hidden, 256)["ratio"].values.round(1).ravel().tolist()
+        [1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]
+    """
+    position, texts, window = hidden["position"].values, hidden.sizes.get("prompt", 1), trained_length // 4
+    methods, first = hidden["method"].values.tolist(), position // window * window
+    within = np.flatnonzero((position >= window) & (position < trained_length))
+    windows = [start for start in np.unique(first[position >= window]) if 2 * (first == start).sum() >= window]
+    if texts < 2 or len(within) < 8 or not windows or windows[-1] < trained_length:
+        raise Refused(
+            f"{texts} texts with {len(within)} positions in [{window}, {trained_length}), up to {position[-1]}; states "
+            "on text are compared over two texts or more, within M and beyond: store more, e.g. --texts 8"
+        )
+    fitted = within[:: max(1, len(within) // _READ)]
+    of = reference if reference in methods else methods[0]
+    rows = {name: np.empty((len(methods), hidden.sizes["layer"], len(windows))) for name in ("ratio", "low", "high")}
+    inside = np.empty((len(methods), hidden.sizes["layer"]))
+    for layer in range(hidden.sizes["layer"]):
+        at = hidden.isel(layer=layer).transpose("method", "prompt", "position", "dim")
+        known = at.sel({"method": of}).values[:, fitted]
+        for number, name in enumerate(methods):
+            distances = text_distances(known, [at.sel({"method": name}).values])[0]
+            near = distances[:, within].mean(1)
+            inside[number, layer] = near.mean()
+            for column, start in enumerate(windows):
+                far = distances[:, first == start].mean(1)
+                values = far.mean() / near.mean(), *_interval(near, far)
+                for key, value in zip(rows, values, strict=True):
+                    rows[key][number, layer, column] = value
+    axes = ("method", "layer", "window")
+    return xr.Dataset(
+        {name: (axes, values) for name, values in rows.items()} | {"inside": (axes[:2], inside)},
+        {"method": methods, "layer": hidden["layer"].values, "window": ("window", windows, {"units": "position"})},
+        {"trained_length": trained_length, "run": window, "reference": of, "hook": str(hidden.name), "texts": texts},
+    )
+
+
+def _interval(near: np.ndarray, far: np.ndarray) -> tuple[float, float]:
+    """The 95% interval of mean(far) / mean(near) over texts, NaN for fewer than four."""
+    if len(near) < 4:
+        return np.nan, np.nan
+    draws = np.random.default_rng(0).integers(0, len(near), (_DRAWS, len(near)))
+    low, high = np.quantile(far[draws].mean(1) / near[draws].mean(1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def text_distances(

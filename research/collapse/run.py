@@ -25,6 +25,7 @@ import mesa
 from mesa.decoder import layers_of, removed
 from mesa.methods import Method, make
 from mesa.plan import relative_positions
+from mesa.support import trained_length
 from probe.commands.predict.formula import Law, excess_curve, failure_length, far_keys_by_length, scored_queries
 from probe.commands.predict.run import auc, configs
 from probe.eval_tasks.retrieval import first_ids
@@ -76,10 +77,10 @@ def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method
     return {**plain, **configs([text for text in texts if ":" in text], trained)}
 
 
-def measure(args: argparse.Namespace) -> pd.DataFrame | None:
+def measure(args: argparse.Namespace) -> Any:
     """A row a set of texts, config, length and text: loss, and the mean distance by layer; None: time is over."""
     loaded = mesa.load(args.model, **load_options(args))
-    trained = args.trained_length or loaded.trained_length
+    trained = args.trained_length or trained_length(loaded.model.config)
     lengths = [int(times * trained) for times in (*WITHIN, *TIMES)]
     folder = Path(find_spec("sklearn").origin).parent  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
     read = heldout_ids(loaded.tokenizer, [(folder / f"{name}.py").read_text(encoding="utf-8") for name in TEXTS])
@@ -149,7 +150,7 @@ def origin_curve(model: Any, prompts: Sequence[np.ndarray], trained: int) -> lis
     return excess_curve(means[0] - means[1], trained).round(4).tolist()
 
 
-def scale_of(table: pd.DataFrame, config: str, layer: str) -> tuple[np.ndarray, np.ndarray]:
+def scale_of(table: Any, config: str, layer: str) -> tuple[np.ndarray, np.ndarray]:
     """|ln ratio| (rising from 0) and the excess loss over the config's own at M there: f or g of rule.md."""
     means = table[(table.texts == "scale") & (table.config == config)].groupby("length")[["loss", layer]].mean()
     means = means.sort_index()
@@ -159,7 +160,7 @@ def scale_of(table: pd.DataFrame, config: str, layer: str) -> tuple[np.ndarray, 
     return moved[order], np.maximum(isotonic_regression((means.loss - means.loss.iloc[0]).to_numpy()[order]).x, 0)
 
 
-def layer_of(table: pd.DataFrame) -> str:
+def layer_of(table: Any) -> str:
     """The layer in which |ln ratio| follows Origin's excess loss best, over its (text, length) pairs from M on."""
     origin = table[(table.texts == "scale") & (table.config == "origin") & (table.length >= table.attrs["M"])]
     at = origin[origin.length == table.attrs["M"]].set_index("text")
@@ -173,7 +174,7 @@ def layer_of(table: pd.DataFrame) -> str:
     return str(max(scores, key=lambda name: scores[name]))
 
 
-def evaluate(table: pd.DataFrame, name: str) -> None:
+def evaluate(table: Any, name: str) -> None:
     """Writes predicted and measured lengths (NAME-lengths.csv) and scores (NAME-scores.csv)."""
     trained = table.attrs["M"] = int(table[(table.config == "origin")].length.min() / WITHIN[0])
     layer = layer_of(table)
@@ -220,12 +221,12 @@ def evaluate(table: pd.DataFrame, name: str) -> None:
     print(scores.to_string())
 
 
-def layers_in(table: pd.DataFrame) -> list[str]:
+def layers_in(table: Any) -> list[str]:
     """The columns of layers."""
     return [str(column) for column in table if str(column).startswith("layer")]
 
 
-def scored(by_config: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
+def scored(by_config: Any, trained: int) -> list[dict[str, Any]]:
     """Rows of scores by rule, over all configs, those with far keys and the others."""
     wide = by_config.pivot(index=["config", "far"], columns="rule", values="length").reset_index()
     rows = []
@@ -251,7 +252,7 @@ def scored(by_config: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     return rows
 
 
-def others(table: pd.DataFrame, layer: str, scale: tuple[np.ndarray, np.ndarray]) -> list[dict[str, Any]]:
+def others(table: Any, layer: str, scale: tuple[np.ndarray, np.ndarray]) -> list[dict[str, Any]]:
     """Rows: AUC of failing pairs (config, length) beyond M by layer; Origin's single texts within M said to fail."""
     trained, seen = table.attrs["M"], table[table.texts == "evaluated"]
     means = seen.groupby(["config", "length"])[["loss", *layers_in(table)]].mean()
