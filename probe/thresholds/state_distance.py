@@ -42,15 +42,14 @@ class StateReference:
     def fit(cls, states: np.ndarray, components: int = COMPONENTS) -> StateReference:
         """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance of its whitened scores (both scikit-learn's).
 
-        At most `components`, and no more than a quarter of the number of states. Refused for fewer than 8 states or
-        values that are not finite.
+        At most `components`, and no more than a quarter of the number of states. Refused for fewer than 8.
         """
         from sklearn.covariance import LedoitWolf
         from sklearn.decomposition import PCA
 
         rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
-        if len(rows) < 8 or not np.isfinite(rows).all():
-            raise Refused(f"{len(rows)} states, all finite: {np.isfinite(rows).all()}; a distribution needs 8 or more")
+        if len(rows) < 8:
+            raise Refused(f"{len(rows)} states; a distribution needs 8 or more")
         pca = PCA(min(components, rows.shape[1], len(rows) // 4), whiten=True, svd_solver="full").fit(rows)
         return cls(pca, LedoitWolf().fit(pca.transform(rows)))
 
@@ -215,6 +214,8 @@ def text_distances(
         raise Refused(
             f"states are (text, token, dim) of {texts} texts each; got {[np.shape(each) for each in measured]}"
         )
+    if not all(np.isfinite(each).all() for each in (reference, *measured)):
+        raise Refused("states are not finite; capture them again")
     if labels.max() < 1:
         raise Refused(f"{texts} texts of one document; a distribution fitted on other texts needs two documents")
     distances = [np.empty(np.shape(each)[:2]) for each in measured]
@@ -223,6 +224,4 @@ def text_distances(
         fitted = StateReference.fit(np.asarray(reference)[~left_out], components)
         for values, of_length in zip(distances, measured, strict=True):
             values[left_out] = fitted.distances(np.asarray(of_length)[left_out])
-    if not all(np.isfinite(values).all() for values in distances):
-        raise Refused("states at the length are not finite; capture them again")
     return distances
