@@ -91,7 +91,7 @@ KINDS = {
         "prompt layers hook methods",
         "--format svg,csv",
     ),
-    "state-distance": (
+    "distance": (
         "How far states on text lie from the in-window distribution, by position: collapse and growth.",
         "layers hook methods",
         "--format svg,csv",
@@ -115,7 +115,7 @@ KINDS = {
 }
 """What each kind shows, the parameters of its call, and an example.
 
-The call is the method of `Run` of this name (`-` as `_`); of locate and anatomy, which need no store, their
+The call is the method of `Run` of this name; of locate and anatomy, which need no store, their
 `*_export`. A test holds the parameters to the calls' signatures: they are not imported here, where every
 command is parsed.
 """
@@ -202,7 +202,7 @@ def exported(options: ExportOptions, source: Any) -> Export:
             values[name] = in_ranges(hook_values(source, values.get("hook")), axis, values[name])[axis].values.tolist()
     if "cells" in values:
         values["cells"] = None if values["cells"] else CELLS
-    result = getattr(source, options.kind.replace("-", "_"))(**values)
+    result = getattr(source, options.kind)(**values)
     if not result.names:
         raise Refused(f"{result.text}; name some with --pairs")
     return result.export

@@ -226,7 +226,7 @@ class Run(reader.StoredRun):
         first = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
         return Result(search, f"{text}\nthreshold onset: {first}", export)
 
-    def state_distance(
+    def distance(
         self, layers: Sequence[int] | None = None, hook: str | None = None, methods: Sequence[str] | None = None
     ) -> Result:
         """How far states on text lie from the in-window distribution, see `find_state_distance`.
@@ -378,8 +378,9 @@ class Run(reader.StoredRun):
         """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
-        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()"
-        return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{parts}"
+        parts = "verdict drift thresholds distance heatmap curves prediction located anatomy tokens".split()
+        calls = ", ".join(f"{part}()" for part in parts)
+        return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{calls}"
 
     @cached_property
     def _analyses(self) -> dict[str | None, Analysis]:
@@ -402,7 +403,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Examples:
         >>> probe.open_run("runs/example")
         run runs/example of default, M = 256: 256 dims, 4 layers, 512 positions, 2 methods, 1 prompts
-        verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()
+        verdict(), drift(), thresholds(), distance(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()
     """
     run = reader.open_run(path)
     return Run(run.path, labelled(run.hidden), labelled(run.evaluation))

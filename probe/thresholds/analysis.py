@@ -155,10 +155,10 @@ def analyse(
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
     texts = [name for name in prompts if name.startswith("text-")]
-    found = work(
+    derived = work(
         f"{name}-distance", lambda: _or_reason(lambda: _distance(hidden.sel(prompt=texts), trained, reference))
     )
-    distance = None if isinstance(found, str) else found["distance"]
+    distance = None if isinstance(derived, str) else derived["distance"]
     return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured, distance)
 
 

@@ -40,17 +40,19 @@ class StateReference:
 
     @classmethod
     def fit(cls, states: np.ndarray, components: int = COMPONENTS) -> StateReference:
-        """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance of its whitened scores (both scikit-learn's).
+        """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance of whitened scores (both scikit-learn's).
 
-        At most `components`, and no more than a quarter of the number of states. Refused for fewer than 8.
+        At most `components`, as many as vary, and no more than a quarter of the number of states. Refused for none.
         """
         from sklearn.covariance import LedoitWolf
         from sklearn.decomposition import PCA
 
         rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
-        if len(rows) < 8:
-            raise Refused(f"{len(rows)} states; a distribution needs 8 or more")
-        pca = PCA(min(components, rows.shape[1], len(rows) // 4), whiten=True, svd_solver="full").fit(rows)
+        variance = np.linalg.eigvalsh(np.atleast_2d(np.cov(rows.T)))[::-1] if len(rows) > 1 else np.zeros(1)
+        count = min(components, len(rows) // 4, int((variance > 1e-10 * variance[0]).sum()))
+        if count < 1:
+            raise Refused(f"{len(rows)} states that vary in {count} directions; a distribution needs 4 that differ")
+        pca = PCA(count, whiten=True, svd_solver="full").fit(rows)
         return cls(pca, LedoitWolf().fit(pca.transform(rows)))
 
     def distances(self, states: np.ndarray) -> np.ndarray:

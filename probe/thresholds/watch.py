@@ -27,19 +27,19 @@ from probe.thresholds.state_distance import StateReference, text_distances
 class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
-    distances: by row of the batch, (position after the window, ratio). alarms: (row, position, ratio) of those that are
-    below `limit` or above 1 / `limit`. false_alarm_rate: their share among the `windows` within M that it was
-    fitted on, each by those of other prompts. As a stopping criterion it ends a row at its first alarm.
+    distances: by row of the batch, (position after the window, ratio). detections: (row, position, ratio) of those
+    that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the `windows` within M that it was
+    fitted on, each by those of other prompts. As a stopping criterion it ends a row at its first detection.
     """
 
     reference: StateReference
     inside: float
     window: int
     limit: float
-    false_alarm_rate: float
+    false_detection_rate: float
     windows: int
     distances: list[list[tuple[int, float]]] = field(default_factory=list)
-    alarms: list[tuple[int, int, float]] = field(default_factory=list)
+    detections: list[tuple[int, int, float]] = field(default_factory=list)
     _pending: Any = None
     _read: int = 0
 
@@ -55,18 +55,18 @@ class StateWatch(StoppingCriteria):
                 self.distances[row].append((self._read, float(ratio)))
                 if self.limit <= ratio <= 1 / self.limit:
                     continue
-                if not any(row == alarmed for alarmed, _, _ in self.alarms):
+                if not any(row == detected for detected, _, _ in self.detections):
                     warnings.warn(
                         f"states of row {row} are at {ratio:.2f} of their in-window distance after {self._read} tokens "
-                        f"(limit {self.limit:g}; false alarms within M: {self.false_alarm_rate:.0%} of {self.windows})",
+                        f"(limit {self.limit:g}; within M {self.false_detection_rate:.0%} of {self.windows} windows are)",
                         stacklevel=2,
                     )
-                self.alarms.append((row, self._read, float(ratio)))
+                self.detections.append((row, self._read, float(ratio)))
         self._pending = states
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
-        """Which rows have an alarm: `generate` ends them."""
-        rows = {row for row, _, _ in self.alarms}
+        """Which rows have a detection: `generate` ends them."""
+        rows = {row for row, _, _ in self.detections}
         return torch.tensor([row in rows for row in range(len(input_ids))], device=input_ids.device)
 
 
@@ -95,7 +95,7 @@ def watch(
         samples: Prompts that the distribution is fitted on; default 24.
 
     Yields:
-        A `StateWatch`; pass it as `stopping_criteria=[it]` to end at the first alarm.
+        A `StateWatch`; pass it as `stopping_criteria=[it]` to end at the first detection.
 
     Raises:
         Refused: The layer is not there, or the texts are too short.
@@ -106,7 +106,7 @@ def watch(
         >>> with warnings.catch_warnings(), probe.watch(loaded) as watching:
         ...     warnings.simplefilter("ignore")
         ...     output = loaded.model.generate(**prompt, max_new_tokens=100, stopping_criteria=[watching])
-        >>> watching.false_alarm_rate, watching.alarms[0][1]
+        >>> watching.false_detection_rate, watching.detections[0][1]
         (0.0, 640)
     """
     model, M = loaded.model, trained_length or stated_length(loaded.model.config)

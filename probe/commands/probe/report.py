@@ -565,7 +565,7 @@ _THRESHOLDS = 4  # charts, of the best dims
 _PLOTLY = "plotly.min.js"
 _FIGURES = """
     heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
-    drift-map.png drift-map.svg
+    drift-map.png drift-map.svg state-distance-*.png state-distance-*.svg
 """.split()
 _OF_PAGE = (".png", ".npz", "-pooled-*.npz", ".html")
 """Ends of the files that a heatmap has under the name of its page."""

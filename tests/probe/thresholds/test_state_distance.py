@@ -42,11 +42,11 @@ def test_states_nearer_to_the_centre_collapse_and_those_further_out_grow(times, 
     rng = np.random.default_rng(1)
     inside, mixing = correlated(rng)
     beyond = 100 + times * (rng.normal(size=inside.shape) @ mixing)
-    found = probe.state_distance(inside, beyond)
-    assert found.direction == direction
-    assert found.low < found.ratio < found.high
-    assert found.ratio == pytest.approx(ratio, rel=0.15)
-    assert str(found).startswith(f"{found.ratio:.2f} [")
+    result = probe.state_distance(inside, beyond)
+    assert result.direction == direction
+    assert result.low < result.ratio < result.high
+    assert result.ratio == pytest.approx(ratio, rel=0.15)
+    assert str(result).startswith(f"{result.ratio:.2f} [")
 
 
 def test_each_text_is_measured_by_the_others():
@@ -61,9 +61,9 @@ def test_each_text_is_measured_by_the_others():
 
 def test_few_texts_have_no_interval_and_no_direction():
     inside, _ = correlated(np.random.default_rng(3), texts=3)
-    found = probe.state_distance(inside, 0.1 * inside + 90)
-    assert np.isnan(found.low)
-    assert found.direction == "level"
+    result = probe.state_distance(inside, 0.1 * inside + 90)
+    assert np.isnan(result.low)
+    assert result.direction == "level"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,11 @@ def test_what_cannot_be_compared_is_refused(states, words):
     inside, _ = correlated(np.random.default_rng(4))
     with pytest.raises(Refused, match=words):
         probe.state_distance(inside, states)
+
+
+def test_states_that_do_not_vary_are_refused():
+    with pytest.raises(Refused, match="vary"):
+        probe.state_distance(np.ones((8, 64, DIMS)), np.ones((8, 64, DIMS)))
 
 
 def test_one_document_is_refused():
@@ -109,35 +114,35 @@ def test_a_run_shows_where_and_under_which_method_states_collapse():
 
 def test_a_run_draws_and_exports_them(tmp_path):
     run = probe.open_run(write_run(tmp_path, texts_of(0.5)))
-    result = run.state_distance()
+    result = run.distance()
     assert result.names == ["state-distance-resid_post"]
     assert "origin" in result.text
     csv = dict(result.export.files("csv"))
     assert any(name.startswith("state-distance-resid_post") for name in csv)
     with pytest.raises(ValueError, match="layer 7"):
-        run.state_distance(layers=[7])
+        run.distance(layers=[7])
 
 
 def test_a_run_with_one_text_has_none(tmp_path):
     run = probe.open_run(write_run(tmp_path, hidden_states(layers=1, dims=8)))
     with pytest.raises(Refused, match="two texts"):
-        run.state_distance()
+        run.distance()
 
 
 def test_the_watch_warns_where_the_model_fails_and_not_under_a_method_that_holds():
     loaded = mesa.load()
-    prompt = loaded.tokenizer(probe.heldout()[1][:2600], return_tensors="pt")
-    with pytest.warns(UserWarning, match="in-window distance"), probe.watch(loaded, samples=8) as watching:
-        output = loaded.model.generate(**prompt, max_new_tokens=80, do_sample=False, stopping_criteria=[watching])
-    assert watching.false_alarm_rate == 0
-    assert 256 < watching.alarms[0][1] <= 768
-    assert output.shape[1] == prompt["input_ids"].shape[1] + 1  # ended at its first alarm
-    with warnings.catch_warnings(), probe.watch(loaded, samples=8) as watching:
+    prompt = loaded.tokenizer(probe.heldout()[1][:2000], return_tensors="pt")
+    with pytest.warns(UserWarning, match="in-window distance"), probe.watch(loaded, samples=4) as watching:
+        output = loaded.model.generate(**prompt, max_new_tokens=9, do_sample=False, stopping_criteria=[watching])
+    assert watching.false_detection_rate == 0
+    assert 256 < watching.detections[0][1] <= 768
+    assert output.shape[1] == prompt["input_ids"].shape[1] + 1  # ended at its first detection
+    with warnings.catch_warnings(), probe.watch(loaded, samples=4) as watching:
         warnings.simplefilter("error", UserWarning)
         with mesa.applied(loaded.model, mesa.ReRoPE(trained_length=256)):
-            loaded.model.generate(**prompt, max_new_tokens=70, do_sample=False)
-    assert not watching.alarms
-    assert len(watching.distances[0]) == (prompt["input_ids"].shape[1] + 69) // M - 1
+            loaded.model.generate(**prompt, max_new_tokens=9, do_sample=False)
+    assert not watching.detections
+    assert len(watching.distances[0]) == (prompt["input_ids"].shape[1] + 8) // M - 1
     with pytest.raises(Refused, match="layer 9"), probe.watch(loaded, layer=9):
         pass
     assert not loaded.model.model.layers[0]._forward_hooks
