@@ -28,8 +28,8 @@ class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
     distances: by row of the batch, (position after the window, ratio). detections: (row, position, ratio) of those
-    that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the `windows` within M that it was
-    fitted on, each by those of other prompts. As a stopping criterion it ends a row at its first detection.
+    that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the `windows` within M that it
+    was fitted on, each by those of other prompts. As a stopping criterion it ends a row at its first detection.
     """
 
     reference: StateReference
@@ -56,9 +56,10 @@ class StateWatch(StoppingCriteria):
                 if self.limit <= ratio <= 1 / self.limit:
                     continue
                 if not any(row == detected for detected, _, _ in self.detections):
+                    within = f"within M {self.false_detection_rate:.0%} of {self.windows} windows are"
                     warnings.warn(
                         f"states of row {row} are at {ratio:.2f} of their in-window distance after {self._read} tokens "
-                        f"(limit {self.limit:g}; within M {self.false_detection_rate:.0%} of {self.windows} windows are)",
+                        f"(limit {self.limit:g}; {within})",
                         stacklevel=2,
                     )
                 self.detections.append((row, self._read, float(ratio)))
