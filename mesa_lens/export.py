@@ -91,6 +91,11 @@ KINDS = {
         "prompt layers hook methods",
         "--format svg,csv",
     ),
+    "distance": (
+        "How far states on text lie from the in-window distribution, by position: collapse and growth.",
+        "layers hook methods",
+        "--format svg,csv",
+    ),
     "thresholds": (
         "Values of (layer, dim) pairs over position, with threshold and crossings.",
         "pairs top prompt hook methods",

@@ -17,6 +17,7 @@ import tiny
 import tiny_gguf
 from commands import parsers
 
+from mesa.checkpoints.place import CACHE
 from mesa_lens.cli import main, parser
 
 ROOT = Path(__file__).parents[1]
@@ -167,6 +168,8 @@ def test_it_runs(command, folder, monkeypatch, capsys):
 def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_path, monkeypatch, capsys):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)  # what one command writes is not there for the next
     monkeypatch.chdir(tmp_path)
+    if ".gguf" in command:
+        monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     words = arguments(command)
     if words[1] in "probe eval locate anatomy readout predict".split() and "--out" in words:  # of another model
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)

@@ -187,7 +187,8 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     before = max([int(match[1]) for name in names if (match := _PREVIOUS.fullmatch(name))], default=0)
     if tokens + before > trained // 2:
         raise Refused(
-            f"--tokens {tokens}, and {before} before them, are more than half of the trained length {trained}; take fewer"
+            f"--tokens {tokens}, and {before} before them, are more than half of the trained length {trained}; "
+            "take fewer"
         )
     layers = _layers(request, config)
     check_prompts(lengths[-1], request.samples)
