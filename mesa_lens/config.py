@@ -308,7 +308,7 @@ def _dynamic(method: Any, config: Any, length: int, model: str) -> dict[str, Any
     def with_base(part: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
         if part.get("rope_type") != "dynamic":
             return dict(part)
-        dims: Any = _rotary_dims(config, stated)  # a number, as `_rope` served
+        dims: Any = _rotary_dims(config, stated)  # a number, as `_rope` saw
         return {**stated, "rope_theta": stated["rope_theta"] * growth ** (dims / (dims - 2))}
 
     flat = "rope_type" in rope

@@ -18,7 +18,7 @@ from torch import Tensor
 from mesa.engine.compiled import is_accelerator
 from mesa.engine.cpu import Mask, attend, attend_spans
 from mesa.engine.key_ranges import key_ranges, keys_of, query_of, single_softmax, slice_tokens
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import JointSchedule, Schedule
 from mesa.engine.scores import biased, capped, softmax
 from mesa.errors import Failed, Refused
 
@@ -121,6 +121,16 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
     return attend_spans(schedule, query, key, value, scale), None
+
+
+def fused_jointly(schedule: JointSchedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+    """`fused` for several schedules, in as many launches as one takes; None where each has to be done by itself."""
+    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if differentiated or not is_accelerator(query.device):
+        return None
+    from mesa.engine import gpu
+
+    return gpu.attend_jointly(schedule, query, key, value, scale)
 
 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
