@@ -32,7 +32,11 @@ CHECKED = {
 """The version of each server whose source was read; the first is also tested."""
 _DUAL_CHUNK = {"version": "0.5.18", "types": ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")}
 """SGLang's last release with a backend for `dual_chunk_attention_config`, and the models that it hands it to."""
+_OWN_ROTARY = ("phimoe", "recurrent_gemma")
+"""Their rotary modules are not transformers' common ones, and take fewer keys."""
 _NORMED = ("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat")
+_UNTURNED = ("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
+"""Models whose full-attention layers have no positions."""
 _NEVER = 1e30  # divides a frequency that is to be 0; JSON has no infinity
 
 
@@ -155,10 +159,13 @@ def _rope(method: Method, config: Any, length: int) -> dict[str, Any] | str:
     stated = {
         key: value for key, value in (getattr(config, "rope_parameters", None) or {}).items() if value is not None
     }
-    if not stated:
-        return "it rotates nothing"
-    if method.name == "yarn" and config.model_type in _NORMED:
+    kind = config.model_type
+    if not stated or kind in _OWN_ROTARY:
+        return f"models of type {kind} read no such rotary parameters" if stated else "it rotates nothing"
+    if method.name == "yarn" and kind in _NORMED:
         return "its queries and keys are normed after they are rotated, so that servers cannot raise them"
+    if method.name == "yarn" and (kind in _UNTURNED or not all(getattr(config, "no_rope_layers", None) or [1])):
+        return "some layers have no positions: servers leave their scores, Mesa Lens raises them"
     kept = as_trained(windows_of(config), method)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     by_kind = {key: value for key, value in stated.items() if isinstance(value, Mapping)}
@@ -176,7 +183,7 @@ def _rope(method: Method, config: Any, length: int) -> dict[str, Any] | str:
         if isinstance(changed, str):
             return changed
         parts[kind] = dict(changed)
-    return parts if parts != by_kind else "no layer that rotates has the method"
+    return {**config.rope_parameters, **parts} if parts != by_kind else "no layer that rotates has the method"
 
 
 def _part(method: Method, config: Any, part: Mapping[str, Any], length: int) -> dict[str, Any] | str:
@@ -305,9 +312,9 @@ def _dynamic(method: Any, config: Any, length: int, model: str) -> dict[str, Any
         return {"notes": (rope,)}
     growth = max(1.0, method.factor * length / method.trained_length - (method.factor - 1))
 
-    def with_base(part: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-        if part.get("rope_type") != "dynamic":
-            return dict(part)
+    def with_base(part: Any, stated: Any) -> Any:
+        if not part or part.get("rope_type") != "dynamic":
+            return part
         dims: Any = _rotary_dims(config, stated)  # a number, as `_rope` saw
         return {**stated, "rope_theta": stated["rope_theta"] * growth ** (dims / (dims - 2))}
 
