@@ -550,3 +550,21 @@ def test_padding_on_the_right_is_one_set_of_launches_and_padding_between_tokens_
                     context.setattr(module, "is_accelerator", lambda _: False)
                 results.append(model(ids, attention_mask=mask).logits[mask.bool()])
         torch.testing.assert_close(*results[-2:], atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["origin", "rerope", "stair", "mesa"])
+def test_a_token_takes_values_of_fewer_dims_as_they_are(name, on_device, two_launches, monkeypatch):
+    """As with MLA: to pad all cached values for each token would be work that grows with the text."""
+    if not on_device:
+        monkeypatch.undo()
+    bound, query, key, value, scale = given(cases.method(name), states(83, heads=4, key_heads=2, batch=3), 82, 80)
+    expected = attention.dense(bound, query, key, value[..., :5], scale)[0]
+    padded = []
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *given, **options: padded.append(given))
+    got = attention.fused(bound, query, key, value[..., :5], scale)[0]
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert got.shape[3] == 5
+    assert not padded
+    assert bool(two_launches) == on_device
