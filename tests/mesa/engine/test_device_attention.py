@@ -497,11 +497,11 @@ LENGTH, PADS, CHOSEN = 84, (0, 9, 31, 9, 80), (0, 1, 3)
 
 @pytest.fixture
 def launched(two_launches, monkeypatch):
-    """On a device whose kernels are stand-ins; what attention they are asked for: (queries, heads chosen)."""
-    asked = list[tuple[int, bool]]()
+    """On a device whose kernels are stand-ins; what attention they are launches for: (queries, heads chosen)."""
+    launches = list[tuple[int, bool]]()
 
     def attended(query, *given):
-        asked.append((query.shape[2], given[-1] is not None))
+        launches.append((query.shape[2], given[-1] is not None))
         attend(query, *given)
 
     real = kernels.takes
@@ -514,7 +514,7 @@ def launched(two_launches, monkeypatch):
     monkeypatch.setattr(kernels, "triton_module", lambda: SimpleNamespace(attend_spans=attended))
     for name, value in (("_BLOCKS", {}), ("_QUERIES_UNIT", 11), ("_SMALL_BYTES", 0)):
         monkeypatch.setattr(prefill, name, value)
-    return asked
+    return launches
 
 
 @pytest.mark.parametrize("heads", [None, CHOSEN], ids=["all heads", "some heads"])
