@@ -104,20 +104,20 @@ def recovery_condition(settings: VerifyOptions) -> Outcome:
 @claim("corollary-range", ClaimVerdict.CORRECTED, "Corollary ('apply matrices from Theorem 3.2')")
 def range_matters(settings: VerifyOptions) -> Outcome:
     """The matrices of theorem 3.2, whose MLP tells K = M - 1 positions apart, serve Stair PE."""
-    triples, reading, found = [(64, 8, 2), (64, 16, 2), (16, 4, 3)], IDENTITY, []
+    triples, reading, lengths = [(64, 8, 2), (64, 16, 2), (16, 4, 3)], IDENTITY, []
     for M, N, E in triples:
         fails = stair_failure(M, N, E)
         options = settings.options(recovers=M - 1, shape=ONE_HEAD)
         o = stair_model(M, N, E, settings.H, **options).head_output(fails) - settings.H
         wide = exact_stair_model(M, N, E, fails, settings).head_output(fails) - settings.H
         reading &= Measurement(float(min(-o[-1], o[M:-1].min(), wide[M:].min())))
-        found.append(f"{(M, N, E)}: {fails}, not {first_failure(M, N, E)}")
+        lengths.append(f"{(M, N, E)}: {fails}, not {first_failure(M, N, E)}")
     return Outcome(
         {"K": "M - 1", "(M, N, E)": grid(triples)},
         "t = M + 1 .. the first failure",
         reading,
         correction="K >= W(T - 1) + 1, which grows like T / E",
-        counterexample=f"first failures, soon after N + E(M - 1 - N), by (M, N, E): {'; '.join(found)}",
+        counterexample=f"first failures, soon after N + E(M - 1 - N), by (M, N, E): {'; '.join(lengths)}",
     )
 
 
