@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
-from mesa.settings import method_settings
+from mesa.settings import read_config
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.commands.predict import PredictRequest
@@ -209,17 +208,11 @@ def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
     """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. Refused names a wrong one."""
     methods = {}
     for text in texts:
-        name, colon, values = text.partition(":")
-        if not colon or not values:
+        if ":" not in text:
             raise Refused(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
         if text in methods:
             raise Refused(f"--config {text!r} is given twice")
-        try:
-            each = re.split(r",(?=\s*\w+\s*=)", values)  # a value may hold commas, as heads=0:0,3
-            parameters = method_settings([f"{name}.{value}" for value in each], "parameter")[name]
-            methods[text] = make(name, trained_length, **parameters)
-        except Refused as error:
-            raise Refused(f"--config {text!r}: {error}") from None
+        methods[text] = read_config(text, trained_length)
     return methods
 
 
