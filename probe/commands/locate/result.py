@@ -123,7 +123,7 @@ class SmallestSet:
     random_high: list[Number] = field(default_factory=list)
     enough: int | None = None
     """The number of heads that recover 90%; None where none do."""
-    rest: tuple[Number, Number, Number] = (math.nan,) * 3
+    rest: tuple[Number, Number, Number] = (math.nan, math.nan, math.nan)
     """What the method recovers in all heads but these, with its 95% interval: above 0 where the set is sufficient but
     not necessary. NaN where that was not measured."""
     candidates: int = 0

@@ -299,7 +299,7 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
             SmallestSet(
                 **loss.labels,
                 heads=heads,
-                rest=scored.share(losses(others, scoring)) if is_measured else (np.nan,) * 3,
+                rest=scored.share(losses(others, scoring)) if is_measured else (np.nan, np.nan, np.nan),
                 candidates=len(candidates),
                 **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
                 finished=reached or last == min(len(candidates), MAX_HEADS),

@@ -51,7 +51,7 @@ class HeadSet:
     high: Number
     random: Number
     """By as many random heads: the median."""
-    rest: tuple[Number, Number, Number] = field(default=(math.nan,) * 3, kw_only=True)
+    rest: tuple[Number, Number, Number] = field(default=(math.nan, math.nan, math.nan), kw_only=True)
     """By all heads but these, with its 95% interval; NaN where that was not measured."""
     length: int
     measure: str
