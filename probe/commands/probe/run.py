@@ -145,18 +145,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
     documents, tokens, text_source = prepare(plan)
     evaluation, path = evaluation_plan(plan, documents), store_of(out)
     failure, states = FailureByLength(evaluation, plan.refine, plan.request.not_compared), HiddenStates(plan, path)
-    attrs = {
-        REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
-        TEXT_SOURCE: json.dumps(asdict(text_source)),
-    }
-    from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
-
-    if named := without_adapter(plan.config):
-        attrs["states_from"] = f"inputs and outputs of layers: TransformerLens has no adapter for a {named}"
-        sys.stderr.write(f"hidden states are the {attrs['states_from']}\n")
-    layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
-    if plan.first_token:
-        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    layout = layout_of(plan, by, documents, tokens, text_source)
     with ExitStack() as stack:
 
         @cache
@@ -180,6 +169,28 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
                 store.write_group(path, EVALUATION, failure.scores(journal.rows))
             remove_report(out)
             store.finish(path)
+
+
+def layout_of(
+    plan: ProbePlan,
+    by: str,
+    documents: Sequence[np.ndarray],
+    tokens: Mapping[str, Sequence[int]],
+    text_source: TextSource,
+) -> store.Template:
+    """Of the store, with all attributes; stderr says what is special about its hidden states."""
+    attrs = {
+        REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
+        TEXT_SOURCE: json.dumps(asdict(text_source)),
+    }
+    from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
+
+    if named := without_adapter(plan.config):
+        attrs["states_from"] = f"inputs and outputs of layers: TransformerLens has no adapter for a {named}"
+        sys.stderr.write(f"hidden states are the {attrs['states_from']}\n")
+    if plan.first_token:
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    return template(plan, fingerprints(plan, documents, tokens) | attrs)
 
 
 @contextmanager
@@ -233,8 +244,9 @@ def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int
     tokens = _prompt_tokens(tokenizer, plan, documents)
     if request.samples:
         setting = evaluation_plan(plan, documents).setting
-        for task in (PASSKEY, TAIL):
-            task.check(tokenizer, min(plan.lengths), setting)
+        least = plan.trained_length if plan.longest else min(plan.lengths)
+        for task in (TAIL,) if plan.longest else (PASSKEY, TAIL):
+            task.check(tokenizer, least, setting)
     return documents, tokens, text_source
 
 
@@ -282,20 +294,27 @@ def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarr
     return tokens
 
 
-def plan(request: ProbeRequest, rule: RuleOptions) -> ProbePlan:
-    """The plan of a request."""
-    return plan_probe(request)
+def plan(request: ProbeRequest, rule: RuleOptions, longest: int | None = None) -> ProbePlan:
+    """The plan of a request; longest: of a run in stages."""
+    return plan_probe(request, longest)
 
 
 def estimate(planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool) -> Estimate:
     """What the plan takes, with what is stored."""
+    if planned.longest:
+        from probe.commands.probe.timed import estimate_stages
+
+        return estimate_stages(planned, out, overwrite=overwrite)
     everything, left = work(planned), work(planned, None if overwrite else out)
     return f"{kept_text(planned)}\n{work_text(everything, left, out)}", passes_of(left)
 
 
 def run_and_report(
-    planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool, until: None, runner: Runner
+    planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool, until: float | None, runner: Runner
 ) -> CommandResult:
-    """Measures and captures what the folder `out` lacks of the plan, and writes its report."""
+    """Measures and captures what the folder `out` lacks of the plan, and writes its report; in stages until `until`."""
+    if planned.longest:
+        from probe.commands.probe.timed import run_stages
 
+        return run_stages(planned, out, overwrite=overwrite, by=rule.rule, runner=runner, until=until)
     return CommandResult(*run_plan(planned, out, overwrite=overwrite, by=rule.rule, runner=runner), 0, "")
