@@ -185,6 +185,8 @@ def position_lengths(trained: int, longest: int) -> tuple[int, ...]:
 
 STORE_BYTES = 2**31
 """The largest store that is written without an option that asks for it."""
+STAGED_BYTES = 2**28
+"""The same of a run in stages, whose report is to be written within the time."""
 
 
 def _stored_by_default(
@@ -200,6 +202,7 @@ def _stored_by_default(
     if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
         return request, length
     methods = len(wanted_names(request.methods or request.default_methods))
+    most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:
         """Bytes of a layer."""
@@ -207,7 +210,7 @@ def _stored_by_default(
 
     lengths = [length, *(int(times * trained_length) for times in (2, 1.5) if times * trained_length < length)]
     sizes = [
-        (tokens, texts, min(depth, STORE_BYTES // size(tokens, texts)))
+        (tokens, texts, min(depth, most // size(tokens, texts)))
         for tokens in lengths
         for texts in dict.fromkeys((request.texts, 0))
     ]
@@ -217,7 +220,7 @@ def _stored_by_default(
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
     sys.stderr.write(
-        f"so that the store takes about {STORE_BYTES / 2**30:g} GiB, hidden states are of {tokens} tokens, "
+        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
         f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others\n"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens

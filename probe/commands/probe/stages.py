@@ -165,7 +165,7 @@ class Stages(FailureByLength):
             yield Step(SEARCH, self._nll([reference], [length], few))
         ends = [length for length in self._ends(rows) if length is not None]
         yield Step(SEARCH, self._nll([reference], [*self._inside, trained, *ends], first))
-        for length in (trained, longest):
+        for length in (longest, trained):
             yield Step(METHODS, self._nll(names, [length], first))
         within = [name for name in names if not any(trained < at < longest for at in self._measured(rows, name))]
         yield Step(METHODS, self._nll(within, ends[-1:], first))
@@ -209,7 +209,8 @@ class Stages(FailureByLength):
         before, after = self._ends(rows)
         if after is None:
             beyond = [length for length in self._few(rows) if length > self.trained]
-            rises = None if beyond else self._rises(rows)
+            near = self.longest - self.trained <= self.trained // _COARSE
+            rises = None if beyond or near else self._rises(rows)
             return (rises or self.longest) if self.longest not in beyond else None
         return self._between(before, after, _COARSE)
 
@@ -432,10 +433,10 @@ class Stages(FailureByLength):
         middle = min(self.lengths, key=lambda length: abs(length - (self.trained + self.longest) // 2))
         cells = {EvalKey(BY_POSITION, self.reference, self.longest): 1}
         cells |= self._nll([self.reference], self._inside, first)
-        cells |= self._nll(names, [self.trained, middle, self.longest], first)
-        tasks = [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
-        search = EvalKey(TAIL.name, self.reference, middle)
-        return [*tasks, *self._tasks_of(search, self._order(TAIL.name)[: 2 * FEW])]
+        cells |= self._nll(names, [self.trained, self.longest], first)
+        if self.longest - self.trained > self.trained // _COARSE:
+            cells |= self._nll(names, [middle], first) | self._nll([self.reference], [middle], 2 * FEW)
+        return [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
 
 
 def passkey_check(tokenizer: Any, plan: EvalPlan) -> Callable[[int], bool]:

@@ -46,6 +46,8 @@ from probe.store import store
 from probe.store.reader import EVALUATION, TOKENS, open_run, partial_path, store_of, whole_passes
 from probe.store.select import reference_method
 
+_LEAST = 1.25
+"""Of M: at the shortest longest length all of the last M/4 tokens, whose loss is read, lie beyond M."""
 _WITH_STATES = 3
 """A report of hidden states takes about so many times as long as one without."""
 _SHARE = 0.6
@@ -66,7 +68,7 @@ def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
 def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
     """The longest length at which the stages up to the methods' take at most `_SHARE` of the seconds.
 
-    Of 1.5 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. Where none does, the
+    Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. Where none does, the
     shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
     """
     request, trained = plan.request, plan.trained_length
@@ -75,7 +77,7 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
         lengths = [int(max(request.lengths))]
     else:
         most = min(request.length or MULTIPLES[-1] * trained, sum(map(len, documents)))
-        lengths = [int(multiple * trained) for multiple in MULTIPLES if trained < multiple * trained <= most]
+        lengths = [int(times * trained) for times in (_LEAST, *MULTIPLES) if trained < times * trained <= most]
         if request.length and request.length <= most:
             lengths = sorted({*lengths, int(request.length)})
     if not lengths:
