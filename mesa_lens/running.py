@@ -131,8 +131,8 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(type(request), name)]
     passes = estimate(planned, Path(os.devnull), *own, overwrite=True)[1]
     by_default = options.minutes is None and not stated and options.runner == "local" and not options.estimate
-    asked = options.minutes is not None and getattr(request, "samples", 1)
-    if not asked and (not by_default or there or operations(planned, passes) < CHEAP_RUN):
+    in_time = options.minutes is not None and getattr(request, "samples", 1)
+    if not in_time and (not by_default or there or operations(planned, passes) < CHEAP_RUN):
         sys.stderr.write(said.getvalue())
         return planned
     from probe.commands.probe.timed import longest_that_fits, stage_passes
@@ -142,7 +142,7 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     seconds = 60 * options.minutes if options.minutes else HALF_HOUR
     speed = _speed(planned, options)
     takes = format_seconds(seconds_of(passes, speed))
-    if not asked and seconds_of(passes, speed) <= seconds:
+    if not in_time and seconds_of(passes, speed) <= seconds:
         sys.stderr.write(said.getvalue())
         return planned
     longest = longest_that_fits(planned, speed, seconds)

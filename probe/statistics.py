@@ -85,7 +85,7 @@ def shown(value: float, low: float | None, high: float | None, form: str = "z.3g
     return alone if low is None or high is None or math.isnan(low + high) else f"{alone} [{low:{form}}, {high:{form}}]"
 
 
-_SHARED = 0.04  # among the looks; 1% is left for losses that are not normal (research/sequential)
+_SHARED = 0.04  # among the looks, of means; 1% is left for losses that are not normal (research/sequential)
 _FIRST_LOOK = 3  # values: of two, Student's interval at a third of 5% is 38 standard errors wide
 
 
@@ -103,17 +103,14 @@ def looks_of(samples: int) -> tuple[int, ...]:
 class Confidence:
     """How sure each interval is, and of how many values at least there is one.
 
-    A run that looks several times, and stops where an interval decides, shares 4% equally among the looks (Bonferroni):
-    all of its intervals of one mean hold it together with 95% or more, whatever makes it stop.
+    A run that looks several times, and stops where an interval decides, shares 4% equally among the looks, of shares 5%
+    (Bonferroni): all of its intervals of one mean hold it together with 95% or more, whatever makes it stop.
     """
 
     level: float = 0.95
     least: int = 2
-
-    @property
-    def z(self) -> float:
-        """The normal quantile of both sides."""
-        return _Z if self.level == 0.95 else float(ndtri((1 + self.level) / 2))
+    z: float = _Z
+    """The normal quantile of both sides, of shares."""
 
     def student(self, values: Sequence[float]) -> Ends:
         """`student`; (None, None) for fewer than `least` values."""
@@ -130,7 +127,9 @@ ONE_LOOK = Confidence()
 def confidence_of(attrs: Mapping[Any, Any]) -> Confidence:
     """Of scores: by their attribute `looks`, the numbers of prompts that were looked at; without, `ONE_LOOK`."""
     looks = [int(count) for count in attrs.get("looks", ())]
-    return Confidence(1 - _SHARED / len(looks), max(2, looks[0])) if looks else ONE_LOOK
+    if not looks:
+        return ONE_LOOK
+    return Confidence(1 - _SHARED / len(looks), max(2, looks[0]), float(ndtri(1 - 0.025 / len(looks))))
 
 
 def finite(values: np.ndarray) -> np.ndarray:

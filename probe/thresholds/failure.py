@@ -249,8 +249,8 @@ def _bounds_by_looks(
     may, clearly = np.zeros((2, *scores[0].shape[:2]), bool)
     for cell in np.ndindex(may.shape):
         if NLL in judged_by and cell != at:
-            told = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
-            may[cell], clearly[cell] = told >= 0, told > 0
+            decision = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
+            may[cell], clearly[cell] = decision >= 0, decision > 0
         if PASSKEY in judged_by:
             hits = finite(scores[1][cell])
             low, high = confidence.wilson(hits.sum(), len(hits)) if len(hits) else (0.0, 1.0)

@@ -67,12 +67,12 @@ def sequential(above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What is decided of differences (text, ...) look by look, as a run stops at them; and with how many texts."""
     looks = looks_of(len(above))
     confidence = confidence_of({"looks": looks})
-    told, texts = np.zeros(above.shape[1:], int), np.full(above.shape[1:], looks[-1])
+    decisions, texts = np.zeros(above.shape[1:], int), np.full(above.shape[1:], looks[-1])
     for look in looks:
-        now = np.where(told == 0, decided(above[:look], confidence), 0)
+        now = np.where(decisions == 0, decided(above[:look], confidence), 0)
         texts = np.where(now != 0, look, texts)
-        told += now
-    return told, texts
+        decisions += now
+    return decisions, texts
 
 
 def at_threshold(runs: int, rng: np.random.Generator) -> list[dict[str, object]]:
@@ -87,8 +87,8 @@ def at_threshold(runs: int, rng: np.random.Generator) -> list[dict[str, object]]
     for tails in TAILS:
         values = drawn(residuals, tails, (TEXTS, runs), rng)[:, np.arange(runs), cells]
         for offset in OFFSETS:
-            told, texts = sequential(values + NATS_ABOVE + offset)
-            false, right = (told == sign for sign in (-np.sign(offset), np.sign(offset)))
+            decisions, texts = sequential(values + NATS_ABOVE + offset)
+            false, right = (decisions == sign for sign in (-np.sign(offset), np.sign(offset)))
             where = f"{offset:+g}" if abs(offset) > 1e-6 else f"just {'below' if offset < 0 else 'above'}"
             rows.append(
                 {"tails": tails, "mean": where, "false": false.mean(), "right": right.mean(), "texts": texts.mean()}
@@ -102,14 +102,14 @@ def on_curves(runs: int, rng: np.random.Generator) -> list[dict[str, object]]:
     means, residuals = above.mean().to_numpy(), (above - above.mean()).to_numpy()
     rows = []
     for tails in TAILS:
-        told, texts = sequential(means + drawn(residuals, tails, (TEXTS, runs), rng))
+        decisions, texts = sequential(means + drawn(residuals, tails, (TEXTS, runs), rng))
         truth = np.sign(means - NATS_ABOVE)
         rows.append(
             {
                 "tails": tails,
-                "any false": ((told * truth) < 0).any(1).mean(),
-                "false cells": ((told * truth) < 0).mean(),
-                "decided": (told != 0).mean(),
+                "any false": ((decisions * truth) < 0).any(1).mean(),
+                "false cells": ((decisions * truth) < 0).mean(),
+                "decided": (decisions != 0).mean(),
                 "texts": texts.mean(),
             }
         )
@@ -125,7 +125,7 @@ class Simulated:
         self.lengths, self.methods = candidates(plan.lengths, plan.trained_length, False), list(plan.methods)
         loss, passkeys = shipped()
         self.loss, self.residuals = loss.mean(), loss - loss.mean()
-        self.found = passkeys
+        self.passkeys = passkeys
 
     def _at(self, series: pd.Series, method: str, length: int) -> float:
         of = series[method].sort_index()
@@ -135,7 +135,7 @@ class Simulated:
         """The first length that may be measured from which on the means fail; None: none does."""
         level = self._at(self.loss, "origin", 256) + NATS_ABOVE
         fails = [
-            self._at(self.loss, method, length) > level or self._at(self.found, method, length) < 0.5
+            self._at(self.loss, method, length) > level or self._at(self.passkeys, method, length) < 0.5
             for length in self.lengths
         ]
         first = next((at for at in range(len(fails)) if all(fails[at:])), None)
@@ -161,7 +161,7 @@ class Simulated:
                     values = [mean + self._at(noise.loc[text], method, length) for text in task.inputs]
                     scores = _scores("nll", length, task.inputs, values)
                 else:
-                    share = self._at(self.found, method, length)
+                    share = self._at(self.passkeys, method, length)
                     scores = _scores("accuracy", length, task.inputs, rng.random(len(task.inputs)) < share)
                 rows.setdefault(task.key, {"peak_mib": 0.0, "scores": []})["scores"] += scores
         failures = measured_failure(stages.scores(rows), 256).failures
@@ -243,7 +243,7 @@ def main() -> None:
     """Writes results.json and results.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--whole", type=int, default=60)
+    parser.add_argument("--whole", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     rng = np.random.default_rng(0)

@@ -171,10 +171,10 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
 
 def _eval_command(request: ProbeRequest, length: int) -> str:
     """The command that measures prompts of a length up to M."""
-    asked = EvalRequest(
+    requested = EvalRequest(
         request.model, request.load, request.trained_length, lengths=(length,), samples=request.samples or 1
     )
-    return resume_command("eval", Path("runs/eval"), recorded(asked)) if "eval" in commands() else "mesa-lens eval"
+    return resume_command("eval", Path("runs/eval"), recorded(requested)) if "eval" in commands() else "mesa-lens eval"
 
 
 def position_lengths(trained: int, longest: int) -> tuple[int, ...]:

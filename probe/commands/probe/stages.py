@@ -263,11 +263,11 @@ class Stages(FailureByLength):
         cells: dict[EvalKey, int] = {}
         for length in {*open_[:1], *open_[-1:]}:
             nll, hits = self._above(rows, name, length), self._hits(rows, name, length)
-            is_open = NLL in self._judged_by(rows) and self._told(rows, name, length) == 0
+            is_open = NLL in self._judged_by(rows) and self._by_nll(rows, name, length) == 0
             if is_open and (look := self._look(len(nll), most)):
                 level, cell = (EvalKey(TAIL.name, *at) for at in ((self.reference, self.trained), (name, length)))
                 cells |= {level: max(look, cells.get(level, 0)), cell: look}
-            if hits and self._found(rows, name, length) == 0 and (look := self._look(len(hits), most)):
+            if hits and self._by_passkeys(rows, name, length) == 0 and (look := self._look(len(hits), most)):
                 cells[EvalKey(PASSKEY.name, name, length)] = look
         return cells
 
@@ -281,19 +281,19 @@ class Stages(FailureByLength):
         Between: the lengths at which that is open. Where passkeys are not measured, tail NLL tells alone.
         """
         lengths = [length for length in self._measured(rows, name) if length > self.trained]
-        told = {length: self._tells(rows, name, length) for length in lengths}
-        after = max((length for length in lengths if told[length] < 0), default=self.trained)
+        decisions = {length: self._tells(rows, name, length) for length in lengths}
+        after = max((length for length in lengths if decisions[length] < 0), default=self.trained)
         beyond = [length for length in lengths if length > after]
-        high = next((length for at, length in enumerate(beyond) if all(told[of] > 0 for of in beyond[at:])), None)
+        high = next((length for at, length in enumerate(beyond) if all(decisions[of] > 0 for of in beyond[at:])), None)
         return after, high, [length for length in beyond if high is None or length < high]
 
     def _tells(self, rows: JournalRows, name: str, length: int) -> int:
         """1: it clearly fails, -1: it clearly works, by all that is measured; 0: open."""
-        nll = self._told(rows, name, length) if NLL in self._judged_by(rows) else -1
-        found = self._found(rows, name, length)
-        return 1 if 1 in (nll, found) else max(nll, found)
+        nll = self._by_nll(rows, name, length) if NLL in self._judged_by(rows) else -1
+        passkeys = self._by_passkeys(rows, name, length)
+        return 1 if 1 in (nll, passkeys) else max(nll, passkeys)
 
-    def _found(self, rows: JournalRows, name: str, length: int) -> int:
+    def _by_passkeys(self, rows: JournalRows, name: str, length: int) -> int:
         """As `_tells`, by passkeys alone; -1 where they are not judged, or not measured next to tail NLL."""
         hits, judged = self._hits(rows, name, length), self._judged_by(rows)
         if BY_PASSKEY not in judged:
@@ -304,7 +304,8 @@ class Stages(FailureByLength):
         return int(high < MIN_ACCURACY) - int(low >= MIN_ACCURACY)
 
     def _hits(self, rows: JournalRows, name: str, length: int) -> list[float]:
-        return [*self._looked(rows, EvalKey(PASSKEY.name, name, length)).values()]
+        hits = [*self._looked(rows, EvalKey(PASSKEY.name, name, length)).values()]
+        return hits if len(hits) >= self.looks[0] else []  # a look that was cut short is made again
 
     def _rises(self, rows: JournalRows) -> int | None:
         """The first length that may be measured from which on the loss by position lies above the level; or None."""
@@ -358,7 +359,7 @@ class Stages(FailureByLength):
         )
         return np.array([at[sample] - level[sample] for sample in at if sample in level])
 
-    def _told(self, rows: JournalRows, name: str, length: int) -> int:
+    def _by_nll(self, rows: JournalRows, name: str, length: int) -> int:
         """Whether it fails by tail NLL: see `decided`."""
         return int(decided(self._above(rows, name, length), confidence_of({"looks": self.looks})))
 

@@ -27,9 +27,9 @@ from probe.commands.probe.plan import (
     pass_tasks,
     position_lengths,
 )
+from probe.commands.probe.prepared import check_fits, layout_of, prepare, remove_run, stored_tokens
 from probe.commands.probe.report import check_report, remove_report, write_report
 from probe.commands.probe.result import Summary, run_summary
-from probe.commands.probe.run import check_fits, layout_of, prepare, remove_run, stored_tokens
 from probe.commands.probe.stages import STAGES, Stages, candidates, passkey_check
 from probe.commands.probe.verdict import terminal_text
 from probe.eval_tasks import score

@@ -62,9 +62,9 @@ def measure(stages, rows, simulated, noise, tasks):
                 for text, value in zip(task.inputs, values, strict=True)
             ]
         else:
-            found = simulated._at(simulated.found, method, length) > 0.5
+            is_hit = simulated._at(simulated.passkeys, method, length) > 0.5
             scores = [
-                {"length": length, "sample": prompt, "metric": "accuracy", "value": float(found)}
+                {"length": length, "sample": prompt, "metric": "accuracy", "value": float(is_hit)}
                 for prompt in task.inputs
             ]
         rows.setdefault(task.key, {"peak_mib": None, "scores": []})["scores"] += scores
@@ -72,16 +72,16 @@ def measure(stages, rows, simulated, noise, tasks):
 
 def test_an_interrupted_run_measures_the_same_as_one_that_was_not(simulated):
     noise = np.random.default_rng(3).normal(0, 0.1, 20)
-    made = {}
+    counts = {}
     for cut in (None, 1):  # all tasks of a step, or one at a time, with stages begun again each time
         rows = {}
         stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
         while tasks := stages.tasks(rows):
             measure(stages, rows, simulated, noise, tasks[:cut])
             stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20) if cut else stages
-        made[cut] = rows
-    assert {key: len(row["scores"]) for key, row in made[None].items()} == {
-        key: len(row["scores"]) for key, row in made[1].items()
+        counts[cut] = rows
+    assert {key: len(row["scores"]) for key, row in counts[None].items()} == {
+        key: len(row["scores"]) for key, row in counts[1].items()
     }
 
 
