@@ -47,8 +47,7 @@ def _fingerprint(what: str, name: str, config: Any) -> str:
         return f"commit {getattr(config, '_commit_hash', None)}"
     total = hashlib.sha256()
     for file in files:
-        at = file.stat()
-        total.update(_sha256(file.resolve(), at.st_size, at.st_mtime_ns))
+        total.update(bytes.fromhex(fingerprint_of_file(file)))
     return f"sha256 {total.hexdigest()}"
 
 
@@ -60,8 +59,14 @@ def ids_fingerprint(runs: Iterable[Sequence[int] | np.ndarray]) -> str:
     return f"sha256 {total.hexdigest()}"
 
 
+def fingerprint_of_file(file: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    at = file.stat()
+    return _sha256(file.resolve(), at.st_size, at.st_mtime_ns)
+
+
 @lru_cache(maxsize=64)
-def _sha256(file: Path, size: int, changed_ns: int) -> bytes:
+def _sha256(file: Path, size: int, changed_ns: int) -> str:
     """The sum of a file of this size, last changed at this time."""
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()

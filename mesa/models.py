@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock
 from huggingface_hub import try_to_load_from_cache
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -26,10 +30,11 @@ from transformers.utils import logging as transformers_logging
 
 from mesa import families
 from mesa.checkpoints.gguf_file import as_plain, check_stored, mend_tokenizer, reading, within
-from mesa.checkpoints.place import DEFAULT, Place, check_stated, place_of, place_with_options
+from mesa.checkpoints.place import CACHE, DEFAULT, Place, cache_folder, check_stated, place_of, place_with_options
 from mesa.constructed_config import ConstructedConfig  # transformers knows it from then on
 from mesa.device import check_finite
 from mesa.errors import NotFound, Refused
+from mesa.fingerprints import fingerprint_of_file
 from mesa.support import note_stated
 
 if TYPE_CHECKING:
@@ -97,7 +102,7 @@ def load(
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
     name = os.fspath(name)
-    place, options = place_with_options(name, revision, trust_remote_code)
+    place, options = _place(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer", "weights"):
         config, stated = _config(place, options)
         tokenizer = _tokenizer(place, options)
@@ -117,9 +122,7 @@ def load(
     tokenizer = within(name, tokenizer, getattr(config, "vocab_size", None))
     model, info = result
     _check_keys(name, info)
-    if place.file:
-        as_plain(model)
-    elif getattr(model, "hf_quantizer", None) is None:
+    if getattr(model, "hf_quantizer", None) is None:
         check_stored(name, _folder(place, options), model)
     note_stated(model.config, stated)
     check_finite(name, model)
@@ -127,6 +130,70 @@ def load(
         model.to(torch.device(device))
     commit = origin(name, model.config, revision)
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
+
+
+def _place(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
+    """As `place_with_options`; of a GGUF file the folder that it was converted to, which is done where it was not."""
+    place, options = place_with_options(name, revision, trust_remote_code)
+    if not place.file:
+        return place, options
+    known = f"{fingerprint_of_file(place.file)} {version} {metadata.version('gguf')}".encode()
+    folder = cache_folder() / "converted" / f"{place.file.stem}-{hashlib.sha256(known).hexdigest()[:16]}"
+    options.pop("gguf_file")
+    if not folder.is_dir():
+        _keep_converted(place, folder)
+    return replace(place, where=str(folder)), options
+
+
+def _keep_converted(place: Place, folder: Path) -> None:
+    """Writes a GGUF file's model to `folder`, at once or not at all."""
+    assert place.file
+    assert place.header
+    needed = 4 * place.header.parameters
+    sys.stderr.write(f"converting {place.file} to safetensors once ({needed / 1e6:,.0f} MB, kept in {folder.parent})\n")
+    remedy = f"set {CACHE} to a folder with room"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder.parent).free < needed:
+            raise Refused(f"{folder.parent} has less than {needed / 1e6:,.0f} MB free; {remedy}")
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if folder.is_dir():  # by another process, meanwhile
+                return
+            work = folder.with_name(f".{folder.name}")  # what a killed process left there goes
+            shutil.rmtree(work, ignore_errors=True)
+            try:
+                convert_gguf(place.file, work)
+                work.rename(folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except PermissionError as error:
+        raise Refused(f"cannot write to {folder.parent} ({error.strerror}); {remedy}") from error
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Writes the model and tokenizer of a GGUF file to a folder, in float32, in which its weights are exact.
+
+    float16 is not enough for sums of scales and minima. Raises as `load`.
+    """
+    name = str(file)
+    place, options = place_with_options(name)
+    assert place.header
+    with _loading(name, place, "tokenizer", "weights"), reading(file):
+        config = AutoConfig.from_pretrained(place.where, **options)
+        tokenizer = mend_tokenizer(AutoTokenizer.from_pretrained(place.where, **options), place.header)
+        model, info = model_class().from_pretrained(
+            place.where,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    _check_keys(name, info)
+    tokenizer.init_kwargs["local_files_only"] = False  # else HF_HUB_OFFLINE would change the files
+    with quiet():
+        as_plain(model).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def model_class() -> Any:
@@ -209,7 +276,7 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place, options = place_with_options(name, revision, trust_remote_code)
+    place, options = _place(name, revision, trust_remote_code)
     with _loading(name, place):
         return _config(place, options)[0]
 
@@ -255,7 +322,7 @@ def _folder(place: Place, options: Mapping[str, Any]) -> Path:
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
-    place, options = place_with_options(name, revision, trust_remote_code)
+    place, options = _place(name, revision, trust_remote_code)
     with _loading(name, place, "tokenizer"):
         tokenizer, config = _tokenizer(place, options), _config(place, options)[0]
     return within(name, tokenizer, getattr(config, "vocab_size", None))
@@ -270,7 +337,7 @@ def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
         return tokenizer
     if note := place.header.tokenizer_note:
         _warn_tokenizer(str(place.file), note)
-    return mend_tokenizer(tokenizer, place.header)
+    return tokenizer
 
 
 @cache
@@ -304,7 +371,7 @@ def quiet() -> Iterator[None]:
 def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
     """Quiet, and turns transformers' long errors into one line, which says what part of a model is not there."""
     try:
-        with quiet(), reading(place.file) if place.file else contextlib.nullcontext():
+        with quiet():
             yield
     except OSError as error:
         _check_parts(name, place, parts)

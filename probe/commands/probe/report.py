@@ -52,11 +52,20 @@ from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.section import Section, figures_of, tables_of
 from probe.figures.section import page as section_page
-from probe.figures.states import drift_chart, drift_layers, drift_map, drift_name, threshold_chart
+from probe.figures.states import (
+    distance_chart,
+    distance_layers,
+    drift_chart,
+    drift_layers,
+    drift_map,
+    drift_name,
+    threshold_chart,
+)
 from probe.figures.static import pictures
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
 from probe.run_folder import REPORTED
+from probe.statistics import shown
 from probe.store.cache import DERIVED, save
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
@@ -83,6 +92,7 @@ class Drawn(NamedTuple):
     curves: list[Section]
     drift: list[Section]
     map: list[Section]
+    distance: list[Section]
 
 
 def title(summary: Summary) -> str:
@@ -101,6 +111,7 @@ def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figure
         *drawn.map,
         *inside(run.folder),
         _drift(summary, drawn.drift),
+        *drawn.distance,
         *(_of_states(summary, drawn, differences, raw) if raw else ()),
         Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
         words,
@@ -414,6 +425,46 @@ def drift_export(
     return Export(figures_of(sections), exact | tables_of(sections))
 
 
+def distance_section(
+    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+) -> Section:
+    """How far states on text are from the in-window distribution, by position and at the end of the texts."""
+    text = (
+        "On text, states lie closer to the centre of their in-window distribution where attention spreads over more "
+        "keys than within M (collapse), or further out (growth): squared Mahalanobis distance, fitted on other texts, "
+        "over the method's own within M. A symptom, and no failure."
+    )
+    name, chosen = (
+        f"state-distance-{distance.attrs['hook']}",
+        list(distance_layers(distance) if layers is None else layers),
+    )
+    last = _of_methods(distance, methods).isel(window=-1).sel(layer=chosen)
+    keys = ("ratio", "low", "high")
+
+    def cells(at: xr.Dataset) -> list[str]:
+        return [shown(*(float(at[key][row]) for key in keys), form="z.2f") for row in range(len(chosen))]
+
+    methods_there = last["method"].values.tolist()
+    rows = tuple((method, *cells(last.sel({"method": method}))) for method in methods_there)
+    title = f"at positions {int(last['window'])} to {int(last['window']) + distance.attrs['run'] - 1}"
+    table = Table(title, ("method", *(f"layer {layer}" for layer in chosen)), rows, f"{name}-last")
+    chart = distance_chart(distance, chosen, methods)
+    return Section("States on text", [text], figures={name: chart}, tables=[table])
+
+
+def distance_export(
+    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+) -> Export:
+    """The chart of `find_state_distance` and its numbers; Refused for a layer or method that is not there."""
+    check_labels(distance, "layer", layers or ())
+    check_labels(distance, "method", methods or ())
+    section = distance_section(distance, layers, methods)
+    values = (
+        _of_methods(distance, methods) if layers is None else _of_methods(distance, methods).sel(layer=list(layers))
+    )
+    return Export(figures_of([section]), {f"state-distance-{distance.attrs['hook']}": values} | tables_of([section]))
+
+
 def curves_export(
     evaluation: xr.Dataset,
     measured: MeasuredFailures,
@@ -520,7 +571,7 @@ _THRESHOLDS = 4  # charts, of the best dims
 _PLOTLY = "plotly.min.js"
 _FIGURES = """
     heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
-    drift-map.png drift-map.svg
+    drift-map.png drift-map.svg state-distance-*.png state-distance-*.svg
 """.split()
 _OF_PAGE = (".png", ".npz", "-pooled-*.npz", ".html")
 """Ends of the files that a heatmap has under the name of its page."""
@@ -624,7 +675,7 @@ def report_files(folder: Path) -> set[Path]:
     """What `write_report` wrote, but for what a heatmap's page loads."""
     pages = [page for page in folder.glob("figures/heatmap-*.html") if is_ours(page)]
     figures = (*_FIGURES, *(f"{page.stem}{end}" for page in pages for end in _OF_PAGE))
-    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift"))
+    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift", "distance"))
     patterns = (*REPORTED, *(f"figures/{name}" for name in figures), *derived)
     return {path for pattern in patterns for path in folder.glob(pattern)}
 
@@ -684,7 +735,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     prompt, run = analysis.prompt, analysis.run
     curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
     if not analysis.has_states:
-        return Drawn([], curves, [], [])
+        return Drawn([], curves, [], [], [])
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
@@ -693,6 +744,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
         curves=curves,
         drift=[drift_section(drift, name) for name, drift in drifts.items()],
         map=[map_section(drifts[prompt], prompt)] if drifts else [],
+        distance=[] if analysis.distance is None else [distance_section(analysis.distance)],
     )
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import tiny_gguf
 import torch
@@ -14,12 +15,22 @@ from markupsafe import escape
 from transformers.utils import logging
 
 from mesa.checkpoints.gguf_file import quantization_of
+from mesa.checkpoints.place import CACHE
 from mesa.models import config_of, load, origin, tokenizer_of
 from mesa_lens.cli import main
 from probe.commands.eval.result import EVALUATED
 from probe.files import read_result
 
 IDS = torch.arange(3, 63)[None] * 7 % 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Where converted files are kept."""
+    with pytest.MonkeyPatch.context() as patched:
+        folder = tmp_path_factory.mktemp("cache")
+        patched.setenv(CACHE, str(folder))
+        yield folder / "converted"
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +44,62 @@ def logits(loaded):
     return loaded.model(IDS).logits
 
 
-def test_logits_are_those_of_the_dequantized_weights(paths, capfd):
+def test_logits_are_those_of_the_dequantized_weights(paths, cache, capfd):
     file, folder = paths
+    shutil.rmtree(cache, ignore_errors=True)
     loaded, plain = load(str(file)), load(str(folder))
     torch.testing.assert_close(logits(loaded), logits(plain), atol=1e-5, rtol=0)
     assert (loaded.quantization, loaded.revision, plain.quantization) == (tiny_gguf.QUANTIZATION, "local", None)
     assert loaded.model.dtype == torch.float32
     captured = capfd.readouterr()
-    assert captured.out + captured.err == ""  # no bars
+    assert captured.out == ""
+    assert captured.err == f"converting {file} to safetensors once (0 MB, kept in {cache})\n"  # no bars
     assert logging.is_progress_bar_enabled()
     with torch.no_grad():  # how far pairs taken for halves would be
         for layer in plain.model.model.layers:
             weight = layer.self_attn.q_proj.weight
             weight.copy_(tiny_gguf.permuted(weight.clone(), 4))
     assert (logits(loaded) - logits(plain)).abs().max() > 0.01
+
+
+def test_a_file_is_converted_once_and_another_one_of_its_name_again(paths, cache, tmp_path, monkeypatch, capfd):
+    first, second = (tmp_path / name / "Model.gguf" for name in ("one", "two"))
+    shutil.copytree(paths[0].parent, first.parent)
+    first.parent.joinpath(paths[0].name).rename(first)
+    second.parent.mkdir()
+    tiny_gguf.write(second, pre="gpt-2")
+    one, two = load(str(first)), load(str(second))
+    assert capfd.readouterr().err.count("converting") == 2
+    monkeypatch.setattr(gguf, "GGUFReader", None)  # whoever reads a vocabulary again calls it
+    again = load(str(first))
+    assert config_of(str(second)).vocab_size == two.model.config.vocab_size
+    assert "converting" not in capfd.readouterr().err
+    torch.testing.assert_close(logits(again), logits(one), atol=0, rtol=0)
+    assert len({folder.name for folder in cache.glob("Model-*")}) == 2
+    assert load(str(first), dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_what_a_killed_conversion_left_is_replaced_and_a_failed_one_leaves_nothing(paths, cache, tmp_path, capfd):
+    shutil.rmtree(cache, ignore_errors=True)
+    load(str(paths[0]))
+    (kept,) = (folder for folder in cache.iterdir() if folder.is_dir())
+    kept.rename(kept.with_name(f".{kept.name}"))
+    (kept.with_name(f".{kept.name}") / "model.safetensors").unlink()
+    load(str(paths[0]))
+    assert [folder for folder in cache.iterdir() if folder.is_dir()] == [kept]
+    file = tmp_path / "wrong.gguf"
+    tiny_gguf.write(file, leave_out="tokenizer")
+    with pytest.raises(ValueError, match="Cannot build a tokenizer"):
+        load(str(file))
+    assert [folder for folder in cache.iterdir() if folder.is_dir()] == [kept]
+
+
+def test_a_full_disk_is_said_before_anything_is_written(paths, cache, monkeypatch):
+    shutil.rmtree(cache, ignore_errors=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match=f"has less than 0 MB free; set {CACHE}"):
+        load(str(paths[0]))
+    assert not list(cache.iterdir())
 
 
 def test_config_and_tokenizer_come_without_weights(paths):
