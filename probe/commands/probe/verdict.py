@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
+from mesa.methods import make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
 from probe.commands.probe.result import HeadSet, NllAtLongest, Row, Sentence, Summary, Verdict
@@ -47,6 +50,10 @@ RANKED = (
     "after a and by b tokens."
 )
 """The rule that `ranked` obeys."""
+SERVED = (
+    "Served by: programs that compute the method by their options alone, on most models; `mesa-lens config METHOD "
+    "--length N` prints these for one model."
+)
 
 
 def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
@@ -150,7 +157,17 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
     }
     if any(row.heads for row in rows):
         columns["smallest set of heads"] = [_heads_cell(row.heads) for row in rows]
+    columns["served by"] = [_served_by(evidence.method_configs.get(row.method, {})) for row in rows]
     return Table("", tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def _served_by(config: Mapping[str, Any]) -> str:
+    """The servers whose options compute a method, from what was recorded of it."""
+    try:
+        sizes = {key: value for key, value in config.items() if key != "name"}
+        return ", ".join(make(config["name"], **sizes).served_by) or _NONE
+    except (KeyError, Refused, TypeError):  # of a package that is not installed here, or of another version
+        return _NONE
 
 
 def score_table(evidence: Evidence) -> Table:
@@ -774,6 +791,7 @@ def verdict(evidence: Evidence, findings: Findings) -> Verdict:
             *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
+            SERVED,
         ],
     )
 
