@@ -530,22 +530,22 @@ def run_all(titles: Sequence[str], size: Size, out: Path, dry: bool) -> None:
 
 def results(out: Path) -> dict[str, tuple[list[Row], str]]:
     """By step: its rows, and what ended it early, if anything did; a last line that was cut off is left out."""
-    found: dict[str, tuple[list[Row], str]] = {}
+    by_step: dict[str, tuple[list[Row], str]] = {}
     for line in (out / "gpu.jsonl").read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        rows, error = found.setdefault(row.pop("step"), ([], "not finished\n"))
+        rows, error = by_step.setdefault(row.pop("step"), ([], "not finished\n"))
         if "finished" in row:
             error = ""
         elif "failure" in row:
             error = row["failure"]
         else:
             rows.append(row)
-        title = next(title for title, held in found.items() if held[0] is rows)
-        found[title] = rows, error
-    return found
+        title = next(title for title, held in by_step.items() if held[0] is rows)
+        by_step[title] = rows, error
+    return by_step
 
 
 def page(size: Size, results: dict[str, tuple[list[Row], str]]) -> str:
