@@ -99,7 +99,7 @@ clean:
 	rm -rf .venv build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt  # --no-compile: Python compiles the quarter that is used as it is imported
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
