@@ -31,7 +31,7 @@ TERMS = {
     "measured failure": "The length from which on the loss is 0.5 nats/token above its level at M, or fewer than half "
     "of the passkeys are found. (a, b]: after a and at most at b tokens.",
     "predicted failure": "The length from which on `mesa-lens predict` computes a loss 0.5 nats/token "
-    "above lm-infinite's.",
+    "above lm-infinite's. Not covered: methods that give no distance of M or more.",
     "longest passing length": "The longest measured length at which a method does not fail.",
     "excess loss": "The loss of the unmodified model beyond M, minus that of a method on the same tokens.",
     "loss recovered": "The share of the excess loss that is gone with the method in one layer or head alone.",
