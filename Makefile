@@ -63,7 +63,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright & types=$$!; $(TESTS); tests=$$?; wait $$types || { echo 'pyright found errors: see above' >&2; exit 1; }; exit $$tests
 
-test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
+test-gpu: .venv/installed  ## on a machine with a GPU: prefill against float64, goldens, kernels, methods, times, on one page: runs/gpu/gpu.md (10 minutes at most)
 	$(BIN)/python benchmarks/gpu.py
 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15)

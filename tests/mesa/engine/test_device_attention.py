@@ -497,7 +497,7 @@ LENGTH, PADS, CHOSEN = 84, (0, 9, 31, 9, 80), (0, 1, 3)
 
 @pytest.fixture
 def launched(two_launches, monkeypatch):
-    """On a device whose kernels are stand-ins; what attention they are launches for: (queries, heads chosen)."""
+    """On a device whose kernels are stand-ins; launches of attention: (queries, heads chosen)."""
     launches = list[tuple[int, bool]]()
 
     def attended(query, *given):
