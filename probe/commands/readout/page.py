@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from mesa.errors import Refused
+from probe.commands import Findings, RunFacts
 from probe.commands.readout.result import READOUT, TABLES, Interval, ProbeRead, Readout
 from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.figure_data import (
@@ -314,6 +315,17 @@ def write_readout(folder: Path, summary: Readout) -> Path:
     """Writes the report and its tables in a run's folder; returns the page's path."""
     tables = readout_tables(summary, {})
     return write_page(folder / READOUT.command, title(summary), sections(summary), tables, TABLES)
+
+
+def findings(folder: Path, facts: RunFacts) -> Findings:
+    """For the verdict of the run in a folder: what is lost or moved under the reference, where it is claimed."""
+    summary, notes = READOUT.find(folder), list[str]()
+    for row in [] if summary is None else having(summary.probes, method=facts.reference, length=summary.lengths[-1]):
+        parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
+        if parts and summary and row.layer == summary.best_layer(row.probe):
+            at = f"{row.probe}, layer {row.layer}, {row.method} at {row.length} tokens"
+            notes.append(f"Of what a linear probe reads at M ({at}; {_n(row.inside)}): {' and '.join(parts)}.")
+    return Findings({}, {}, notes)
 
 
 def inside(folder: Path) -> Iterator[Section]:
