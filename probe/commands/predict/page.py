@@ -74,7 +74,7 @@ def prediction_chart(prediction: Prediction) -> Chart:
                 rules=rules,
                 x_ticks=log_ticks(prediction.lengths),
                 log_x=True,
-                seen=f"Failure is predicted at, in tokens: {failing}",
+                seen=f"Failure is predicted at, in tokens: {failing}" if failing else "No method here is covered",
             )
         )
     title = f"{prediction.model}: loss over lm-infinite by length; lines: predicted"
