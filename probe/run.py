@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -355,6 +356,10 @@ class Run(reader.StoredRun):
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
         return Result(*command("anatomy").on_page("in_notebook")(self.folder))
 
+    def readout(self) -> Result:
+        """The tables of `mesa-lens readout` in the folder, by name; FileNotFoundError where it was not run."""
+        return Result(*command("readout").on_page("in_notebook")(self.folder))
+
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.
 
@@ -378,8 +383,8 @@ class Run(reader.StoredRun):
         """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
-        parts = "verdict drift thresholds distance heatmap curves prediction located anatomy tokens".split()
-        calls = ", ".join(f"{part}()" for part in parts)
+        parts = "verdict drift thresholds distance heatmap curves prediction located anatomy readout tokens".split()
+        calls = textwrap.fill(", ".join(f"{part}()" for part in parts), 100)
         return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{calls}"
 
     @cached_property
@@ -403,7 +408,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Examples:
         >>> probe.open_run("runs/example")
         run runs/example of default, M = 256: 256 dims, 4 layers, 512 positions, 2 methods, 1 prompts
-        verdict(), drift(), thresholds(), distance(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()
+        verdict(), drift(), thresholds(), distance(), heatmap(), curves(), prediction(), located(),
+        anatomy(), readout(), tokens()
     """
     run = reader.open_run(path)
     return Run(run.path, labelled(run.hidden), labelled(run.evaluation))

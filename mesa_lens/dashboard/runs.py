@@ -160,7 +160,7 @@ def _open(path: str, stamp: tuple[float, float]) -> Run:
 
 def pages_of_packages() -> list[str]:
     """Commands of other packages that tell of their results, each on a page of its own."""
-    ours = {"probe", "locate", "anatomy", "predict", "eval"}
+    ours = {"probe", "locate", "anatomy", "readout", "predict", "eval"}
     return [name for name, row in commands().items() if "inside" in row.tells and name not in ours]
 
 

@@ -20,6 +20,7 @@ from mesa_lens.export import KINDS
 from probe.commands.anatomy.page import anatomy_export
 from probe.commands.locate.page import located_export
 from probe.commands.probe.report import curves_export, threshold_export
+from probe.commands.readout.page import readout_export
 from probe.figures import export as figure_files
 from probe.figures.export import formats, heatmap_export, npz_bytes
 from probe.figures.heatmap import difference, regions
@@ -251,7 +252,7 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
 @pytest.mark.parametrize("kind", KINDS)
 def test_flags_follow_from_the_parameters_of_the_call(kind):
     """A figure's call, and its flags: a parameter without its flag, or a flag without its parameter, is told here."""
-    calls = {"locate": located_export, "anatomy": anatomy_export}
+    calls = {"locate": located_export, "anatomy": anatomy_export, "readout": readout_export}
     _, *parameters = inspect.signature(calls.get(kind) or getattr(Run, kind)).parameters
     assert parameters == KINDS[kind][1].split(), f"flags of `mesa-lens export {kind}`: mesa_lens/export.py"
 
