@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.special import chdtrc, chdtri
 
 from mesa.errors import Refused
 from mesa.plan import Plan, restarts
@@ -24,7 +23,6 @@ _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
 _ROWS = 64  # positions computed at a time: they stay in the cache
 _LEAST_RUNS = 8
-_INDEPENDENT = 16  # dims
 _DRAWS = 200
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _POSITIONS = ("first", "low", "high", "before")
@@ -135,8 +133,7 @@ def find_drift(
         - `doubt` (method, layer): why a layer is not trusted, in words; empty where, of every second of `pretended`
           windows from M/4 to M - held_out, the same rule detects drift between window and M - held_out in at most
           `alarm_rate`; a level can pass the limit at all; and either no run from M on does, or more than chance
-          explains, one of them by more than factor * what a random walk with the steps inside the window would reach,
-          more where dims move together
+          explains, one of them by more than factor * what a random walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
         - `false_positive_rate`: in what share of the other windows it does; NaN where none could be evaluated, which is
@@ -285,7 +282,7 @@ def _judge(
         doubt = "its range inside M is too wide to leave"
     elif out and chance > rule.chance:
         doubt = "no clearer than chance"
-    elif out and not (level > _walk(x, runs, usable, rule, width))[judged].any():
+    elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any():
         doubt = "no further than a random walk"
     judged &= not doubt
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
@@ -310,24 +307,16 @@ def _judge(
 
 
 def _walk(x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule, width: np.ndarray) -> np.ndarray:
-    """The level that each run must exceed, lest the states may have gone on from the runs `usable` as a random walk.
+    """The level of each run, did the states go on from the runs `usable` as a random walk.
 
     A walk's mean square step grows like the lag; that of noise stays, that of smooth states grows like its square. So
     the least of it per run, over lags up to half of those runs, is a walk's own, and next to nothing of the others.
-    A level is a mean over dims: of dims that move together it is as wide as that of few. So `factor` is for 16 or more
-    effective dims (participation ratio of the runs' covariance); of fewer, what a mean of that many squares exceeds as
-    seldom.
     """
     levelled = _without_phases(x, runs.position % rule.period, np.flatnonzero(runs.expand(usable)))
     means = runs.mean(levelled)[usable] / width
     lags = [2**power for power in range((len(means) // 2).bit_length())]
     step = min(float(np.square(means[lag:] - means[:-lag]).mean()) / lag for lag in lags)
-    centred = (means - means.mean(0)).astype(float)
-    spread = np.square(np.linalg.svd(centred, compute_uv=False))
-    effective = min(_INDEPENDENT, spread.sum() ** 2 / max(float(np.square(spread).sum()), np.finfo(float).tiny))
-    seldom = chdtrc(_INDEPENDENT, rule.factor * _INDEPENDENT)
-    factor = max(rule.factor, float(chdtri(max(effective, 1), seldom)) / max(effective, 1))
-    return factor * step * np.abs(runs.begin - runs.begin[usable].mean()) / rule.run
+    return step * np.abs(runs.begin - runs.begin[usable].mean()) / rule.run
 
 
 def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:
