@@ -76,7 +76,7 @@ def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method
 
 
 def measure(args: argparse.Namespace) -> Any:
-    """A row a set of texts, config, length and text: loss, and the mean distance by layer; of what time was left for."""
+    """A row a set of texts, config, length and text: loss, and the mean distance by layer; of what was measured."""
     loaded = mesa.load(args.model, **load_options(args))
     trained = args.trained_length or trained_length(loaded.model.config)
     lengths = [int(times * trained) for times in (*WITHIN, *TIMES)]
