@@ -54,8 +54,13 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
     "readout": "--lengths 160,320 --samples 8 --tokens 24 --layers 1",
     "predict": "--methods origin,rerope --lengths 240,320 --samples 4",
     "check": "--methods rerope",
+    "config": "--length 64",
 }
-QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
+QUICK = (
+    "mesa-lens methods",
+    "mesa-lens status",
+    "mesa-lens export drift runs/demo --f",
+)
 _PROGRAM = r"(?:mesa-lens|python (?:benchmarks|research|tests)/[\w/]+\.py)"
 _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 

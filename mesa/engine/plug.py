@@ -373,7 +373,8 @@ class Attachment:
         query, key, value = _autocast(query, key, value)
         dim, value_dim = query.shape[-1], value.shape[-1]
         scale = (dim**-0.5 if scaling is None else scaling) * arguments["factor"]
-        value = _pad_dims(value, dim)
+        if query.shape[2] > 1 or self.slopes is not None:  # a token's attention takes values of fewer dims as cached
+            value = _pad_dims(value, dim)
         with self._lock:
             self.calls[attends.layer] += 1
         query, key, hooks = self._hook_states(attention_hooks, running, query, key, value)
@@ -621,7 +622,7 @@ def _padded(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
     query, key, value = states
-    output, weights = torch.zeros_like(query), None
+    output, weights = query.new_zeros(*query.shape[:3], value.shape[3]), None
     for group in groups:
         rows, queries, keys, first = group.places(first_key, query.shape[2], query.device)
         if isinstance(queries, slice) and queries.start == queries.stop:

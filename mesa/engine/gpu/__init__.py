@@ -33,6 +33,6 @@ def attend(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale:
             return output
         ranges = key_ranges(schedule, query.device, query.dtype)
         if not ranges.ranges:
-            return torch.zeros_like(query)
+            return query.new_zeros(*query.shape[:3], value.shape[3])
         rows = query_of(schedule, query, ranges)
-        return single_softmax(schedule, ranges, rows, key, value, scale).view(query.shape)
+        return single_softmax(schedule, ranges, rows, key, value, scale).view(*query.shape[:3], -1)

@@ -155,7 +155,7 @@ def takes(
     if kernel is by_triton:
         holds = spans[0].holds
         fits = isinstance(holds, Carry) and not holds.carried if carries else holds is None
-        fits = fits and scoring.slopes is None and query.dtype != torch.float32 and query.shape[3] % 8 == 0
+        fits = fits and scoring.slopes is None and query.dtype != torch.float32
         fits = fits and 16 <= query.shape[3] <= 256
         return fits and triton_module() is not None
     if kernel is by_varlen:

@@ -210,18 +210,26 @@ def attend_spans(
         tiles = torch.from_numpy(tiles_of(spans, rows, columns, batch))
         cache[key_of_tiles] = tiles.to(query.device, non_blocking=True)
     table, carry = cache[key_of_tiles], spans[0].holds
-    block = [1, 1, columns, padded]
-    read = (
-        TensorDescriptor(part, list(part.shape), list(part.stride()), block) for part in map(_aligned, (key, value))
-    )
+    # A descriptor reads rows of a multiple of 16 bytes. Those of other head dims, such as 100, are read by pointers,
+    # without copies of keys.
+    described = dim * key.itemsize % 16 == 0
+    if not described:
+        key, value = (states if states.stride(3) == 1 else states.contiguous() for states in (key, value))
+    read: Any = (key, value)
+    if described:
+        read = (
+            TensorDescriptor(part, list(part.shape), list(part.stride()), [1, 1, columns, padded])
+            for part in map(_aligned, (key, value))
+        )
     kernel: Any = _spans_kernel
     kernel[len(table), heads if chosen is None else len(chosen)](
         table, table if chosen is None else chosen, query, other, *read, into, log_sum, scale,
         1.0 if softcap is None else softcap, carry.width if isinstance(carry, Carry) else 1, heads,
         heads // key.shape[1],
         *(states.stride(axis) for states in (query, other) for axis in range(3)),
+        *(part.stride(axis) for part in (key, value) for axis in range(3)),
         into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
-        dim, padded, carry_query is not None, softcap is not None,
+        described, dim, padded, carry_query is not None, softcap is not None,
         any(span.farthest is not None for span in spans), added, chosen is not None, rows, columns,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -248,14 +256,21 @@ def _aligned(states: Tensor) -> Tensor:
 @triton.jit
 def _over_span(
     query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
-    width, key_phase, batch, head, PADDED: tl.constexpr, CARRIES: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
+    width, key_phase, batch, head, key_token, value_token, DESCRIBED: tl.constexpr, DIM: tl.constexpr,
+    PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column, factor = tl.arange(0, COLUMNS), scale * 1.4426950408889634
     for start in range(begin, end, COLUMNS):
         here = start + column
-        keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
-        values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        if DESCRIBED:
+            keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+            values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        else:
+            token, at = here.to(tl.int64), tl.arange(0, PADDED)
+            inside = (here < last)[:, None] & (at < DIM)[None, :]
+            keys = tl.load(key + token[:, None] * key_token + at[None, :], mask=inside, other=0.0)
+            values = tl.load(value + token[:, None] * value_token + at[None, :], mask=inside, other=0.0)
         columns = tl.trans(keys)
         scores = tl.dot(query, columns)
         # Both products cost less than a second pass over the keys.
@@ -287,10 +302,10 @@ def _over_span(
 @triton.jit(do_not_specialize=["width", "log_head"])  # they differ from block to block
 def _spans_kernel(
     table, chosen, query, other, key, value, into, log_sum, scale, softcap, width, heads, group,
-    query_batch, query_head, query_token, other_batch, other_head, other_token, into_token, into_head, log_head,
-    log_token,
-    DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
-    ADDED: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    query_batch, query_head, query_token, other_batch, other_head, other_token, key_batch, key_head_stride, key_token,
+    value_batch, value_head, value_token, into_token, into_head, log_head, log_token,
+    DESCRIBED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr, ADDED: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     # The host cut spans to tiles, the longest first, so that no program ends long after the others. Each tile names
     # its row of the batch: rows of different padding have spans of their own.
@@ -312,6 +327,9 @@ def _spans_kernel(
         others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
     # Grouped heads read their key head; no key is copied.
     key_head = number // group
+    if not DESCRIBED:
+        key += batch * key_batch + key_head.to(tl.int64) * key_head_stride
+        value += batch * value_batch + key_head.to(tl.int64) * value_head
     residue = (row + phase) % width
     place = batch * heads + head
     into += far[:, None] * into_token + place * into_head + at[None, :]
@@ -328,18 +346,18 @@ def _spans_kernel(
     if WINDOWED:
         output, most, total = _over_span(
             queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
-            lowest, highest, scale, softcap, width, key_phase, text, key_head,
-            PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+            lowest, highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+            DESCRIBED, DIM, PADDED, CARRIES, CAPPED, True, True, COLUMNS,
         )  # fmt: skip
     output, most, total = _over_span(
         queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
-        highest, scale, softcap, width, key_phase, text, key_head,
-        PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+        highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, False, False, COLUMNS,
     )  # fmt: skip
     output, most, total = _over_span(
         queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
-        highest, scale, softcap, width, key_phase, text, key_head,
-        PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+        highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
     )  # fmt: skip
     # A query without keys gives 0 and -inf, which take no weight from other parts.
     blind = total == 0.0

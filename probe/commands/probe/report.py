@@ -112,14 +112,19 @@ def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figure
         *inside(run.folder),
         _drift(summary, drawn.drift),
         *drawn.distance,
-        _thresholds(summary, drawn.thresholds),
-        onsets(summary),
-        control(summary),
-        _states(summary, differences, raw),
+        *(_of_states(summary, drawn, differences, raw) if raw else ()),
         Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
         words,
         _provenance(summary, run),
     ]
+
+
+def _of_states(summary: Summary, drawn: Drawn, differences: Figures, raw: Figures) -> Iterator[Section]:
+    """What is read from hidden states dim by dim, and these."""
+    yield _thresholds(summary, drawn.thresholds)
+    yield onsets(summary)
+    yield control(summary)
+    yield _states(summary, differences, raw)
 
 
 def scores(summary: Evidence) -> Section:
@@ -543,6 +548,7 @@ def _failures(
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
+    methods = [method for method in methods if having(measured.failures, method=method)]
     rows = [having(measured.failures, method=method)[0] for method in methods]
     by_method = {onset.method: onset for onset in onsets}
     shown = {
@@ -620,7 +626,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         bar.update()
     folder = run.folder
     summary, former = whole_summary(analysis), report_files(folder)
-    maps, drawn = Maps.of(analysis), drawn_sections(analysis, summary)
+    maps, drawn = Maps.of(analysis) if analysis.has_states else None, drawn_sections(analysis, summary)
     unfinished = folder / ".report.partial"
     shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     try:
@@ -674,22 +680,35 @@ def report_files(folder: Path) -> set[Path]:
     return {path for pattern in patterns for path in folder.glob(pattern)}
 
 
-def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`."""
+def render(analysis: Analysis, summary: Summary, maps: Maps | None, drawn: Drawn) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`. maps: None: no states."""
+    if maps is None:
+        return section_page(title(summary), sections(summary, analysis.run, drawn, {}, {}))
     grids = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
     differences = {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))}
     raw = {f"heatmaps-{number}": grid for number, grid in enumerate(grids)}
     return section_page(title(summary), sections(summary, analysis.run, drawn, differences, raw))
 
 
-def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) -> None:
+def write_figures(analysis: Analysis, folder: Path, maps: Maps | None, drawn: Drawn) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js next to it) and, with labels,
     heatmap-METHOD[-pooled-DIMSxPOSITIONS].npz; heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves
-    as .png and .svg.
+    as .png and .svg. maps: None: the charts alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    write(folder / _PLOTLY, get_plotlyjs().encode())
+    if maps is not None:
+        _write_heatmaps(analysis, folder, maps)
+    charts = figures_of([section for shown in drawn for section in shown[:1]])
+    of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt)) if maps else ""
+    for name, chart in Bar(charts.items(), desc="drawing charts", unit="figure"):
+        for form, content in pictures(chart, ("png", "svg")).items():
+            write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
+
+
+def _write_heatmaps(analysis: Analysis, folder: Path, maps: Maps) -> None:
     methods: list[str] = maps.panel["method"].values.tolist()
     stems = {method: folder / f"heatmap-{safe_name(method)}" for method in methods}
 
@@ -700,7 +719,6 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
     def grid(values: xr.DataArray) -> Heatmaps:
         return heatmap_grid(values, analysis.trained_length, maps.limits)
 
-    write(folder / _PLOTLY, get_plotlyjs().encode())
     with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
         rasters = beside.map(write_raster, methods)
         for method, stem in stems.items():
@@ -710,22 +728,20 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(Bar(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
-    charts = figures_of([section for shown in drawn for section in shown[:1]])
-    of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
-    for name, chart in Bar(charts.items(), desc="drawing charts", unit="figure"):
-        for form, content in pictures(chart, ("png", "svg")).items():
-            write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
 
 
 def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     """What the report draws of an analysis, heatmaps aside."""
     prompt, run = analysis.prompt, analysis.run
+    curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
+    if not analysis.has_states:
+        return Drawn([], curves, [], [], [])
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
     return Drawn(
         thresholds=[threshold_section(hidden, search, pairs, plans_of(run, hidden))] if pairs else [],
-        curves=[] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
+        curves=curves,
         drift=[drift_section(drift, name) for name, drift in drifts.items()],
         map=[map_section(drifts[prompt], prompt)] if drifts else [],
         distance=[] if analysis.distance is None else [distance_section(analysis.distance)],

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from mesa.errors import Refused
+from probe.commands import Findings, RunFacts
 from probe.commands.readout.result import READOUT, TABLES, Interval, ProbeRead, Readout
 from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.figure_data import (
@@ -32,12 +33,11 @@ from probe.figures.section import Section, as_text, figures_of, provenance, repo
 from probe.store.result_file import having, ranged
 from probe.tables import Table
 
-PANELS = {
-    "inside": "same length as trained on: M",
-    "transfer": "probe trained at M",
-    "refit": "probe trained at this length",
-}
+PANELS = {"inside": "in (tokens)", "transfer": "transfer (tokens)", "refit": "refit (tokens)"}
 """The panels of a probe's map, by field."""
+_PANELS = (
+    "In: trained and read at M. Transfer: trained at M, read at this length. Refit: trained and read at this length."
+)
 _SCORES = {"classes": "accuracy", "numbers": "R2"}
 
 
@@ -80,11 +80,11 @@ def _scores_text(row: ProbeRead) -> str:
         return f"{text}; not clearly above its control, so nothing is claimed."
     parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
     text += f": {' and '.join(parts)}" if parts else ": neither lost nor moved beyond chance"
-    return (
-        f"{text}; puts states back where the reference's probe reads them: {ranged(*row.returned)}."
-        if (row.is_returned)
-        else f"{text}."
-    )
+    if row.is_returned:
+        text += (
+            f"; the reference's probe of M reads {_n(row.by_reference)} here, {ranged(*row.returned)} more than there"
+        )
+    return f"{text}."
 
 
 def _parts(row: ProbeRead) -> tuple[tuple[str, Interval, bool], ...]:
@@ -147,9 +147,9 @@ def probe_map(summary: Readout, probe: str, method: str) -> Heatmaps | None:
             if field != "inside" or row.length == summary.trained_length
         }
         chosen = columns[:1] if field == "inside" else columns
-        blocks.append(tiles(f"{title}; tokens", chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
-    title = f"{probe} under {method}: {kind} of a linear probe, on other texts. {summary.model}, M = "
-    return tile_map(f"{title}{summary.trained_length}", kind, blocks, scale)
+        blocks.append(tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
+    title = f"{probe} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
+    return tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
 
 
 def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
@@ -347,6 +347,17 @@ def write_readout(folder: Path, summary: Readout) -> Path:
     """Writes the report and its tables in a run's folder; returns the page's path."""
     tables = readout_tables(summary, {})
     return write_page(folder / READOUT.command, title(summary), sections(summary), tables, TABLES)
+
+
+def findings(folder: Path, facts: RunFacts) -> Findings:
+    """For the verdict of the run in a folder: what is lost or moved under the reference, where it is claimed."""
+    summary, notes = READOUT.find(folder), list[str]()
+    for row in [] if summary is None else having(summary.probes, method=facts.reference, length=summary.lengths[-1]):
+        parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
+        if parts and summary and row.layer == summary.best_layer(row.probe):
+            at = f"{row.probe}, layer {row.layer}, {row.method} at {row.length} tokens"
+            notes.append(f"Of what a linear probe reads at M ({at}; {_n(row.inside)}): {' and '.join(parts)}.")
+    return Findings({}, {}, notes)
 
 
 def inside(folder: Path) -> Iterator[Section]:

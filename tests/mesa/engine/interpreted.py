@@ -212,7 +212,7 @@ CARRIES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80)])
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80), (torch.float32, 18)])
 @pytest.mark.parametrize("name", [*(name for name, spans in kernels.TRIALS.items() if not spans[0].holds), *CARRIES])
 def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
     monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))

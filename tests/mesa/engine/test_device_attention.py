@@ -497,11 +497,11 @@ LENGTH, PADS, CHOSEN = 84, (0, 9, 31, 9, 80), (0, 1, 3)
 
 @pytest.fixture
 def launched(two_launches, monkeypatch):
-    """On a device whose kernels are stand-ins; what attention they are asked for: (queries, heads chosen)."""
-    asked = list[tuple[int, bool]]()
+    """On a device whose kernels are stand-ins; launches of attention: (queries, heads chosen)."""
+    launches = list[tuple[int, bool]]()
 
     def attended(query, *given):
-        asked.append((query.shape[2], given[-1] is not None))
+        launches.append((query.shape[2], given[-1] is not None))
         attend(query, *given)
 
     real = kernels.takes
@@ -514,7 +514,7 @@ def launched(two_launches, monkeypatch):
     monkeypatch.setattr(kernels, "triton_module", lambda: SimpleNamespace(attend_spans=attended))
     for name, value in (("_BLOCKS", {}), ("_QUERIES_UNIT", 11), ("_SMALL_BYTES", 0)):
         monkeypatch.setattr(prefill, name, value)
-    return asked
+    return launches
 
 
 @pytest.mark.parametrize("heads", [None, CHOSEN], ids=["all heads", "some heads"])
@@ -550,3 +550,21 @@ def test_padding_on_the_right_is_one_set_of_launches_and_padding_between_tokens_
                     context.setattr(module, "is_accelerator", lambda _: False)
                 results.append(model(ids, attention_mask=mask).logits[mask.bool()])
         torch.testing.assert_close(*results[-2:], atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["origin", "rerope", "stair", "mesa"])
+def test_a_token_takes_values_of_fewer_dims_as_they_are(name, on_device, two_launches, monkeypatch):
+    """As with MLA: to pad all cached values for each token would be work that grows with the text."""
+    if not on_device:
+        monkeypatch.undo()
+    bound, query, key, value, scale = given(cases.method(name), states(83, heads=4, key_heads=2, batch=3), 82, 80)
+    expected = attention.dense(bound, query, key, value[..., :5], scale)[0]
+    padded = []
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *given, **options: padded.append(given))
+    got = attention.fused(bound, query, key, value[..., :5], scale)[0]
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert got.shape[3] == 5
+    assert not padded
+    assert bool(two_launches) == on_device
