@@ -479,8 +479,10 @@ def _heads(method: str, heads: HeadSet) -> str:
     names = f" ({listed([head_name(*head) for head in heads.heads])})" if len(heads.heads) <= MAX_NAMED else ""
     lost = "excess loss" if heads.measure == "nll" else f"{heads.measure} accuracy lost"
     share = percent(heads.share, heads.low, heads.high)
+    rest = "" if math.isnan(heads.rest[0]) else f" In all other heads it recovers {percent(*heads.rest)}."
     return (
-        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens (n = {heads.items})."
+        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens "
+        f"(n = {heads.items}).{rest}"
     )
 
 

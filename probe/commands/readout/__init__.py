@@ -55,5 +55,5 @@ COMMAND = Command(
     options=(ReadoutRequest,),
     layout=Layout("readout", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("inside", "rewrite", "in_notebook"),
+    tells=("findings", "inside", "rewrite", "in_notebook"),
 )

@@ -52,4 +52,6 @@ def test_the_report_and_a_notebook_have_it(tmp_path):
     readings.write(folder)
     write_report(folder)
     assert ">Lost or moved</h2>" in (folder / "report.html").read_text()
+    said = "(previous-1, layer 1, origin at 1024 tokens; 0.90): lost 0.20 [0.15, 0.25] and moved"
+    assert any(said in note for note in open_run(folder).verdict().notes)
     assert "lost 0.20 [0.15, 0.25]" in open_run(folder).readout().text
