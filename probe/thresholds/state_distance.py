@@ -122,10 +122,13 @@ def state_distance(
     """
     reference = inside if reference is None else reference
     near, far = text_distances(reference, (inside, states), documents=documents, components=components)
-    near, far = near.mean(1), far.mean(1)
+    return compared(near.mean(1), far.mean(1))
+
+
+def compared(near: np.ndarray, far: np.ndarray) -> StateDistance:
+    """Of the mean distances (text,) at M and at another length."""
     low, high = _interval(near, far)
-    ratio = far.mean() / near.mean()
-    return StateDistance(float(far.mean()), float(near.mean()), float(ratio), float(low), float(high), len(near))
+    return StateDistance(float(far.mean()), float(near.mean()), float(far.mean() / near.mean()), low, high, len(near))
 
 
 def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference: str = "origin") -> xr.Dataset:

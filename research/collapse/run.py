@@ -55,7 +55,7 @@ ADDED = (
     *("dca", "mesa", "lm-infinite:window=64", "streaming-llm", "crop"),
     *("dynamic-ntk:factor=2", "ntk-mixed", "yarn", "cope", "pi:factor=2"),
 )
-CONFIGS = ("origin", *LAW["default"], *ADDED)
+CONFIGS = ("origin", *ADDED, *LAW["default"])
 
 
 def main(args: argparse.Namespace) -> None:
@@ -63,8 +63,6 @@ def main(args: argparse.Namespace) -> None:
     name = Path(args.model).name
     if not args.evaluate:
         table = measure(args)
-        if table is None:
-            return
         RESULTS.mkdir(exist_ok=True)
         table.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.4f")
     evaluate(pd.read_csv(RESULTS / f"{name}.csv"), name)
@@ -78,7 +76,7 @@ def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method
 
 
 def measure(args: argparse.Namespace) -> Any:
-    """A row a set of texts, config, length and text: loss, and the mean distance by layer; None: time is over."""
+    """A row a set of texts, config, length and text: loss, and the mean distance by layer; of what was measured."""
     loaded = mesa.load(args.model, **load_options(args))
     trained = args.trained_length or trained_length(loaded.model.config)
     lengths = [int(times * trained) for times in (*WITHIN, *TIMES)]
@@ -101,7 +99,7 @@ def measure(args: argparse.Namespace) -> Any:
                 cell = (kind, name, length)
                 if cell not in journal.rows:
                     if over():
-                        return None
+                        continue
                     seen, loss = states(loaded.model, method, tail_prompts(windows, first, length), trained)
                     distance = [
                         text_distances(within, [layer], documents=files)[0] if kind == "scale" else fit.distances(layer)
@@ -186,7 +184,8 @@ def evaluate(table: Any, name: str) -> None:
     level, lowest = origin[origin.length == trained].loss.mean(), origin[origin.length == trained][layer].quantile(0.05)
     lengths, pairs = [int(times * trained) for times in TIMES], list[dict[str, Any]]()
     methods = methods_of(trained)
-    for config in [config for config in methods if config != "origin"]:
+    counts = seen.groupby("config")["length"].nunique()
+    for config in [config for config in methods if config != "origin" and counts.get(config, 0) == len(lengths)]:
         means = seen[seen.config == config].groupby("length")[["loss", *layers_in(table)]].mean().loc[lengths]
         plans = [methods[config].plan(length) for length in lengths]
         far = [

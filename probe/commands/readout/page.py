@@ -43,7 +43,7 @@ _SCORES = {"classes": "accuracy", "numbers": "R2"}
 
 def answers(summary: Readout) -> list[str]:
     """A sentence for each thing probed, at the longest length; then one of the lens; then what is left out."""
-    return [*_probed(summary), *_lens_sentences(summary), *_limits(summary)]
+    return [*_probed(summary), *_lens_sentences(summary), *_distance_sentences(summary), *_limits(summary)]
 
 
 def _probed(summary: Readout) -> Iterator[str]:
@@ -107,6 +107,18 @@ def _lens_sentences(summary: Readout) -> Iterator[str]:
             yield f"Lens, {method} at {longest} tokens: the loss is not clearly above that at M ({excess})."
         else:
             yield f"Lens, {method} at {longest} tokens: the loss leaves that at M from layer {layer} on, by {excess}."
+
+
+def _distance_sentences(summary: Readout) -> Iterator[str]:
+    """By method at the longest length, the layer whose states moved most, in or out; not of an untrained model."""
+    longest = summary.lengths[-1]
+    for method in summary.methods if summary.is_trained else ():
+        if rows := having(summary.distances, method=method, length=longest):
+            row = max(rows, key=lambda row: abs(np.log(row.ratio.mean)))
+            how = "neither collapse nor grow clearly, at most" if row.direction == "level" else row.direction
+            how = {"collapse": "collapse most", "growth": "grow most"}.get(how, how)
+            ratio = f"{ranged(*row.ratio)} of their squared distance from the in-window centre"
+            yield f"States, {method} at {longest} tokens: {how} in layer {row.layer}, to {ratio}."
 
 
 def _limits(summary: Readout) -> Iterator[str]:
@@ -185,6 +197,21 @@ def lens_chart(summary: Readout) -> Chart | None:
     return Chart(f"What the lens reads by layer: loss of the same last tokens. {summary.model}", same_range(panels))
 
 
+def distance_chart(summary: Readout) -> Chart | None:
+    """Distance of states to the in-window distribution over that at M, by layer: a panel a method, a line a length."""
+    panels = []
+    for method in dict.fromkeys(row.method for row in summary.distances):
+        lines = []
+        for number, length in enumerate(summary.lengths[1:], 1):
+            rows = having(summary.distances, method=method, length=length)
+            lines.append(_line(f"{length} tokens", rows, [row.ratio for row in rows], nth(number)))
+        panel = _panel(method, "squared distance over that at M", lines, "", [Rule(1.0, "M", BLACK)])
+        panels.append(panel)
+    if not panels:
+        return None
+    return Chart(f"How far states lie from the in-window distribution, by layer. {summary.model}", same_range(panels))
+
+
 def _line(label: str, rows: Sequence[Any], values: Sequence[Interval], look: tuple[str, str, str]) -> Line:
     mean, low, high = np.array([list(value) for value in values], float).T
     return Line(label, np.array([row.layer for row in rows], float), mean, *look, interval=(low, high))
@@ -237,6 +264,9 @@ _MADE = {
     "claimed where the probe at M is not clearly above its control and chance, where the model's own loss at M is not "
     "below that of token frequencies, or where a part is not above 0 after a correction for all layers, lengths and "
     "methods.",
+    "Distance": "The squared Mahalanobis distance of states to those of the reference at M on the training texts, "
+    "along 64 principal components, over the same at M. Below 1 they collapse towards the centre, above they grow: a "
+    "symptom, of which failure is one cause.",
     "Lens": "The model's own last norm and unembedding on the states of each layer. A length leaves M's line from the "
     "first layer from which on, up to the last, its loss is above that at M after the same correction.",
 }
@@ -276,9 +306,11 @@ def place(summary: Readout, probe: str, methods: Iterable[str]) -> Section:
 
 
 def lens_section(summary: Readout) -> list[Section]:
-    """The lens by layer; nothing where it was not read."""
+    """The lens and the distances by layer; nothing of what was not read."""
     chart = lens_chart(summary)
-    return [] if chart is None else [Section("Lens", figures={"readout-lens": chart})]
+    distances = distance_chart(summary)
+    lens = [] if chart is None else [Section("Lens", figures={"readout-lens": chart})]
+    return lens + ([Section("Distance", figures={"readout-distance": distances})] if distances else [])
 
 
 def readout_export(

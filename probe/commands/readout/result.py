@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -91,6 +92,25 @@ class ProbeRead:
     is_returned: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistanceRead:
+    """How far a layer's states on test texts lie from the in-window distribution (`probe.state_distance`)."""
+
+    method: str
+    length: int
+    layer: int
+    n: int
+    """Number of test texts."""
+    distance: Number
+    """Mean squared Mahalanobis distance a component, to the reference's states at M on training texts."""
+    inside: Number
+    """The same at M."""
+    ratio: Interval
+    """distance / inside: below 1 where states collapse, above where they grow."""
+    direction: str
+    """collapse, growth, or level where the interval holds 1."""
+
+
 @dataclass(frozen=True)
 class Probed:
     """What is probed, and of which labels."""
@@ -125,6 +145,7 @@ class Readout(RunSummary):
     probed: dict[str, Probed]
     lens: list[LensRead]
     probes: list[ProbeRead]
+    distances: list[DistanceRead] = field(default_factory=list)
     version: Literal[1] = 1
 
     def leaves(self, method: str, length: int) -> int | None:
@@ -144,6 +165,6 @@ def _layer(row: LensRead) -> int:
     return row.layer
 
 
-TABLES = ("lens", "probes")
+TABLES = ("lens", "probes", "distances")
 """The tables next to a summary, as csv."""
 READOUT = ResultFile(Path("readout", "summary.json"), Readout)

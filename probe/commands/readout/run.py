@@ -29,7 +29,7 @@ from probe.commands.readout.lens import QUANTITIES, LogitLens, read_lens
 from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import LENS, NUMBERS, STATES, Labels, ReadoutKey, ReadoutPlan, plan
 from probe.commands.readout.probes import Bootstrap, Probe, TextScores, control_labels, fit_probe
-from probe.commands.readout.result import READOUT, TABLES, Interval, LensRead, Probed, ProbeRead, Readout
+from probe.commands.readout.result import READOUT, TABLES, DistanceRead, Interval, LensRead, Probed, ProbeRead, Readout
 from probe.eval_tasks.score import logits_bytes, nll
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
@@ -41,6 +41,7 @@ from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
 from probe.statistics import half_width
+from probe.thresholds.state_distance import StateReference, compared
 
 _LENS = tuple(QUANTITIES)
 
@@ -220,6 +221,30 @@ def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | No
         journal.add(key, prober.scores(key))
 
 
+def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
+    """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer."""
+    read, training, texts = list[DistanceRead](), range(plan.training), range(plan.training, len(plan.windows))
+
+    def layer_of(method: str, length: int, numbers: range, row: int) -> np.ndarray:
+        keys = [ReadoutKey(STATES, method, length, text, "") for text in numbers]
+        return np.stack([np.load(states_path(states, key), mmap_mode="r")[row] for key in keys])
+
+    for row, layer in enumerate(Bar(plan.layers, desc="measuring distances", unit="layer")):
+        fitted = StateReference.fit(layer_of(plan.reference, plan.trained_length, training, row))
+        for method in plan.ordered:
+            near = fitted.distances(layer_of(method, plan.trained_length, texts, row)).mean(1)
+            for length in plan.lengths[1:]:
+                of = compared(near, fitted.distances(layer_of(method, length, texts, row)).mean(1))
+                ratio = Interval(of.ratio, of.low, of.high)
+                read.append(
+                    DistanceRead(
+                        method=method, length=length, layer=layer, n=of.texts, distance=of.distance, inside=of.inside,
+                        ratio=ratio, direction=of.direction,
+                    )
+                )  # fmt: skip
+    return read
+
+
 def summarize(plan: ReadoutPlan, journal: Journal) -> Readout:
     """The summary of the journal's rows of a plan."""
     return _Summary(plan, journal.rows).summary()
@@ -394,6 +419,8 @@ def run_and_report(
         if all(key in journal.rows for key in plan.keys):
             fit_all(plan, experiment.states, journal, until)
     summary = summarize(plan, journal)
+    if all(key in journal.rows for key in plan.keys):
+        summary = replace(summary, distances=distances_of(plan, experiment.states))
     text = as_text(headline(summary))
     if journal.rows:
         READOUT.write(out, summary)

@@ -14,6 +14,7 @@ from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
 from probe.commands.readout.plan import open_strings, plan
 from probe.commands.readout.result import READOUT
+from probe.thresholds.state_distance import StateReference
 
 M, LENGTH, TOKENS = 160, 320, 40
 
@@ -55,6 +56,22 @@ def test_nothing_is_claimed_of_random_weights(whole):
     (first, *_) = answers(summary)
     assert first == "previous-1: nothing is claimed; the model's own loss at M is not below that of token frequencies."
     assert "nothing is claimed" in (whole / "readout" / "report.html").read_text()
+
+
+def test_distances_are_those_of_the_states_that_are_kept(whole):
+    summary = READOUT.read(whole)
+
+    def states(length, texts):
+        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[1] for text in texts]
+
+    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[1] for text in range(4)]
+    fitted = StateReference.fit(np.stack(origin))
+    near, far = (fitted.distances(np.stack(states(length, range(4, 8)))).mean() for length in (M, LENGTH))
+    (row,) = [row for row in summary.distances if (row.method, row.layer) == ("rerope", 1)]
+    assert (row.n, row.length) == (4, LENGTH)
+    assert [row.inside, row.distance, row.ratio.mean] == pytest.approx([near, far, far / near])
+    assert not any(answer.startswith("States") for answer in answers(summary))  # random weights: no claim
+    assert (whole / "readout" / "distances.csv").is_file()
 
 
 def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, whole):
