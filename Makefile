@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs pictures mechanism counterpart wheel format clean
+.PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs docs-pages pictures mechanism counterpart wheel format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
@@ -63,7 +63,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright & types=$$!; $(TESTS); tests=$$?; wait $$types || { echo 'pyright found errors: see above' >&2; exit 1; }; exit $$tests
 
-test-gpu: .venv/installed  ## on a machine with a GPU: kernels, goldens, a training step, speed and memory, on one page: runs/gpu/gpu.md
+test-gpu: .venv/installed  ## on a machine with a GPU: prefill against float64, goldens, kernels, methods, times, on one page: runs/gpu/gpu.md (10 minutes at most)
 	$(BIN)/python benchmarks/gpu.py
 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15)
@@ -78,7 +78,10 @@ mechanism: .venv/installed  ## the pictures and tables of research/mechanism/res
 counterpart: .venv/installed  ## the picture and tables of research/theorems/results.md's trained counterpart, and the run behind them; it goes on
 	$(BIN)/python research/trained_counterpart/run.py --out $(dir $(OUT))counterpart --draw
 
-docs: .venv/docs  ## the documentation as a site: build/site/index.html
+docs-pages: .venv/installed  ## docs/commands.md and docs/api-*.md, from the code and docs/site/pages/
+	$(BIN)/python docs/site/reference.py
+
+docs: .venv/docs docs-pages  ## the documentation as a site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/installed  ## dist/: wheel and source, tried in an empty environment, from another folder
@@ -96,7 +99,7 @@ clean:
 	rm -rf .venv build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt  # --no-compile: Python compiles the quarter that is used as it is imported
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -125,26 +125,29 @@ def layers_counted(device: Device, into: dict[str, list[Counts]]) -> Iterator[No
 
 
 @torch.no_grad()
-def counted(device: Device, model: Any, method: Any, length: int) -> dict[str, list[Counts]]:
-    """The counts of all layers, of a prompt of `length` tokens and of a token after it."""
+def counted(device: Device, model: Any, method: Any, length: int, rows: int = 1) -> dict[str, list[Counts]]:
+    """The counts of all layers, of a prompt of `length` tokens and of a token after it. rows: padded texts."""
     result: dict[str, list[Counts]] = {"prefill": [], "decode": []}
-    ids = torch.zeros(1, length + 1, dtype=torch.long, device="cuda")
+    ids = torch.zeros(rows, length + 1, dtype=torch.long, device="cuda")
+    pads = torch.arange(rows)[:, None] * length // (2 * rows)  # on the left
+    mask = device.put((torch.arange(length + 1) >= pads).long())
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(mock.patch.object(kernels, "agrees", return_value=True))
         stack.enter_context(layers_counted(device, result))
         stack.enter_context(mesa.applied(model, method))
-        cache = model(ids.narrow(1, 0, length), use_cache=True).past_key_values
-        model(ids.narrow(1, length, 1), past_key_values=cache, use_cache=True)
+        masks = [{"attention_mask": mask.narrow(1, 0, end)} if rows > 1 else {} for end in (length, length + 1)]
+        cache = model(ids.narrow(1, 0, length), use_cache=True, **masks[0]).past_key_values
+        model(ids.narrow(1, length, 1), past_key_values=cache, use_cache=True, **masks[1])
     return result
 
 
-def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]]) -> dict[str, Any]:
-    """A method's row: of launches the most of a layer, of all else the most of prompt and token."""
+def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]], rows: int = 1) -> dict[str, Any]:
+    """A method's row: of launches the most of a layer, of all else the most of prompt and token. rows: of the batch."""
     config = config_of(model)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = 2 * 2 * config.num_key_value_heads * dim * length  # keys and values, bfloat16
+    size = rows * 2 * 2 * config.num_key_value_heads * dim * length  # keys and values, bfloat16
     result: dict[str, Any] = {"method": method.name}
     for phase, layers in counts.items():
         result[f"{phase} launches"] = max(layer.launches for layer in layers[DEPTH // 2 :])

@@ -1,28 +1,28 @@
 """What no CPU can test, on a GPU: one page of Markdown, and exit code 1 where any of it fails.
 
-    make test-gpu                                    # writes runs/gpu/gpu.md and gpu.json
+    make test-gpu                                    # writes runs/gpu/gpu.md and gpu.jsonl
     python benchmarks/gpu.py --dry-run --out FOLDER  # the same steps on the CPU, small: tries the script
+    python benchmarks/gpu.py --steps Prefill,Goldens
 
-Goldens of the public implementations in float32 and bfloat16, the attention kernels against float64, every method's
-tokens against the CPU's, a training step; then, with nothing beside it, time, memory and launches of layers of
-Llama-3-8B beside stock attention. What is not timed runs in several processes, since most of it is compiling.
+Steps are in the order of what they are worth. First the prefill and the decoded token as a GPU really computes them, of
+the attention shapes of known models, against float64; then goldens, corners, methods and structures against the CPU's,
+a training step, and times next to stock. Each step is a process of its own with a limit, and appends each row to
+gpu.jsonl as it comes: a run that is cut off at any second leaves a page that is true.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,10 +45,14 @@ from transformers import DynamicCache, LlamaForCausalLM  # noqa: E402
 
 import mesa  # noqa: E402
 from mesa.device import now  # noqa: E402
+from mesa.engine.attention import fused, fused_jointly  # noqa: E402
 from mesa.engine.gpu import kernels  # noqa: E402
+from mesa.engine.rope import RotaryLayout, Rotation  # noqa: E402
+from mesa.engine.schedule import JointSchedule, Member, Schedule  # noqa: E402
+from mesa.engine.scores import capped  # noqa: E402
 from mesa.methods import make, standard_methods  # noqa: E402
 from mesa.outside import with_cache  # noqa: E402
-from mesa.plan import Carry  # noqa: E402
+from mesa.plan import Carry, _factors, relative_positions, rotary_base  # noqa: E402
 from mesa.support import unfit  # noqa: E402
 
 Row = dict[str, Any]
@@ -69,11 +73,16 @@ class Size:
     methods: tuple[str, ...]
     structures: tuple[str, ...]
     lengths: tuple[int, ...]
+    long: tuple[int, ...]
     timed: tuple[str, ...]
     longest: tuple[str, ...]
-    """The methods of the longest length."""
+    """The methods at long lengths."""
     repeats: int
-    processes: int
+    shapes: dict[str, tuple[int, int, int, int]]
+    """By model: query heads, key heads, dims of a head and M of the first step."""
+    prefills: tuple[int, ...]
+    """Its tokens."""
+    corner_dims: tuple[int, ...]
 
 
 FULL = Size(
@@ -84,11 +93,14 @@ FULL = Size(
     (64, 200, 333),
     tuple(cases.CASES),
     tuple(structures.STRUCTURES),
-    (8192, 32768, 131072),
+    (8192, 32768),
+    (131072,),
     tuple(name for name in standard_methods() if name not in ("nope", "pi", "ntk-mixed", "cope")),
     ("origin", "rerope", "dca", "stair", "mesa"),
     2,
-    max(1, (os.cpu_count() or 2) - 1),
+    {"Llama-3-8B": (32, 8, 128, 8192), "Qwen3-0.6B": (16, 8, 128, 4096)},
+    (8192, 32768),
+    (64, 80, 96, 100, 128, 256),
 )
 DRY = Size(
     "cpu",
@@ -98,14 +110,145 @@ DRY = Size(
     (64,),
     ("rerope", "mesa"),
     ("soft cap",),
-    (128, 256),
+    (128,),
+    (256,),
     ("mesa",),
     ("mesa",),
     1,
-    1,
+    {"small": (4, 2, 16, 32)},
+    (150,),
+    (16, 20),
 )
 LAYERS, DECODING, TOKENS = 4, 16, 8
 """Layers of Llama-3-8B that are timed on a prompt and on a token, and how many tokens: what a pass does once counts."""
+
+
+SAMPLED = 12
+"""Queries of a prompt that are computed in float64, next to those where regions begin and end."""
+
+
+def states_of(size: Size, shape: tuple[int, int, int], tokens: int, batch: int = 1) -> list[torch.Tensor]:
+    """Random queries, keys and values (batch, head, token, dim), laid out as a model's; some pairs weigh much."""
+    heads, key_heads, dim = shape
+    generator = torch.Generator(size.device).manual_seed(0)
+    dtype = torch.float32 if size.device == "cpu" else torch.bfloat16
+    drawn = (
+        torch.randn(batch, tokens, count, dim, generator=generator, device=size.device).to(dtype).transpose(1, 2)
+        for count in (heads, key_heads, key_heads)
+    )
+    return [part * factor for part, factor in zip(drawn, (3, 1, 1), strict=True)]
+
+
+def bound_to(method: Any, tokens: int, dim: int, device: str, start: int = 0, **scoring: Any) -> Schedule:
+    """A method's schedule for so many tokens, with Llama's rotary frequencies."""
+    frequencies = 500000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    rotation = Rotation(RotaryLayout(0, dim // 2), frequencies.float().to(device), base=rotary_base(frequencies))
+    return Schedule(method.plan(tokens, tokens), start, method.cached_position, rotation, **scoring)
+
+
+def exact(
+    bound: Schedule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, token: int
+) -> Any:
+    """A token's attention (head, dim) in float64, pair by pair; key and value (key head, token, dim)."""
+    plan, at, keys = bound.plan, np.array([token]), np.arange(bound.plan.length)
+    relative, device = relative_positions(plan, at, keys)[0], query.device
+    seen = np.flatnonzero(relative >= 0)
+    shift = relative[seen] - (bound.cached(at) - bound.cached(keys))[seen]  # keys and queries are at cached positions
+    assert isinstance(bound.rotation, Rotation)
+    frequencies = bound.rotation.frequencies.double().cpu().numpy()
+    if plan.frequency_scale is not None:
+        number = np.arange(len(frequencies), dtype=float)
+        frequencies = frequencies * plan.frequency_scale(number, 2 * len(frequencies), bound.rotation.base)
+    index = torch.from_numpy(seen).to(device)
+    turned = torch.from_numpy(np.exp(1j * shift[:, None] * frequencies)).to(device)
+    rows, columns = (torch.complex(*part.double().chunk(2, -1)) for part in (query, key[:, index]))
+    rows = rows.unflatten(0, (len(key), -1))
+    scores = torch.einsum("kgp,ktp->kgt", rows, columns.conj() * turned).real
+    scores = capped(scores * scale * torch.from_numpy(_factors(plan, at, keys)[0][seen]).to(device), bound.softcap)
+    if bound.sinks is not None:
+        scores = torch.cat([scores, bound.sinks.double().view(len(key), -1, 1)], -1)
+    weights = scores.softmax(-1)[..., : len(seen)]
+    return torch.einsum("kgt,ktd->kgd", weights, value[:, index].double()).flatten(0, 1)
+
+
+def sampled(bound: Schedule, output: torch.Tensor, states: Sequence[torch.Tensor], scale: float, row: int = 0,
+            first: int = 0, heads: Sequence[int] | None = None) -> float:  # fmt: skip
+    """The largest error of sampled queries of a row, whose token 0 is at `first`, as a share of what may be."""
+    query, key, value = (part[row] for part in states)
+    edges = {edge + step for region in bound.plan.regions for edge in region.queries for step in (-1, 0)}
+    length, start = bound.plan.length, bound.start
+    edges = sorted(edge for edge in edges if start <= edge < length)
+    tokens = {*np.linspace(start, length - 1, SAMPLED).astype(int).tolist(), *edges[:: max(1, len(edges) // SAMPLED)]}
+    worst, eps = 0.0, max(torch.finfo(output.dtype).eps, 2.0**-16)  # angles are in float32
+    group, chosen = len(query) // len(key), slice(None) if heads is None else list(heads)
+    for token in sorted(tokens):
+        asking = query[:, token + first]
+        expected = exact(bound, asking, key[:, first : first + length], value[:, first : first + length], scale, token)
+        error = (output[row, :, token - start].double() - expected)[chosen].abs().max()
+        worst = max(worst, float(error) / (4 * eps * max(1.0, float(expected.abs().max()))))
+    assert group * len(key) == len(query)
+    return worst
+
+
+@torch.no_grad()
+def prefill(size: Size) -> Iterator[Row]:
+    """Each method's prompt, in as many blocks as a GPU takes, and its decoded token: sampled queries against float64.
+
+    Of random states of one layer. Error: the largest, as a share of four units in the last place.
+    """
+    for tokens in size.prefills:
+        for name, (heads, key_heads, dim, trained) in size.shapes.items():
+            states, scale = states_of(size, (heads, key_heads, dim), tokens), dim**-0.5
+            for method in standard_methods():
+                row: Row = {"model": name, "tokens": tokens, "method": method}
+                for phase, start in (("prompt", 0), ("token", tokens - 1)):
+                    bound = bound_to(make(method, trained), tokens, dim, size.device, start)
+                    output, _ = fused(bound, states[0][:, :, start:], *states[1:], scale)
+                    row[phase] = sampled(bound, output, states, scale)
+                yield {**row, "passed": row["prompt"] <= 1 and row["token"] <= 1}
+
+
+@torch.no_grad()
+def corners(size: Size) -> Iterator[Row]:
+    """Head dims, soft caps, sinks, rows of different padding and a method in some heads: sampled queries, float64."""
+    tokens, trained, (heads, key_heads) = max(size.prefills) // 8, max(size.prefills) // 32, (8, 4)
+    for dim in size.corner_dims:
+        for name in ("rerope", "dynamic-ntk", "stair", "mesa"):
+            method, states = make(name, trained), states_of(size, (heads, key_heads, dim), tokens, 3)
+            for scoring in ({}, {"softcap": 20.0}, {"sinks": torch.linspace(-1, 2, heads, device=size.device)}):
+                bound = bound_to(method, tokens, dim, size.device, **scoring)
+                error = sampled(bound, fused(bound, *states, dim**-0.5)[0], states, dim**-0.5, 1)
+                case = next(iter(scoring), "plain")
+                yield {"head dim": dim, "method": name, "case": case, "error": error, "passed": error <= 1}
+            for case, chosen in (("padded rows", None), ("padded rows, some heads", (0, 3, 4))):
+                for start in (0, tokens - 1):
+                    error = _joint_error(size, method, states, tokens, start, chosen)
+                    if error is not None:
+                        where = f"{case}, {'a token' if start else 'a prompt'}"
+                        yield {"head dim": dim, "method": name, "case": where, "error": error, "passed": error <= 1}
+
+
+def _joint_error(
+    size: Size, method: Any, states: list[torch.Tensor], tokens: int, start: int, chosen: tuple[int, ...] | None
+) -> float | None:
+    """The largest error of rows with different padding; None where they are not done at once, as on a CPU."""
+    dim, heads, pads = states[0].shape[3], states[0].shape[1], (0, tokens // 7, tokens // 3)
+    others = None if chosen is None else tuple({*range(heads)}.difference(chosen))
+    split = [(method, chosen), *([(make("origin", method.trained_length), others)] if others else [])]
+    members = list[Member]()
+    for row, pad in enumerate(pads):
+        for own, mine in split:
+            bound = bound_to(own, tokens - pad, dim, size.device, max(0, start - pad))
+            members.append(Member(replace(bound, cached=method.cached_position), (row,), pad, mine))
+    joint = JointSchedule.of(members, len(pads), start, 0, tokens)
+    output = fused_jointly(joint, states[0][:, :, start:], states[1], states[2], dim**-0.5)
+    if output is None:
+        return None
+    return max(
+        sampled(member.schedule, output[:, :, max(0, member.first - start) :], states, dim**-0.5, member.rows[0],
+                member.first, member.heads)
+        for member in members if member.rows
+    )  # fmt: skip
 
 
 def goldens(size: Size) -> Iterator[Row]:
@@ -249,20 +392,20 @@ def layers_of_llama(size: Size) -> Iterator[Row]:
     config = budgets.config_of("llama-3-8b", small=size.device == "cpu")
     config.num_hidden_layers, dtype = DECODING, torch.float32 if size.device == "cpu" else torch.bfloat16
     trained = config.max_position_embeddings
-    config.max_position_embeddings = max(size.lengths)
+    config.max_position_embeddings = max(size.long)
     torch.manual_seed(0)
     with torch.device(size.device):
         model = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
     for length in size.lengths:
-        stock, longest = _measured(model, None, length, size), length == max(size.lengths)
-        for name in size.longest if longest else size.timed:
+        stock = _measured(model, None, length, size)
+        for name in size.timed:
             method = make(name, trained)
-            beside = stock if longest else _measured(model, None, length, size)
+            again = stock if size.repeats == 1 else _measured(model, None, length, size)
             own = _measured(model, method, length, size)
             states = 2 * 2 * config.num_key_value_heads * config.head_dim * length
             row: Row = {"method": name, "tokens": length}
             for phase, new in (("prefill", length), ("token", 1)):
-                row[phase] = own[phase] / min(beside[phase], stock[phase])
+                row[phase] = own[phase] / min(again[phase], stock[phase])
                 expected = seconds(*pass_parts(config, method, length, new)) / seconds(
                     *stock_parts(config, length, new)
                 )
@@ -276,12 +419,11 @@ def layers_of_llama(size: Size) -> Iterator[Row]:
 def _measured(model: Any, method: Any, length: int, size: Size) -> dict[str, float]:
     """Least seconds of a prompt and the median of tokens after it, peak bytes and launches, once all is compiled."""
     ids, result = torch.randint(2, 97, (1, length + 1), device=size.device), dict[str, float]()
-    repeats = 1 if length == max(size.lengths) else size.repeats
     with torch.no_grad(), mesa.applied(model, method) if method else nullcontext():
         model.config.num_hidden_layers, prompts = LAYERS, list[float]()
-        for turn in range(repeats + 2):
+        for turn in range(size.repeats + 2):
             cache, base = DynamicCache(), attention._reset_peak(size.device)
-            counted = turn == repeats + 1 and size.device != "cpu"
+            counted = turn == size.repeats + 1 and size.device != "cpu"
             with _profiled(counted) as prompt:
                 begin = now(size.device)
                 model(ids[:, :-1], **with_cache(model, cache), logits_to_keep=1)
@@ -311,69 +453,99 @@ def _on_device(profile: Any) -> list[str]:
     return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
 
 
-STEPS: dict[str, Callable[[Size], Iterator[Row]]] = {
-    "Kernels": attention_kernels,
-    "Goldens": goldens,
-    "Methods": methods,
-    "Structures": structures_of_attention,
-    "A training step": training_step,
-    "Layers of Llama-3-8B": layers_of_llama,
+def long_layers(size: Size) -> Iterator[Row]:
+    """As "Layers of Llama-3-8B", at long lengths, of fewer methods, each measured once."""
+    yield from layers_of_llama(replace(size, lengths=size.long, timed=size.longest, repeats=1))
+
+
+class Step(NamedTuple):
+    """What a process measures, and for how long at most; steps of one group run next to each other."""
+
+    measure: Callable[[Size], Iterator[Row]]
+    seconds: int
+    group: int
+
+
+STEPS: dict[str, Step] = {
+    "Prefill": Step(prefill, 90, 0),
+    "Goldens": Step(goldens, 170, 1),
+    "Corners": Step(corners, 170, 1),
+    "Kernels": Step(attention_kernels, 170, 1),
+    "Methods": Step(methods, 170, 1),
+    "Structures": Step(structures_of_attention, 170, 1),
+    "A training step": Step(training_step, 170, 1),
+    "Layers of Llama-3-8B": Step(layers_of_llama, 170, 2),
+    "Long prompts": Step(long_layers, 170, 3),
 }
-ALONE = "Layers of Llama-3-8B"
-"""The step beside which nothing runs."""
+"""In the order in which they run. What is timed has the device for itself."""
 
 
-def pieces(title: str, size: Size) -> list[Size]:
-    """A step's parts, for processes of their own."""
-    if title == "Kernels":
-        return [replace(size, dims=(dim,), dtypes=(dtype,)) for dim in size.dims for dtype in size.dtypes]
-    if title == "Goldens":
-        return [replace(size, goldens=(name,)) for name in size.goldens]
-    if title == "Structures":
-        return [replace(size, structures=(name,)) for name in size.structures]
-    return [replace(size, methods=(name,)) for name in size.methods]
+def measure(title: str, size: Size, out: Path) -> None:
+    """Runs a step in this process, and appends each row to gpu.jsonl as it comes; an error ends it as a row."""
+    with (out / "gpu.jsonl").open("a", encoding="utf-8") as lines:
 
+        def append(row: Row) -> None:
+            lines.write(json.dumps({"step": title, **row}) + "\n")
+            lines.flush()
 
-def run(title: str, size: Size) -> tuple[list[Row], str]:
-    """What a step measured, and the error that ended it, if any did: later steps still run."""
-    step, rows = STEPS[title], list[Row]()
-    try:
-        for row in step(size):
-            rows.append(row)
-            print(step.__name__, row, flush=True)
-    except Exception:
-        return rows, traceback.format_exc(limit=-4)
-    return rows, ""
-
-
-def run_all(titles: Sequence[str], size: Size, seconds: float | None = None) -> dict[str, tuple[list[Row], str]]:
-    """The results of some steps, those that are not timed in processes of their own; what is over time is an error."""
-    if size.processes == 1 or list(titles) == [ALONE]:
-        return {title: run(title, size) for title in titles}
-    results: dict[str, tuple[list[Row], str]] = {title: ([], "") for title in titles}
-    with ProcessPoolExecutor(size.processes, get_context("spawn")) as pool:
-        parts = [(title, part) for title in titles for part in pieces(title, size)]
-        futures = {pool.submit(run, title, part): title for title, part in parts}
         try:
-            for future in as_completed(futures, seconds):
-                rows, error = future.result()
-                results[futures[future]] = results[futures[future]][0] + rows, results[futures[future]][1] + error
-        except TimeoutError:
-            for future, title in futures.items():
-                if not future.done():
-                    results[title] = results[title][0], results[title][1] + "a part was not done in time\n"
-            for process in list(pool._processes.values()):
+            for row in STEPS[title].measure(size):
+                append(row)
+            append({"finished": True})
+        except Exception:
+            append({"failure": traceback.format_exc(limit=-4)})
+
+
+def run_all(titles: Sequence[str], size: Size, out: Path, dry: bool) -> None:
+    """Runs steps group by group, each in a process with its limit, and writes the page after each group."""
+    for group in sorted({STEPS[title].group for title in titles}):
+        started, processes = time.monotonic(), dict[str, subprocess.Popen[bytes]]()
+        for title in titles:
+            if STEPS[title].group == group:
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--out",
+                    str(out),
+                    "--step",
+                    title,
+                    *(["--dry-run"] if dry else []),
+                ]
+                processes[title] = subprocess.Popen(command)
+        for title, process in processes.items():
+            limit = STEPS[title].seconds * (10 if dry else 1)  # a CPU that others use as well
+            try:
+                code = process.wait(max(0.0, started + limit - time.monotonic()))
+                late = "" if code == 0 else f"ended with exit code {code}"
+            except subprocess.TimeoutExpired:
                 process.kill()
-    return results
-
-
-def write(out: Path, size: Size, results: dict[str, tuple[list[Row], str]]) -> None:
-    """Writes the results and the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    stored = {title: {"rows": rows, "error": error} for title, (rows, error) in results.items()}
-    (out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
-    (out / "gpu.md").write_text(page(size, results))
+                process.wait()
+                late = f"not done after {limit} s"
+            if late:
+                with (out / "gpu.jsonl").open("a", encoding="utf-8") as lines:
+                    lines.write("\n" + json.dumps({"step": title, "failure": late + "\n"}) + "\n")
+        (out / "gpu.md").write_text(page(size, results(out)), encoding="utf-8")
     print(f"wrote {out / 'gpu.md'}")
+
+
+def results(out: Path) -> dict[str, tuple[list[Row], str]]:
+    """By step: its rows, and what ended it early, if anything did; a last line that was cut off is left out."""
+    by_step: dict[str, tuple[list[Row], str]] = {}
+    for line in (out / "gpu.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows, error = by_step.setdefault(row.pop("step"), ([], "not finished\n"))
+        if "finished" in row:
+            error = ""
+        elif "failure" in row:
+            error = row["failure"]
+        else:
+            rows.append(row)
+        title = next(title for title, held in by_step.items() if held[0] is rows)
+        by_step[title] = rows, error
+    return by_step
 
 
 def page(size: Size, results: dict[str, tuple[list[Row], str]]) -> str:
@@ -385,7 +557,7 @@ def page(size: Size, results: dict[str, tuple[list[Row], str]]) -> str:
         failures = sum(row.get("passed") is False for row in rows) + bool(error)
         judged = any("passed" in row for row in rows) or failures
         parts.append(f"## {title}" + (f": {f'{failures} failed' if failures else 'passed'}" if judged else ""))
-        parts.append(" ".join((STEPS[title].__doc__ or "").split()))
+        parts.append(" ".join((STEPS[title].measure.__doc__ or "").split()))
         if rows:
             names = list(rows[0])
             lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
@@ -417,21 +589,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small sizes")
     parser.add_argument("--steps", default=",".join(STEPS), help="by comma")
-    parser.add_argument("--seconds", type=float, help="the most for all steps that are not timed")
+    parser.add_argument("--step", choices=STEPS, help="run one step in this process, and write its rows only")
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         reason = f"torch {torch.__version__} sees no CUDA device; --dry-run tries the steps on the CPU"
         print(f"gpu.py: {reason}", file=sys.stderr)
         return 2
     size = DRY if options.dry_run else FULL
-    titles = options.steps.split(",")
-    results = run_all([title for title in titles if title != ALONE], size, options.seconds)
-    write(options.out, size, results)
-    if ALONE in titles:
-        results |= run_all([ALONE], size)
-        write(options.out, size, results)
-    failed = any(error or any(row.get("passed") is False for row in rows) for rows, error in results.values())
-    return int(failed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.step:
+        measure(options.step, size, options.out)
+        return 0
+    (options.out / "gpu.jsonl").unlink(missing_ok=True)
+    run_all(options.steps.split(","), size, options.out, options.dry_run)
+    every = results(options.out).values()
+    return int(any(error or any(row.get("passed") is False for row in rows) for rows, error in every))
 
 
 if __name__ == "__main__":

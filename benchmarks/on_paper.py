@@ -120,11 +120,12 @@ class Device(TorchDispatchMode):
     ) -> None:
         """In the place of our own attention kernel: one launch, which writes where it is told to."""
         pairs = sum(
-            _windowed(*(end - begin for begin, end in span[:2]), span.window) for span in spans
+            _windowed(queries[1] - queries[0], keys[1] - keys[0], span.window) * (len(query) if span.row is None else 1)
+            for span in spans
+            for queries, keys in (span[:2],)
         )  # those of a carry as well, which `holds` leaves out
-        self.counts.flops += (
-            (4.0 + 2.0 * (carry_query is not None)) * pairs * query.shape[0] * query.shape[1] * query.shape[3]
-        )
+        heads = query.shape[1] if given[-1] is None else len(given[-1])
+        self.counts.flops += (4.0 + 2.0 * (carry_query is not None)) * pairs * heads * query.shape[3]
         self.compiled(lambda *_: None, name="attention")(query, key, value)
 
     def _on_host(self, func: Any, args: Any, kwargs: Any, to_host: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,19 @@ def method_settings(settings: Sequence[str], option: str = "--set") -> dict[str,
             raise Refused(f"{option} {setting!r} gives {target} a second time")
         result[name][parameter] = value
     return result
+
+
+def read_config(text: str, trained_length: int, option: str = "--config") -> Method:
+    """A method with parameters from a text such as 'leaky-rerope:k=2,log_n=false'; Refused names a wrong one."""
+    name, colon, values = text.partition(":")
+    if colon and not values:
+        raise Refused(f"{option} {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
+    each = re.split(r",(?=\s*\w+\s*=)", values) if values else []  # a value may hold commas, as heads=0:0,3
+    try:
+        parameters = method_settings([f"{name}.{value}" for value in each], "parameter").get(name, {})
+        return make(name, trained_length, **parameters)
+    except Refused as error:
+        raise Refused(f"{option} {text!r}: {error}") from None
 
 
 def wanted_names(names: str) -> list[str]:

@@ -300,6 +300,52 @@ def length_choice(config: Any) -> str:
     )
 
 
+def stated_text(config: Any, stated: int | None = None) -> str:
+    """What M, windows and rotary frequencies are, and by which names of the config; stated: M, where the user says it.
+
+    Raises Refused where neither states M.
+    """
+    try:
+        name, length = _trained_length(config)
+        by = f"the config's {name}"
+    except Refused:
+        if stated is None:
+            raise
+        name, length, by = "", stated, "--trained-length; the config states none"
+    if stated not in (None, length):
+        by = f"--trained-length; {by} is {length}"
+    lines = [f"M = {stated or length} tokens, by {by}"]
+    other = getattr(config, "max_position_embeddings", None)
+    if name and name not in _LENGTHS and other not in (None, length):
+        lines[0] += f" (max_position_embeddings {other})"
+    sizes: dict[int, list[int]] = {}
+    for layer, size in windows_of(config).items():
+        sizes.setdefault(size, []).append(layer)
+    depth = config.num_hidden_layers
+    lines += [f"{_layers_of(layers, depth)} see {size} tokens" for size, layers in sorted(sizes.items())]
+    rope, kinds = getattr(config, "rope_parameters", None), getattr(config, "layer_types", None) or []
+    parts = {kind: part for kind, part in (rope or {}).items() if isinstance(part, Mapping)}
+    for kind, part in (parts or ({"": rope} if rope else {})).items():
+        layers = [layer for layer, of in enumerate(kinds) if of == kind]
+        where = f" in {_layers_of(layers, depth)}" if layers else f" in {kind}" if kind else ""
+        lines.append(f"rotary base {part.get('rope_theta', 'not stated')}{where}{_scaling_text(part)}")
+    return "; ".join(lines)
+
+
+def _layers_of(layers: Sequence[int], depth: int) -> str:
+    return "all layers" if len(layers) == depth else layers_text(layers)
+
+
+def _scaling_text(part: Mapping[str, Any]) -> str:
+    """How the model scales its frequencies as it is, in words; empty where it does not."""
+    kind = part.get("rope_type", "default")
+    factor = part.get("factor")
+    before = part.get(_ORIGINAL)
+    details = [*([f"factor {factor:g}"] if factor else []), *([f"{_ORIGINAL} {before}"] if before else [])]
+    how = f" ({', '.join(details)})" if details else ""
+    return "" if kind == "default" else f", scaled already by {kind}{how}"
+
+
 def table() -> str:
     """Ways in which positions enter a model, by methods, in Markdown: 'yes', or 'no' and the number of the reason."""
     methods = standard_methods()

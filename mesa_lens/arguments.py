@@ -102,7 +102,7 @@ class FittedOptions(WorkerOptions, MinutesOptions, JsonOptions, OutputOptions):
 
     minutes: Minutes | None = option(
         None,
-        "measure as many prompts, lengths and methods as take about this long here; what was chosen is printed",
+        "answer in about this long, in stages: the most telling is measured first; the same command narrows the answer",
         group=_OUTPUT,
         unset="30 where no option says how much and it would take longer",
     )

@@ -65,8 +65,10 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
         return _estimate(request, printing, cpu)
     from mesa.models import load
     from mesa.settings import make_methods
+    from mesa.support import stated_text
 
     make_methods(request.methods, request.pretended)
+    positions = stated_text(request.checked_config(), request.trained_length)
     request.checked_model()
     loaded = load(request.model, **request.load)
     from mesa.checking.check import check
@@ -81,7 +83,8 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
             minutes=time_limit.minutes,
             name=request.model,
         )
-    print(json.dumps(report.record(), indent=1) if printing.json else report)
+    record = {**report.record(), "positions": positions}
+    print(json.dumps(record, indent=1) if printing.json else f"{request.model}: {positions}\n\n{report}")
     return int(bool(report.failed))
 
 
@@ -99,13 +102,15 @@ def _check_read(request: CheckRequest, time_limit: MinutesOptions) -> None:
 def _estimate(request: CheckRequest, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Prints the estimate of M, whatever it is."""
     from mesa.models import bytes_a_number, tokenizer_of
-    from mesa.support import trained_length
+    from mesa.support import stated_text, trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
     from probe.eval_tasks import score
     from probe.experiment.pool import computing
     from probe.thresholds.window_estimate import SHORTEST
 
     config = request.checked_config()
+    if not printing.json and (request.trained_length or request.longest is None):
+        print(f"{request.model}: {stated_text(config, request.trained_length)}\n")
     longest = request.longest
     if longest and request.trained_length:
         raise Refused(f"--trained-length {request.trained_length} with --longest: it only sets the longest context")

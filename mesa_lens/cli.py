@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 
 _ORDER = """
-    check probe predict report locate anatomy eval status app export methods verify fetch
+    check probe predict report config locate anatomy readout eval status app export methods verify fetch
 """.split()
 _OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
 """The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""

@@ -91,6 +91,11 @@ KINDS = {
         "prompt layers hook methods",
         "--format svg,csv",
     ),
+    "distance": (
+        "How far states on text lie from the in-window distribution, by position: collapse and growth.",
+        "layers hook methods",
+        "--format svg,csv",
+    ),
     "thresholds": (
         "Values of (layer, dim) pairs over position, with threshold and crossings.",
         "pairs top prompt hook methods",
@@ -107,15 +112,16 @@ KINDS = {
         "--format svg,csv",
     ),
     "anatomy": ("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
+    "readout": ("What linear probes and a lens read by layer and length.", "methods lengths", "--format svg,csv"),
 }
 """What each kind shows, the parameters of its call, and an example.
 
-The call is the method of `Run` of this name; of locate and anatomy, which need no store, their `*_export`. A test holds
-the parameters to the calls' signatures: they are not imported here, where every command is parsed.
+The call is the method of `Run` of this name; of locate, anatomy and readout, which need no store, their `*_export`. A
+test holds the parameters to the calls' signatures: they are not imported here, where every command is parsed.
 """
 
 
-_OF_COMMANDS = ("locate", "anatomy")
+_OF_COMMANDS = ("locate", "anatomy", "readout")
 """Kinds that are there with their command."""
 
 
@@ -160,7 +166,7 @@ def check(options: ExportOptions) -> None:
 
 
 def opened(options: ExportOptions) -> Any:
-    """The run in the folder, or what `locate` or `anatomy` wrote there."""
+    """The run in the folder, or what `locate`, `anatomy` or `readout` wrote there."""
     if options.kind == "locate":
         from probe.commands.locate.result import LOCATED
 
@@ -169,6 +175,10 @@ def opened(options: ExportOptions) -> Any:
         from probe.commands.anatomy.result import ANATOMY
 
         return ANATOMY.read(options.store)
+    if options.kind == "readout":
+        from probe.commands.readout.result import READOUT
+
+        return READOUT.read(options.store)
     from probe.run import open_run
 
     return open_run(options.store)
@@ -188,6 +198,10 @@ def exported(options: ExportOptions, source: Any) -> Export:
         from probe.commands.anatomy.page import anatomy_export
 
         return anatomy_export(source, **values)
+    if options.kind == "readout":
+        from probe.commands.readout.page import readout_export
+
+        return readout_export(source, **values)
     from probe.figures.heatmap import CELLS
     from probe.store.select import hook_values, in_ranges
 

@@ -80,7 +80,8 @@ def run_list(options: ListOptions, printing: JsonOptions) -> int:
         note = " (experimental, not in `all`)" if method.experimental else ""
         print(f"{method.name:14s} {method.formula}{note}")
         print(f"{'':14s} {_parameters(method)}")
-        print(f"{'':14s} {method.source}\n")
+        print(f"{'':14s} {method.source}")
+        print(f"{'':14s} served by: {', '.join(method.served_by) or 'Python alone'}\n")
     return 0
 
 
@@ -119,7 +120,9 @@ def _drawn(matrix: np.ndarray) -> str:
 
 
 def _record(method: Method) -> dict[str, Any]:
-    return {**method.describe(), "formula": method.formula, "source": method.source}
+    return {
+        **method.describe(), "formula": method.formula, "source": method.source, "served_by": method.served_by
+    }  # fmt: skip
 
 
 def _parameters(method: Method) -> str:

@@ -18,7 +18,7 @@ class ReportOptions:
     )
 
 
-HELP = "rewrite the report, summary and figures of a finished probe run, and the reports of locate and anatomy there"
+HELP = "rewrite the report, summary and figures of a finished probe run, and the reports of other commands there"
 EXAMPLE = "mesa-lens report runs/demo"
 
 

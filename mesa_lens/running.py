@@ -6,17 +6,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesa.errors import Failed, Refused
+from mesa.errors import Failed
 from mesa_lens.arguments import AddedOptions, FittedOptions, OutputOptions, TimedOptions, WorkerOptions
 from probe.commands import Command, resume_command
 from probe.experiment.journal import recorded
 from probe.experiment.lock import how_to_resume
-from probe.options import options as option_fields
+from probe.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from probe.experiment.estimate import Passes, Speed
@@ -45,6 +46,7 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
 
     more: the further options of the command, and `run_options`.
     """
+    from probe.experiment.estimate import HALF_HOUR
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.files import json_text
@@ -58,21 +60,24 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
         return 0
     plan, estimate, run_and_report = command.load()
     runner, until = runner_of(options, request.load), deadline(minutes)
-    planned = plan(request, *own)
+    planned = plan(request, *own) if command.timed else fitted(command, request, own, options)
+    if not command.timed and minutes is None and planned.longest:
+        until = deadline(HALF_HOUR / 60)
 
     def passes(other: Any) -> Passes:
         return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
 
-    if not command.timed and not options.estimate:
-        stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(type(request), name)]
-        chosen = fitted(command, planned, stated, passes, options, lambda other: recorded(other, *own))
-        planned = planned if chosen is planned.request else plan(chosen, *own)
     if options.estimate:
         from probe.experiment.estimate import shorter_request
 
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
 
         def shorter(speed: Speed) -> str:
+            if not command.timed:
+                if planned.longest:
+                    return ""
+                line = resume_command(command.name, options.out, recorded(request, *own))
+                return f"as much of it as half an hour tells: {line} --minutes=30"
             less = shorter_request(planned, passes, speed)
             if less is None:
                 return "fewer prompts, lengths and methods take more than half an hour too"
@@ -109,53 +114,59 @@ CHEAP_RUN = 2e13
 """Floating-point operations of a run below which it takes minutes on a CPU: its speed is not measured."""
 
 
-def fitted(
-    command: Command,
-    planned: Any,
-    stated: Sequence[str],
-    passes: Callable[[Any], Passes],
-    options: FittedOptions,
-    record: Callable[[Any], Any],
-) -> Any:
-    """The request of a plan, or what takes at most --minutes of it, which stderr names.
+def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOptions) -> Any:
+    """The plan of a request; of a run in stages, with --minutes, or where all of it takes more than half an hour.
 
-    A run in --out keeps what it chose. Without --minutes and with an option that says how much, the request stays as it
-    is. stated: the fields that say so. record: a request as its run records it. Raises Refused where nothing fits.
+    A run in --out keeps what it is, and its longest length. With an option that says how much, and without --minutes,
+    all of the request is measured. Raises Refused where the time is too short for anything.
     """
-    from probe.experiment.estimate import HALF_HOUR, measure_speed, seconds_of, shorter_request
-    from probe.experiment.journal import REQUEST
+    plan, estimate, _ = command.load()
+    there = {} if options.overwrite else RunFolder(options.out).settings
+    if "stages" in there:
+        planned = plan(request, *own, int(there["longest"]))
+        return replace(planned, speed=_speed(planned, options))
+    said = StringIO()
+    with redirect_stderr(said):  # what a plan says is said once
+        planned = plan(request, *own)
+    stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(type(request), name)]
+    passes = estimate(planned, Path(os.devnull), *own, overwrite=True)[1]
+    by_default = options.minutes is None and not stated and options.runner == "local" and not options.estimate
+    in_time = options.minutes is not None and getattr(request, "samples", 1)
+    if not in_time and (not by_default or there or operations(planned, passes) < CHEAP_RUN):
+        sys.stderr.write(said.getvalue())
+        return planned
+    from probe.commands.probe.timed import longest_that_fits, stage_passes
+    from probe.experiment.estimate import HALF_HOUR, seconds_of
+    from probe.experiment.progress import format_seconds
+
+    seconds = 60 * options.minutes if options.minutes else HALF_HOUR
+    speed = _speed(planned, options)
+    takes = format_seconds(seconds_of(passes, speed))
+    if not in_time and seconds_of(passes, speed) <= seconds:
+        sys.stderr.write(said.getvalue())
+        return planned
+    longest = longest_that_fits(planned, speed, seconds)
+    planned = replace(plan(request, *own, longest), speed=speed)
+    full = "the request" if stated else "all that is measured by default"
+    first = format_seconds(seconds_of(stage_passes(planned), speed))
+    sys.stderr.write(
+        f"{full} takes about {takes} here; in stages, in {seconds / 60:g} minutes: up to {longest} tokens, about "
+        f"{first} until all methods are measured, then more texts, passkeys, narrower brackets while there is time\n"
+    )
+    return planned
+
+
+def _speed(planned: Any, options: FittedOptions) -> Speed:
+    """The model's speed, measured now."""
+    from probe.experiment.estimate import measure_speed
     from probe.experiment.model_spec import ModelSpec
     from probe.experiment.pool import computing
-    from probe.experiment.progress import format_seconds
-    from probe.run_folder import RunFolder
 
     request = planned.request
-    is_local = options.runner == "local"
-    if options.minutes is None and (stated or not is_local or operations(planned, passes(request)) < CHEAP_RUN):
-        return request
-    there = {} if options.overwrite else RunFolder(options.out).settings
-    if REQUEST in there:
-        earlier = json.loads(there[REQUEST])
-        items = {item.path[-1]: item for item in option_fields(type(request)) if item.path[-1] in AMOUNT_FIELDS}
-        values = {name: item.read(earlier[item.key][0]) for name, item in items.items() if item.key in earlier}
-        if request.methods is None and "methods" in earlier:
-            values["methods"] = earlier["methods"][0]
-        return replace(request, **values)
-    seconds, all_passes = 60 * (options.minutes or HALF_HOUR / 60), passes(request)
-    print("measuring the model's speed", file=sys.stderr)
+    sys.stderr.write("measuring the model's speed\n")
     with computing(options.threads):
-        longest = max(length for _, length in all_passes)
-        speed = measure_speed(ModelSpec(request.model, request.load), longest, request.executor)
-    takes = seconds_of(all_passes, speed)
-    if takes <= seconds:
-        return request
-    less = shorter_request(planned, passes, speed, seconds)
-    full = f"{'the request' if stated else 'all that is measured by default'} takes about {format_seconds(takes)} here"
-    if less is None:
-        raise Refused(f"{full}, and two prompts of one method at two lengths do not fit {seconds / 60:g} minutes")
-    line = resume_command(command.name, options.out, record(less))
-    print(f"{full}; this takes about {format_seconds(seconds_of(passes(less), speed))}: {line}", file=sys.stderr)
-    return less
+        spec = ModelSpec(request.model, request.load)
+        return measure_speed(spec, planned.longest or max(planned.lengths), request.executor)
 
 
 def operations(planned: Any, passes: Passes) -> float:

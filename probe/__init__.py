@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from probe.commands.probe import ProbeRequest
     from probe.commands.probe.report import curves_export, drift_export, threshold_export, write_report
     from probe.commands.probe.run import run_probe
+    from probe.commands.readout.lens import lens_readout
+    from probe.commands.readout.probes import control_labels, fit_probe
     from probe.eval_tasks.sources import heldout
     from probe.evaluation import plan_evaluation
     from probe.figures.export import heatmap_export
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from probe.thresholds.drift_onset import drift_onsets
     from probe.thresholds.failure import measured_failure
     from probe.thresholds.search import CrossingRule, search
+    from probe.thresholds.state_distance import StateReference, find_state_distance, state_distance
     from probe.thresholds.threshold_onset import negative_control, threshold_onsets
+    from probe.thresholds.watch import watch
 
 check("mesa")
 
@@ -53,6 +57,8 @@ _MODULES = {
     "probe.commands.predict": "PredictRequest",
     "probe.commands.probe": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
+    "probe.commands.readout.lens": "lens_readout",
+    "probe.commands.readout.probes": "control_labels fit_probe",
     "probe.store.select": "hook_values",
     "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
@@ -61,6 +67,8 @@ _MODULES = {
     "probe.thresholds.failure": "measured_failure",
     "probe.thresholds.threshold_onset": "negative_control threshold_onsets",
     "probe.thresholds.search": "CrossingRule search",
+    "probe.thresholds.state_distance": "StateReference find_state_distance state_distance",
+    "probe.thresholds.watch": "watch",
 }
 """The public names by module."""
 _LAZY = {
@@ -70,11 +78,12 @@ _LAZY = {
 
 # fmt: off
 __all__ = [
-    "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "PredictRequest", "ProbeRequest", "Run", "analyse",
-    "bridge_to", "capture_states", "curves_export", "default_regions", "drift_export", "drift_onsets", "find_drift",
-    "heatmap_export", "heldout", "hook_values", "measured_failure", "negative_control", "open_run", "plan_evaluation",
-    "predict_failure", "regions", "run_evaluation", "run_probe", "search", "summarize", "threshold_export",
-    "threshold_onsets", "token_losses", "write_report",
+    "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "PredictRequest", "ProbeRequest", "Run",
+    "StateReference", "analyse", "bridge_to", "capture_states", "control_labels", "curves_export", "default_regions",
+    "drift_export", "drift_onsets", "find_drift", "find_state_distance", "fit_probe", "heatmap_export", "heldout",
+    "hook_values", "lens_readout", "measured_failure", "negative_control", "open_run", "plan_evaluation",
+    "predict_failure", "regions", "run_evaluation", "run_probe", "search", "state_distance", "summarize",
+    "threshold_export", "threshold_onsets", "token_losses", "watch", "write_report",
 ]
 # fmt: on
 

@@ -222,7 +222,7 @@ class EvalWorker(PlanWorker):
 
 
 def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> MeasureTask:
-    """The function that measures a plan's tasks on a loaded model."""
+    """The function that measures a plan's tasks on a loaded model; of one with `inputs` these samples alone."""
 
     def row(task: Task) -> JsonObject | None:
         name, method, length = eval_key(task)
@@ -232,7 +232,12 @@ def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None
             if _is_out_of_memory(error):
                 return None
             raise
-        return _row(plan, loaded, name, method, length, prepared, memory_bytes)
+        if not task.inputs:
+            return _row(plan, loaded, name, method, length, prepared, memory_bytes)
+        part = _row(plan, loaded, name, method, length, [prepared[sample] for sample in task.inputs], memory_bytes)
+        for score in part["scores"] if part else ():
+            score["sample"] = task.inputs[score["sample"]]
+        return part
 
     return row
 
@@ -339,8 +344,8 @@ class Evaluation(Experiment):
         return {score.length for score in scores_of(rows[key])} == {*lengths}
 
 
-def check_scores(journal: Journal, plan: EvalPlan) -> None:
-    """Raises Refused for rows whose scores are not those of their task."""
+def check_scores(journal: Journal, plan: EvalPlan, *, equal: bool = True) -> None:
+    """Raises Refused for rows whose scores are not those of their task; equal: or that have fewer than others."""
     path, counts = journal.path, dict[EvalKey, int]()
     for key, row in cast(Mapping[EvalKey, Any], journal.rows).items():
         if (task := TASKS.get(key.task)) is None:
@@ -353,7 +358,8 @@ def check_scores(journal: Journal, plan: EvalPlan) -> None:
             raise bad_row(path, key, f"holds {error.errors()[0]['input']!r}, no score of {task.name}") from error
         if wrong := {score.metric for score in scores} - {metric.name for metric in task.metrics}:
             raise bad_row(path, key, f"holds {min(wrong)!r}, no score of {task.name}")
-        counts[key] = len({score.sample for score in scores})
+        if equal:
+            counts[key] = len({score.sample for score in scores})
     for key, count in counts.items():
         same = [count for other, count in counts.items() if (other.task, other.length) == (key.task, key.length)]
         if count < (most := max([*same, TASKS[key.task].least_samples(plan.setting)])):

@@ -31,7 +31,7 @@ TERMS = {
     "measured failure": "The length from which on the loss is 0.5 nats/token above its level at M, or fewer than half "
     "of the passkeys are found. (a, b]: after a and at most at b tokens.",
     "predicted failure": "The length from which on `mesa-lens predict` computes a loss 0.5 nats/token "
-    "above lm-infinite's.",
+    "above lm-infinite's. Not covered: methods that give no distance of M or more.",
     "longest passing length": "The longest measured length at which a method does not fail.",
     "excess loss": "The loss of the unmodified model beyond M, minus that of a method on the same tokens.",
     "loss recovered": "The share of the excess loss that is gone with the method in one layer or head alone.",
@@ -48,6 +48,11 @@ TERMS = {
     "remap": REMAP,
     "rank": "Methods that the same texts do not separate share a rank.",
     "95% interval": "An interval made so that, of many samples of such texts, 95% give one that holds the true mean.",
+    "linear probe": "A linear model, trained to read a label from the states of a layer.",
+    "transfer": "What a linear probe that was trained at M reads at another length.",
+    "refit": "What a linear probe reads at the length that it was trained at.",
+    "selectivity": "What a linear probe reads above its control, labels drawn at random for each type of token.",
+    "lens": "The model's last norm and unembedding on the states of an earlier layer.",
     "false detection": "The same rule detects drift within the trained length, where the model works.",
     "smallest set of heads": "The fewest attention heads in which the method recovers 90% of the excess loss.",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,6 +19,8 @@ from probe.commands import command
 from probe.commands.probe.report import (
     control,
     curves_of,
+    distance_export,
+    distance_section,
     drift_export,
     onsets,
     threshold_export,
@@ -224,6 +227,30 @@ class Run(reader.StoredRun):
         first = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
         return Result(search, f"{text}\nthreshold onset: {first}", export)
 
+    def distance(
+        self, layers: Sequence[int] | None = None, hook: str | None = None, methods: Sequence[str] | None = None
+    ) -> Result:
+        """How far states on text lie from the in-window distribution, see `find_state_distance`.
+
+        Args:
+            layers: Those drawn. Default: the first, and the one in which the reference moves most.
+            hook: Default: the run's first.
+            methods: Those in figures and files. Default: all.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            Refused: Fewer than two texts were stored, or too few of their positions.
+        """
+        distance = self.analysis(hook).distance
+        if distance is None:
+            raise Refused(
+                f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"
+            )
+        export = distance_export(distance, layers, methods)
+        return Result(distance, plain_table(distance_section(distance, layers, methods).tables[0]), export)
+
     def heatmap(
         self,
         minus: str | None = None,
@@ -329,6 +356,10 @@ class Run(reader.StoredRun):
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
         return Result(*command("anatomy").on_page("in_notebook")(self.folder))
 
+    def readout(self) -> Result:
+        """The tables of `mesa-lens readout` in the folder, by name; FileNotFoundError where it was not run."""
+        return Result(*command("readout").on_page("in_notebook")(self.folder))
+
     def tokens(self, method: str | None = None, layer: int | None = None, head: int | None = None) -> HTML:
         """A text token by token, as `mesa-lens anatomy --parts tokens` captured it.
 
@@ -352,8 +383,9 @@ class Run(reader.StoredRun):
         """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
-        parts = "verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()"
-        return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{parts}"
+        parts = "verdict drift thresholds distance heatmap curves prediction located anatomy readout tokens".split()
+        calls = textwrap.fill(", ".join(f"{part}()" for part in parts), 100)
+        return f"run {self.folder} of {model}, M = {self.trained_length}: {states}\n{calls}"
 
     @cached_property
     def _analyses(self) -> dict[str | None, Analysis]:
@@ -376,7 +408,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Examples:
         >>> probe.open_run("runs/example")
         run runs/example of default, M = 256: 256 dims, 4 layers, 512 positions, 2 methods, 1 prompts
-        verdict(), drift(), thresholds(), heatmap(), curves(), prediction(), located(), anatomy(), tokens()
+        verdict(), drift(), thresholds(), distance(), heatmap(), curves(), prediction(), located(),
+        anatomy(), readout(), tokens()
     """
     run = reader.open_run(path)
     return Run(run.path, labelled(run.hidden), labelled(run.evaluation))

@@ -47,7 +47,7 @@ STORES = ("store.zarr", "store.zarr.partial")
 REPORTED = ("summary.json", "report.html")
 """The files of a finished report, in addition to its figures."""
 PROBE = Layout("", ("measured.jsonl",), REPORTED)
-_ORDER = ("check", "probe", "predict", "locate", "anatomy", "eval")
+_ORDER = ("check", "probe", "predict", "locate", "anatomy", "readout", "eval")
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from probe.experiment.journal import REQUEST, JournalFile, read_journal
 from probe.experiment.progress import format_seconds
 from probe.files import JsonObject, read_result
 from probe.run_folder import LOCK, PROBE, REPORTED, Layout, RunFolder, layouts
-from probe.store.reader import partial_path, store_of, stored_labels, whole_passes
+from probe.store.reader import EVALUATION, partial_path, store_of, stored_labels, whole_passes
 
 
 def _experiments() -> dict[str, Layout]:
@@ -208,7 +208,7 @@ def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
         methods, prompts = ({*stored_labels(group, name)} for name in ("method", "prompt"))
-        captured = len(whole_passes(store))
+        captured, in_stages = len(whole_passes(store)), "stages" in group.attrs
         resume = resume_command("probe", run.path, json.loads(str(group.attrs.get(REQUEST, "null"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
@@ -216,9 +216,20 @@ def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
         journal = read_journal(path) if path.exists() else JournalFile(None)
         journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's
         further = sum(length not in lengths for _, _, length in journal.rows)  # by bisection: known as they come
-        total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
+        total: int | None = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
+        if in_stages:
+            total = _with_left(whole, len(journal.rows))
         yield replace(_journal_part("probe", "measured cells", run, path, journal, total), resume=resume)
     yield CommandStatus("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
+
+
+def _with_left(store: Path, rows: int) -> int | None:
+    """The cells of a run in stages as far as they are known: those measured, and those of its next step."""
+    try:
+        left = zarr.open_group(store / EVALUATION, mode="r", use_consolidated=False).attrs["left"]
+    except (OSError, KeyError):
+        return None
+    return rows + int(str(left))
 
 
 def _summary(path: Path, summary: Path) -> JsonObject:

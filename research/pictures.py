@@ -33,7 +33,7 @@ from probe.figures.export import rendered
 from research.figure_numbers import of_drift, of_table, write_numbers
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
-from theory.bounds import first_failure, step_failure
+from theory.bounds import first_failure, stair_failure, step_failure
 from theory.claims import VerifyOptions
 from theory.figures import STYLES, curve_end
 from theory.report import curves
@@ -128,10 +128,11 @@ def draw_reach(path: Path) -> None:
     """Draws where theorem 3.3 and the corollary first fail beyond M, as far as 2e7 tokens, over M."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes, rows = figure.subplots(), []
-    lines: dict[str, tuple[int, Callable[[int, int], int | None], str]] = {
+    lines: dict[str, tuple[int, Callable[[int, int], int | None], str]] = {  # with 3.2's own weights: K = M - 1
         "3.3, N = 4, 3.2's own weights": (4, lambda M, N: step_failure(M, N, M - 1), "-"),
         "3.3, N = 2, 3.2's own weights": (2, lambda M, N: step_failure(M, N, M - 1), "-"),
-        "corollary, N = 4, E = 2": (4, lambda M, N: first_failure(M, N, 2), "-."),
+        "corollary, N = 4, E = 2, recovering T / 2": (4, lambda M, N: first_failure(M, N, 2), "--"),
+        "corollary, N = 4, E = 2, 3.2's own weights": (4, lambda M, N: stair_failure(M, N, 2), "-"),
         "3.3, N = 4, recovering N + 1": (4, first_failure, "--"),
         "3.3, N = 2, recovering N + 1": (2, first_failure, "--"),
     }

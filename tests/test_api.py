@@ -13,14 +13,14 @@ from mesa_lens.cli import parser
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mesa", "probe", "theory")
 TABLES = runpy.run_path(str(ROOT / "docs" / "site" / "reference.py"))
-"""The hook that makes tables of options."""
+"""What writes these pages."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_reference_has_every_public_name_once(package):
     public = importlib.import_module(package)
     page = (ROOT / "docs" / f"api-{package}.md").read_text(encoding="utf-8")
-    names = re.findall(rf"^::: {package}\.(\w+)$", page, re.MULTILINE)
+    names = re.findall(rf"^### {package}\.(\w+)$", page, re.MULTILINE)
     assert sorted(names) == sorted(public.__all__) == dir(public)
 
 
@@ -31,8 +31,24 @@ def test_the_reference_has_every_option_of_every_command():
         assert [flag for flag in flags if f"| `{flag}" not in sections[name]] == [], name
 
 
+def test_the_pages_are_those_that_the_code_makes():
+    for name, text in TABLES["pages"]().items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"{name}: run `make docs-pages`"
+
+
+def test_a_methods_page_has_its_formula_and_defaults_as_they_resolve():
+    section = TABLES["described"]("mesa.ReRoPE")
+    assert "Formula: `R = min(r, N)`" in section
+    assert "| `window` | 512 | N, the largest distance, in tokens; default M/8. |" in section
+
+
+def test_results_have_their_fields_with_types():
+    table = TABLES["fields_of"]("mesa.models.Loaded")
+    assert "| `model` | `PreTrainedModel` |" in table
+
+
 def test_fields_of_a_request_have_their_defaults():
-    rows = TABLES["fields"]("probe", "ProbeRequest").splitlines()
+    rows = TABLES["options_of"]("probe.ProbeRequest").splitlines()
     assert "| `length` | `--length` | 4x M | tokens of the prompts whose hidden states are stored |" in rows
     assert [row for row in rows if row.startswith("| `spec.hooks` | `--hooks` | resid_post | ")]
 

@@ -10,7 +10,8 @@ from probe.commands import commands, installed
 from probe.run_folder import layouts
 
 HUNG = [name for name in installed() if name != "probe"]
-FOLDERS = {name: f"probe.commands.{name}" for name in commands() if name != "probe"} | {"check": "mesa_lens.check"}
+FOLDERS = {name: f"probe.commands.{name}" for name in commands() if name != "probe"}
+FOLDERS |= {name: f"mesa_lens.{name}" for name in ("check", "config")}
 CORE = "tests/mesa/test_methods.py tests/probe/store/test_store.py tests/probe/capture".split()
 
 

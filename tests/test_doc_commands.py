@@ -51,10 +51,16 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
     "eval": "--methods origin,rerope --lengths 160,320 --samples 1",
     "locate": f"--model {PLANTED} --methods rerope --lengths 320 --samples 4 --layers 1 --heads 1",
     "anatomy": "--methods origin,rerope --lengths 320 --samples 1",
+    "readout": "--lengths 160,320 --samples 8 --tokens 24 --layers 1",
     "predict": "--methods origin,rerope --lengths 240,320 --samples 4",
     "check": "--methods rerope",
+    "config": "--length 64",
 }
-QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
+QUICK = (
+    "mesa-lens methods",
+    "mesa-lens status",
+    "mesa-lens export drift runs/demo --f",
+)
 _PROGRAM = r"(?:mesa-lens|python (?:benchmarks|research|tests)/[\w/]+\.py)"
 _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 
@@ -170,7 +176,7 @@ def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_pa
     if ".gguf" in command:
         monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     words = arguments(command)
-    if words[1] in ("probe", "eval", "locate", "anatomy", "predict") and "--out" in words:  # of another model
+    if words[1] in "probe eval locate anatomy readout predict".split() and "--out" in words:  # of another model
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
     assert execute(command, monkeypatch) == 0, capsys.readouterr().err
     assert "drift could not be judged" not in " ".join(capsys.readouterr().out.split())

@@ -74,10 +74,14 @@ def data(source):
 
 
 @cache
-def agreement(name, prompt="repeated", rule="standard"):
-    """Of onsets with failure lengths: rank correlation, arithmetic's, and the difference, each with its interval."""
+def agreement(name, prompt="repeated", rule="standard", all_pairs=False):
+    """Of onsets with failure lengths: rank correlation, arithmetic's, and the difference, each with its interval.
+
+    all_pairs: a pair without an onset counts as one that never fails; else it is left out.
+    """
     results = without_reference(read_results(RESULTS / name))
     onset, measured = onset_lengths(results, prompt=prompt, rule=rule), measured_lengths(results)
+    onset = np.where(np.isnan(onset), np.nanmax(onset), onset) if all_pairs else onset
     estimates = (score(onset, measured, ()).correlation, *advantage(onset, arithmetic(results), measured))
     return [[one.value, one.low, one.high] for one in estimates]
 

@@ -35,7 +35,8 @@ def missing(page: Path) -> list[str]:
     """The paths, links and, in code, dotted names of a page that lead nowhere."""
     text = page.read_text(encoding="utf-8")
     paths = [path for path in _NAMED.findall(text) if not (ROOT / path).exists()]
-    links = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    links = [link for link in _LINK.findall(prose) if not (page.parent / link).exists()]
     code = "\n".join(_CODE.findall(text))
     return paths + links + [name for name in dict.fromkeys(_DOTTED.findall(code)) if not is_there(name)]
 

@@ -19,7 +19,15 @@ def test_the_pythons_tried_are_those_named():
     named = [f"3.{item.removeprefix(prefix)}" for item in PROJECT["classifiers"] if item.startswith(prefix)]
     workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
     assert workflow["jobs"]["check"]["strategy"]["matrix"]["python"] == named
-    assert PROJECT["requires-python"] == f">={named[0]}"
+    after = f"3.{int(named[-1].removeprefix('3.')) + 1}"
+    assert PROJECT["requires-python"] == f">={named[0]},<{after}"
+
+
+def test_the_licence_names_that_of_every_file():
+    assert PROJECT["license"] == "Apache-2.0 AND PSF-2.0"
+    text = (ROOT / "mesa/shipped/heldout/LICENSE").read_text(encoding="utf-8")
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in text
+    assert "mesa/shipped/heldout/LICENSE" in PROJECT["license-files"]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)

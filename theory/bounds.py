@@ -214,6 +214,24 @@ def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest:
     return None
 
 
+def stair_failure(M: int, N: int, E: int) -> int:
+    """The first t > M where o_t > H fails under Stair PE with theorem 3.2's own MLP, of K = M - 1 positions.
+
+    Every key from t = N + E (M - 2 - N) + 2 on recovers K: p_i = min(W(i-1) + 1, K) in the D(t) of `step_failure`. What
+    they add grows by e with every stair, so that it fails some E ln M tokens later at the latest: it reaches about E M
+    tokens. For E with `stair_is_recovered`. Raises Refused for what `check_window` refuses.
+    """
+    t = max(M, N + E * (M - 2 - N) + 1)
+    if extended_length(M, N, E) < t and (fails := first_failure(M, N, E)) <= t:
+        return fails
+    W, D = stair(np.arange(t), N, E), 0.0
+    while D < M:
+        t += 1
+        W = np.append(W, stair(t - 1, N, E))
+        D = np.exp(W[-1] - np.minimum(W, M - 2) - W[::-1]).sum()
+    return t
+
+
 def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> int:
     """The first t > M at which o_t > H fails, from the closed forms.
 

@@ -32,8 +32,9 @@ PAPER, OURS = "the paper's", "ours"
 THEOREMS = {
     "3.1": "3.1 holds",
     "3.2": "3.2 holds, its printed matrices after one entry",
-    "3.3": "3.3 holds up to a length that grows like e^(.6 M), not for all T",
-    "corollary": "the corollary holds up to about e^(N (1 - 1 / E)) M tokens, not for all T",
+    "3.3": "3.3 holds up to a length that grows like e^(.6 M), not for every T > M as printed",
+    "corollary": "the corollary holds up to about e^(N (1 - 1 / E)) M tokens where its MLP tells T / E positions "
+    "apart, to about E M with 3.2's own M - 1, not for every T > M as printed",
 }
 """What is said of the paper's theorems, where the claim of this name comes out as expected."""
 

@@ -17,6 +17,7 @@ from mkdocs.structure.files import File
 _LINK = re.compile(r"\[([^]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _HREF = re.compile(r'href="(?![a-z]+:|#|/)([^"#]+\.(?:md|ipynb))(#[^"]*)?"')
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([([])(.*?)\\[])]</\1>', re.DOTALL)
+_FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _RESEARCH = ("*.md", "*/*.md", "*/*.png", "*/*.csv")
 """What the site has of research/."""
 
@@ -45,7 +46,8 @@ def on_page_markdown(markdown, page, config, files):
             text = Path(file.abs_src_path).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         return f"[{text}]({relpath(file.src_uri, dirname(here) or '.')}{anchor})"
 
-    return _LINK.sub(replaced, markdown)
+    parts = _FENCED.split(markdown)  # code has brackets that are no links
+    return "".join(part if number % 2 else _LINK.sub(replaced, part) for number, part in enumerate(parts))
 
 
 def on_page_content(html, page, config, files):

@@ -18,7 +18,7 @@ from torch import Tensor
 from mesa.engine.compiled import is_accelerator
 from mesa.engine.cpu import Mask, attend, attend_spans
 from mesa.engine.key_ranges import key_ranges, keys_of, query_of, single_softmax, slice_tokens
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import JointSchedule, Schedule
 from mesa.engine.scores import biased, capped, softmax
 from mesa.errors import Failed, Refused
 
@@ -123,13 +123,29 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     return attend_spans(schedule, query, key, value, scale), None
 
 
+def fused_jointly(schedule: JointSchedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+    """`fused` for several schedules, in as many launches as one takes; None where each has to be done by itself."""
+    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if differentiated or not is_accelerator(query.device):
+        return None
+    from mesa.engine import gpu
+
+    return gpu.attend_jointly(schedule, query, key, value, scale)
+
+
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`fused` for a single query on a CPU: one softmax of all scores where it is accurate enough, else merged."""
+    """`fused` for a single query on a CPU: one softmax of all scores where it is accurate enough, else merged.
+
+    Values may have fewer dims than keys, as with MLA: padding all cached ones would be work that grows with the text.
+    """
     device, dtype = query.device, query.dtype
     ranges = key_ranges(schedule, device, dtype)
     if not ranges.ranges:
-        return torch.zeros_like(query)
-    if ranges.plain and schedule.softcap is None and schedule.sinks is None:  # the kernel's one call
+        return query.new_zeros(*query.shape[:3], value.shape[3])
+    few = value.shape[3] < key.shape[3]
+    if few and dtype not in (torch.float32, torch.float64):  # in half precision only the kernel copies no keys
+        value, few = torch.nn.functional.pad(value, (0, key.shape[3] - value.shape[3])), False
+    if ranges.plain and schedule.softcap is None and schedule.sinks is None and not few:  # the kernel's one call
         keys = ranges.ranges[0]
         query, key = query_of(schedule, query, ranges), keys_of(schedule, key, keys)
         value = slice_tokens(value, keys.tokens)
@@ -138,7 +154,7 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
         return attend(query, key, value, scale, False, None)[0]
     if dtype is torch.float32 or dtype is torch.float64:  # the query is shorter than its scores
         rows = query_of(schedule, query, ranges, scale)
-        return single_softmax(schedule, ranges, rows, key, value, 1.0).view(query.shape)
+        return single_softmax(schedule, ranges, rows, key, value, 1.0).view(*query.shape[:3], -1)
     rows = query_of(schedule, query, ranges)
     outputs, log_sums = [], []
     for part, keys in zip(rows.split(ranges.rows, 2), ranges.ranges, strict=True):
@@ -164,7 +180,7 @@ def by_head(
     query, key, value, scale = given
     group = query.shape[1] // key.shape[1]
     others = [head for head in range(query.shape[1]) if head not in chosen]
-    output, weights = torch.zeros_like(query), None
+    output, weights = query.new_zeros(*query.shape[:3], value.shape[3]), None
     for schedule, heads in ((method, chosen), (baseline, others)):
         for part, key_heads in _parts(heads, group):
             states = _select_heads(query, part), _select_heads(key, key_heads), _select_heads(value, key_heads)

@@ -44,7 +44,6 @@ class KeyRanges:
     """All that a single query reads, and what it is rotated by and multiplied with for each region of each range.
 
     rows: how many regions each range has. tokens: where the keys of all ranges are, None where not in one piece.
-    layouts: how a device reads them, by the number of key heads.
     """
 
     ranges: list[KeyRange]
@@ -52,7 +51,6 @@ class KeyRanges:
     tokens: slice | None
     angles: Angles | None
     factors: Tensor | None
-    layouts: dict[int, Any] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:

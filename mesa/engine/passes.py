@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from itertools import count
 from threading import local
 from typing import Any
@@ -24,7 +24,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from mesa.decoder import replaced
 from mesa.engine.compiled import check_eager
 from mesa.engine.rope import Rotation
-from mesa.engine.schedule import Schedule, Span
+from mesa.engine.schedule import JointSchedule, Schedule, Span
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
 from mesa.outside import cache_in
@@ -102,23 +102,36 @@ class RowGroup:
         """Tokens so far, padding left out."""
         return self.method_schedule.plan.length
 
+    @cached_property
+    def first(self) -> int | None:
+        """Where the first token is; None where padding lies between tokens."""
+        tokens = self.real.nonzero()[:, 0]
+        first, last = int(tokens[0]), int(tokens[-1])
+        return first if last - first + 1 == len(tokens) else None
+
     def places(self, first_key: int, new: int, device: torch.device) -> Places:
         """Where the real tokens are, among the last `new` and among the keys from `first_key` on.
 
-        And the number of keys evicted from the cache. Raises Refused if padding follows real tokens.
+        And the number of keys that the cache has dropped, as `dropped` tells it.
         """
         key = first_key, new, device
         if key not in self._places:
-            queries, keys = self.real_places(first_key, new)
-            dropped = int(self.real[:first_key].sum())
-            if dropped and len(queries) and int(keys[-1]) >= len(keys):
-                raise Refused(
-                    f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
-                    "padding see; set tokenizer.padding_side='left'"
-                )
-            rows, queries, keys = (_indexed(index, device) for index in (self.rows, queries, keys))
+            dropped = self.dropped(first_key, new)
+            indices = self.rows, *self.real_places(first_key, new)
+            rows, queries, keys = (_indexed(index, device) for index in indices)
             self._places[key] = rows, queries, keys, dropped
         return self._places[key]
+
+    def dropped(self, first_key: int, new: int) -> int:
+        """How many keys a cache that begins at `first_key` has dropped; Refused where padding follows real tokens."""
+        dropped = int(self.real[:first_key].sum()) if first_key else 0
+        queries, keys = self.real_places(first_key, new)
+        if dropped and len(queries) and int(keys[-1]) >= len(keys):
+            raise Refused(
+                f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
+                "padding see; set tokenizer.padding_side='left'"
+            )
+        return dropped
 
     def real_places(self, first_key: int, new: int) -> tuple[Tensor, Tensor]:
         """The queries and the keys of `places`, on the CPU."""
@@ -146,7 +159,8 @@ class ForwardPass:
     groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
     (batch, token) that keys are cached at. padded: whether any row has padding. owner: the attachment; its
     `not_applied_message` tells what went wrong. ran, placed: the layers that attended by it, and the rotary
-    modules, by path and kind of layer, that were passed its positions.
+    modules, by path and kind of layer, that were passed its positions. joint: the groups' schedules as one, by what a
+    layer sees and which heads it changes; None where padding lies between tokens.
     """
 
     def __init__(self, groups: list[RowGroup], total: int, cached: Tensor, owner: Any) -> None:
@@ -154,6 +168,7 @@ class ForwardPass:
         self.padded = len(cached) > sum(len(group.rows) for group in groups if group.length == total)
         self.ran: set[int] = set()
         self.placed: set[tuple[Any, ...]] = set()
+        self.joint: dict[tuple[Any, ...], JointSchedule | None] = {}
         self._span: Span | Refused | None = None
         self.stock: Any = None
 

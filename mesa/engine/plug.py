@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from threading import Lock, RLock, local
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,20 @@ from torch import Tensor, nn
 
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.engine import alibi, passes, rotary, structure
-from mesa.engine.attention import EXECUTORS, AttentionHooks, by_head, check_executor, hooked_attention, scores_only
+from mesa.engine.attention import (
+    EXECUTORS,
+    AttentionHooks,
+    by_head,
+    check_executor,
+    fused_jointly,
+    hooked_attention,
+    scores_only,
+)
 from mesa.engine.compiled import check_eager, check_not_traced, is_accelerator
 from mesa.engine.cpu import BLOCK
 from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
-from mesa.engine.schedule import Schedule, Span
+from mesa.engine.schedule import JointSchedule, Member, Schedule, Span
 from mesa.errors import Refused
 from mesa.families import Family, passed
 from mesa.methods import METHODS, Method, Origin
@@ -364,7 +373,8 @@ class Attachment:
         query, key, value = _autocast(query, key, value)
         dim, value_dim = query.shape[-1], value.shape[-1]
         scale = (dim**-0.5 if scaling is None else scaling) * arguments["factor"]
-        value = _pad_dims(value, dim)
+        if query.shape[2] > 1 or self.slopes is not None:  # a token's attention takes values of fewer dims as cached
+            value = _pad_dims(value, dim)
         with self._lock:
             self.calls[attends.layer] += 1
         query, key, hooks = self._hook_states(attention_hooks, running, query, key, value)
@@ -377,7 +387,10 @@ class Attachment:
         executor = scores_only if hooks else EXECUTORS[self.executor]
         scoring = arguments["softcap"], arguments["s_aux"], weight
         call = _LayerCall(self, attends, running.span, heads, chosen, executor, scale, scoring)
-        if running.padded:
+        output, weights = None if hooks else call.jointly(running, first_key, query, key, value), None
+        if output is not None:
+            pass
+        elif running.padded:
             unseen = -math.inf if hooks else 0.0
             output, weights = _padded(call.by_plan, running.groups, unseen, first_key, query, key, value)
         else:
@@ -525,6 +538,37 @@ class _LayerCall:
         method, baseline = (self._schedule(group, by_method, first_key) for by_method in (True, False))
         return by_head(self._execute, method, baseline, at, *states, self.scaling)
 
+    def jointly(self, running: passes.ForwardPass, first_key: int, *states: Tensor) -> Tensor | None:
+        """All rows' and heads' output at once; None where there is one plan for all, or they are done one by one."""
+        (query, key, value), apart = states, self.chosen not in (self.heads, ())
+        one = not (running.padded or apart) or self.executor is not EXECUTORS["fused"]
+        observed = self.attachment.observer is not None or self.attachment.slopes is not None
+        if one or observed or not is_accelerator(query.device):
+            return None
+        sees = self.attends.kind, running.span, first_key, self.chosen
+        if sees not in running.joint:
+            start, members = running.total - query.shape[2], self._members(running, first_key, query.shape[2])
+            joint = JointSchedule.of(members, len(query), start, first_key, running.total) if members else None
+            running.joint[sees] = joint
+        schedule = running.joint[sees]
+        if schedule is None:
+            return None
+        return fused_jointly(schedule.scoring(*self.scoring), query, key, value, self.scaling)
+
+    def _members(self, running: passes.ForwardPass, first_key: int, new: int) -> list[Member]:
+        """The schedules of all rows and heads; none where padding lies between tokens, or no row has a token."""
+        heads = tuple(number for number, head in enumerate(self.heads) if head in self.chosen)
+        others = tuple({*range(len(self.heads))}.difference(heads))
+        split = ((True, heads), (False, others)) if heads and others else ((bool(heads), None),)
+        members = list[Member]()
+        for group, (by_method, mine) in product(running.groups, split):
+            if group.first is None:
+                return []
+            schedule = group.schedule(by_method, self.attends.kind, self.span, group.dropped(first_key, new))
+            rows = tuple(group.rows.tolist()) if running.padded else None
+            members.append(Member(schedule, rows, group.first, mine))
+        return members
+
     def _schedule(self, group: passes.RowGroup, by_method: bool, first_key: int) -> Schedule:
         return group.schedule(by_method, self.attends.kind, self.span, first_key).scoring(*self.scoring)
 
@@ -578,7 +622,7 @@ def _padded(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
     query, key, value = states
-    output, weights = torch.zeros_like(query), None
+    output, weights = query.new_zeros(*query.shape[:3], value.shape[3]), None
     for group in groups:
         rows, queries, keys, first = group.places(first_key, query.shape[2], query.device)
         if isinstance(queries, slice) and queries.start == queries.stop:

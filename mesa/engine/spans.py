@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,8 @@ from mesa.plan import Carry, Plan, Position, Region, Scale, Stepped, token_index
 class PairSpan(NamedTuple):
     """Queries and keys by index: query t sees key i where nearest <= t - i <= farthest, if `holds` says so too.
 
-    Every query sees a key, but for what `holds` says. period: of `holds`, as a `Region`'s.
+    Every query sees a key, but for what `holds` says. period: of `holds`, as a `Region`'s. row: of the batch; None: all
+    rows. first: where token 0 is, from which `holds` counts, in a row with padding before it.
     """
 
     queries: tuple[int, int]
@@ -24,6 +24,15 @@ class PairSpan(NamedTuple):
     farthest: int | None
     holds: Callable[[Any, Any], Any] | None = None
     period: int = 0
+    row: int | None = None
+    first: int = 0
+
+    def moved(self, first: int, row: int | None) -> PairSpan:
+        """The same pairs in a row whose token 0 is at `first`."""
+        (begin, end), (low, high) = self.queries, self.keys
+        return self._replace(
+            queries=(begin + first, end + first), keys=(low + first, high + first), row=row, first=first
+        )
 
     @property
     def window(self) -> tuple[int, int]:
@@ -49,34 +58,56 @@ class PairSpan(NamedTuple):
 
 def sides_of(spans: Sequence[PairSpan]) -> tuple[tuple[int, int], tuple[int, int]]:
     """From the first query of several spans to the last one's end, and so of keys."""
-    keys = min(span.keys[0] for span in spans), max(span.keys[1] for span in spans)
-    return (spans[0].queries[0], spans[-1].queries[1]), keys
+    queries, keys = (
+        (min(low for low, _ in side), max(high for _, high in side))
+        for side in zip(*((span.queries, span.keys) for span in spans), strict=True)
+    )
+    return queries, keys
 
 
-def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int) -> np.ndarray:
-    """What each program does, the longest first: (program, 8) of int32.
+def tiles_of(spans: Sequence[PairSpan], rows: int, columns: int, batch: int = 1) -> np.ndarray:
+    """What each program does, the longest first: (program, 11) of int32.
 
     Its first query and its span's end; from which key on it reads, from which and up to which all of its queries see
-    all keys of a tile, and where it ends; the least and the largest difference of query and key. Counted from the
-    first query and the first key of all spans. Queries between spans have tiles as well, without keys.
+    all keys of a tile, and where it ends; the least and the largest difference of query and key; its row of the batch;
+    what its queries' and its keys' numbers are more than those that a carry counts. Counted from the first query and
+    the first key of all spans. Queries that no span of their row has get tiles as well, without keys.
     """
-    (first, _), (first_key, _) = sides_of(spans)
-    origins, table = (first, first_key), list[tuple[int, ...]]()
-    nothing = first_key, first_key
-    between = [PairSpan((one.queries[1], other.queries[0]), nothing, 0, None) for one, other in pairwise(spans)]
-    for span in (*spans, *between):
-        (begin, end), (low, high) = ((one - at, other - at) for (one, other), at in zip(span[:2], origins, strict=True))
-        nearest = span.nearest - first + first_key
-        farthest = 2**30 if span.farthest is None else min(2**30, span.farthest - first + first_key)
-        for row in range(begin, end, rows):
-            last = min(row + rows, end) - 1
-            from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)
-            all_from, all_to = max(low, last - farthest), min(high, row - nearest + 1)
-            whole = from_key - (from_key - all_from) // columns * columns
-            whole_to = max(whole, whole + (all_to - whole) // columns * columns)
-            table.append((row, end, from_key, whole, whole_to, to_key, nearest, farthest))
-    table.sort(key=lambda tile: tile[2] - tile[5])
-    return np.array(table, np.int32)
+    (first, end), (first_key, _) = sides_of(spans)
+    tiles, table = dict[tuple[PairSpan, ...], np.ndarray](), list[np.ndarray]()
+    for row in range(batch):
+        own = tuple(span for span in spans if span.row in (None, row))
+        if own not in tiles:
+            edges = first, *(edge for span in own for edge in span.queries), end
+            between = zip(edges[::2], edges[1::2], strict=True)
+            empty = (
+                PairSpan(queries, (first_key, first_key), 0, None) for queries in between if queries[0] < queries[1]
+            )
+            tiles[own] = np.array(
+                [tile for span in (*own, *empty) for tile in _tiles(span, first, first_key, rows, columns)], np.int32
+            )
+        table.append(np.insert(tiles[own], 8, row, 1))
+    joined = np.concatenate(table)
+    return joined[np.argsort(joined[:, 2] - joined[:, 5], kind="stable")]
+
+
+def _tiles(span: PairSpan, first: int, first_key: int, rows: int, columns: int) -> Iterator[tuple[int, ...]]:
+    """The rows of `tiles_of` for a span, without its row of the batch."""
+    (begin, end), (low, high) = (
+        (one - at, other - at) for (one, other), at in zip(span[:2], (first, first_key), strict=True)
+    )
+    nearest = span.nearest - first + first_key
+    farthest = 2**30 if span.farthest is None else min(2**30, span.farthest - first + first_key)
+    carry = span.holds
+    width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
+    phases = (first - span.first + shift) % width, (first_key - span.first) % width
+    for row in range(begin, end, rows):
+        last = min(row + rows, end) - 1
+        from_key, to_key = max(low, row - farthest), min(high, last - nearest + 1)
+        all_from, all_to = max(low, last - farthest), min(high, row - nearest + 1)
+        full = from_key - (from_key - all_from) // columns * columns
+        full_to = max(full, full + (all_to - full) // columns * columns)
+        yield row, end, from_key, full, full_to, to_key, nearest, farthest, *phases
 
 
 def span_of(region: Region | PairSpan, begin: int, end: int, first_key: int) -> PairSpan | None:
@@ -88,6 +119,8 @@ def span_of(region: Region | PairSpan, begin: int, end: int, first_key: int) -> 
     high = min(high, end - region.nearest)
     if begin >= end or low >= high:
         return None
+    if isinstance(region, PairSpan):
+        return region._replace(queries=(begin, end), keys=(low, high))
     period = region.period if region.holds is not None else 0
     return PairSpan((begin, end), (low, high), region.nearest, region.farthest, region.holds, period)
 
@@ -131,6 +164,8 @@ class Part(NamedTuple):
     carried: tuple[Position, Scale | None] | None = None
     """Where the queries of pairs with a carry are placed and scaled, which the spans' `holds` leaves out, if they are
     in the part as well."""
+    heads: tuple[int, ...] | None = None
+    """The query heads that attend by it; None: all."""
 
     @property
     def queries(self) -> tuple[int, int]:

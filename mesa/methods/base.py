@@ -22,6 +22,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in wor
     "str": (str, "a string"),
 }
 SCALED: Any = None  # the default of a size that follows from trained_length
+SERVERS = ("transformers", "vLLM", "SGLang", "llama.cpp")
 Heads = tuple[tuple[int, tuple[int, ...]], ...]
 """(layer, its heads), ..., both in rising order."""
 _HEADS = "{1: (5,), 2: (0, 3)} or '1:5;2:0,3'"
@@ -63,6 +64,8 @@ class Method(ABC):
     """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
     needs_base: ClassVar[bool] = False
     """Whether it goes by the base of rotary frequencies, so that models that scale them already cannot have it."""
+    servers: ClassVar[tuple[str, ...]] = ()
+    """Servers whose options alone can compute it on some models; `mesa-lens config` prints them."""
     experimental: ClassVar[bool] = False
     """Whether it serves a measurement and extends nothing; `all` leaves it out."""
     trained_length: int
@@ -121,6 +124,11 @@ class Method(ABC):
         Returns:
             A `Plan`: integers and predicates, no tensors.
         """
+
+    @property
+    def served_by(self) -> tuple[str, ...]:
+        """`servers`, or none: they scale no query by its position, and have no method in some layers or heads."""
+        return () if self.log_n or self.layers is not None or self.heads is not None else self.servers
 
     def describe(self) -> dict[str, Any]:
         """Name and parameters, ready for JSON; `heads` where passed, so that older records stay equal."""

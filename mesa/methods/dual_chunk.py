@@ -58,6 +58,7 @@ class DCA(Method):
     look = ("#8E5BB0", "longdash", "circle")
     formula = "R = r in a chunk of s; min(t % s + s, c) - i % s to the one before; min(2s - 1, c) - i % s beyond"
     source = "An et al. 2024, github.com/HKUNLP/ChunkLlama"
+    servers = ("SGLang",)
     chunk: int = SCALED
     most: int = SCALED
     mscale: bool = False

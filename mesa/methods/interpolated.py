@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.methods.base import SCALED, Method
+from mesa.methods.base import SCALED, SERVERS, Method
 from mesa.plan import Constant, Plan, Position, Slowed
 
 
@@ -28,6 +28,7 @@ class PI(Method):
     look = ("#6B8E00", "dashdot", "triangle-up")
     formula = "R = r / s"
     source = "Chen et al. 2023; transformers, rope_type='linear'"
+    servers = SERVERS
     factor: float = 4.0
 
     def _check(self) -> None:
@@ -71,6 +72,7 @@ class YaRN(Method):
         "R = r; inv_freq * (1 - ramp + ramp / s), ramp from 32 rotations in M tokens to 1; scores * (0.1 ln s + 1)^2"
     )
     source = "Peng et al. 2024, github.com/jquesnelle/yarn; transformers, rope_type='yarn'"
+    servers = SERVERS
     needs_rotary = True
     needs_base = True
     factor: float = 4.0
@@ -121,6 +123,7 @@ class CoPE(Method):
     look = ("#2F8F8B", "longdash", "square")
     formula = "R = r; the last C inv_freq * (1 + cos(pi j / (C - 1))) / 2, j = 0 .. C - 1"
     source = "Li et al. 2026, github.com/hrlics/CoPE"
+    servers = SERVERS[:3]
     needs_rotary = True
     needs_base = True
     clip: int = SCALED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesa.methods.base import Method
+from mesa.methods.base import SERVERS, Method
 from mesa.plan import Constant, Plan, Position
 
 
@@ -21,6 +21,7 @@ class Origin(Method):
     look = ("#000000", "solid", "circle")
     formula = "R = r"
     source = "the stock model"
+    servers = SERVERS
     uses_model_rope = True
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
@@ -72,6 +73,7 @@ class DynamicNTK(Method):
     look = ("#C47F00", "solid", "triangle-up")
     formula = "R = r; base = base0 * (s * n / M - (s - 1))^(d / (d - 2)) for n > M"
     source = "transformers, rope_type='dynamic'"
+    servers = SERVERS
     needs_rotary = True
     factor: float = 4.0
 
@@ -105,6 +107,7 @@ class NTKMixed(Method):
     look = ("#9A8F00", "longdash", "triangle-up")
     formula = "R = r; inv_freq_m * exp(-a * m^0.75), a = ln(k) / (d / 2)^0.75, m = 1.."
     source = "Su 2023, github.com/bojone/rerope, ntk_patch.py"
+    servers = SERVERS[:3]
     needs_rotary = True
     k: float = 12.0
     log_n: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesa.methods.base import SCALED, Method
+from mesa.methods.base import SCALED, SERVERS, Method
 from mesa.plan import Constant, Plan, Region, capped
 
 
@@ -64,6 +64,7 @@ class Crop(Method):
     look = ("#6B6B88", "longdashdot", "x")
     formula = "R = r; seen: r < M and i >= n - M, n the tokens so far (before the prompt's last M: r < M)"
     source = "baseline"
+    servers = SERVERS
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """A band before the prompt's last M tokens, a triangle of those, and a band beyond them."""

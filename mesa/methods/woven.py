@@ -128,6 +128,7 @@ class SelfExtend(Method):
     look = ("#CC79A7", "dash", "diamond")
     formula = "R = r if r < N else t // G - i // G + N - N // G"
     source = "Jin et al. 2024, github.com/datamllab/LongLM"
+    servers = ("llama.cpp",)
     window: int = SCALED
     group: int = 8
 

@@ -26,6 +26,7 @@ _VIEWS = {
     "overview": ("Overview", ":material/summarize:", "overview.page", True, None),
     "mechanism": ("Where inside?", ":material/my_location:", "inside.located", True, None),
     "anatomy": ("Anatomy", ":material/troubleshoot:", "inside.anatomy", True, "anatomy"),
+    "readouts": ("Readouts", ":material/radar:", "inside.readouts", True, "readout"),
     "tokens": ("Tokens", ":material/text_fields:", "inside.tokens", True, "anatomy"),
     "predict": ("Predict", ":material/trending_up:", "predict.page", True, "predict"),
     "thresholds": ("Thresholds", ":material/show_chart:", "thresholds.page", True, None),

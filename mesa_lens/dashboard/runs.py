@@ -21,7 +21,7 @@ from probe.store.cache import cached, load
 from probe.store.reader import list_missing, missing_regions, partial_path, store_of
 from probe.store.result_file import ResultFile
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import CROSSINGS, judged_drifts
+from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, judged_drifts
 from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _open(path: str, stamp: tuple[float, float]) -> Run:
 
 def pages_of_packages() -> list[str]:
     """Commands of other packages that tell of their results, each on a page of its own."""
-    ours = {"probe", "locate", "anatomy", "predict", "eval"}
+    ours = {"probe", "locate", "anatomy", "readout", "predict", "eval"}
     return [name for name, row in commands().items() if "inside" in row.tells and name not in ours]
 
 
@@ -267,6 +267,8 @@ def reference_of(run: Run) -> str:
 
 def choose_states(run: Run) -> tuple[str, str]:
     """The hook and the prompt, from select boxes."""
+    if not hooks_of(run):
+        hook_values(run)  # says that none are stored yet
     hooks = [hook for hook in hooks_of(run) if "dim" in hook_values(run, hook).dims]
     prompts = run.hidden["prompt"].values.tolist()
     left, right = st.columns(2)
@@ -308,4 +310,6 @@ def _is_default(run: Run, trained: int, rule: CrossingRule) -> bool:
 def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
     """`find_drift` by prompt (see `drifts`), or why drift cannot be evaluated."""
     run = entry.run
+    if not hooks_of(run):
+        return NOT_CAPTURED
     return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from probe.statistics import Ends, bonett_price, student, wilson
+from probe.statistics import ONE_LOOK, Confidence, Ends, bonett_price
 
 if TYPE_CHECKING:
     from mesa.models import Loaded
@@ -135,19 +135,19 @@ class EvalTask(ABC):
         """Runs the samples under whatever method is attached; the scores of a sample come one after another."""
 
 
-def interval(values: Sequence[float], metric: Metric) -> Ends:
-    """95% interval of the mean; (None, None) for fewer than two values.
+def interval(values: Sequence[float], metric: Metric, confidence: Confidence = ONE_LOOK) -> Ends:
+    """95% interval of the mean; (None, None) for fewer than two values, or than `confidence` asks for.
 
     Wilson's for 0 and 1, and where all of several limited scores are the same; else Student's, within the limits.
     """
     most = _counted_to(values, metric)
     if most is None:
-        return _within(student(values), 0, metric.most)
-    low, high = wilson(sum(values) / most, len(values))
+        return _within(confidence.student(values), 0, metric.most)
+    low, high = confidence.wilson(sum(values) / most, len(values))
     return low * most, high * most
 
 
-def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> Ends:
+def paired(values: Sequence[float], others: Sequence[float], metric: Metric, confidence: Confidence = ONE_LOOK) -> Ends:
     """95% interval of the mean difference `values` - `others`, prompt by prompt the same; as `interval`.
 
     Bonett and Price's in place of Wilson's.
@@ -155,9 +155,9 @@ def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> 
     differences = np.subtract(values, others)
     most = _counted_to(differences, metric)
     if most is None:
-        return _within(student(differences.tolist()), -metric.most, metric.most)
+        return _within(confidence.student(differences.tolist()), -metric.most, metric.most)
     gained, lost = (float(np.maximum(0, signed).sum()) / most for signed in (differences, -differences))
-    low, high = bonett_price(gained, lost, len(differences))
+    low, high = bonett_price(gained, lost, len(differences), confidence.z)
     return low * most, high * most
 
 

@@ -66,6 +66,15 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
     count one text as several. Where no document is long enough they are strung together. Raises Refused when all of
     them do not hold `tokens` tokens.
     """
+    documents, places = window_places(documents, tokens, count, scored)
+    runs = [documents[d][s : s + tokens] for d, s in places]
+    return list({run.tobytes(): run for run in runs}.values())
+
+
+def window_places(
+    documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1
+) -> tuple[Sequence[np.ndarray], list[tuple[int, int]]]:
+    """Where `text_windows` begin: (document, token); of these documents, which are one where none is long enough."""
     if documents and max(map(len, documents)) < tokens:
         documents = [np.concatenate(documents)]
     starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, tokens)]
@@ -78,8 +87,7 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
             f"the text has {there} tokens, {tokens} are needed; give a longer text (--text) or ask for less (--lengths)"
         )
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)
-    runs = [documents[d][s : s + tokens] for d, s in (starts[index] for index in chosen)]
-    return list({run.tobytes(): run for run in runs}.values())
+    return documents, [starts[index] for index in chosen]
 
 
 def logits_bytes(vocabulary: int, tokens: int, number_bytes: int) -> int:

@@ -143,13 +143,13 @@ def _files(folder: Path) -> list[Path]:
         links = [name for name in folders if Path(place, name).is_symlink()]  # which `os.walk` does not follow
         files += [Path(place, name) for name in (*names, *links) if not name.startswith(".")]
     files.sort(key=lambda path: path.relative_to(folder).parts)
-    rows = [path for path in files if _is_of_rows(path) and path.stem.lower() not in _DESCRIPTIONS]
-    if rows:
-        files = [path for path in files if path in rows or path.stem.lower() not in _DESCRIPTIONS]
-        if others := [path for path in files if path not in rows]:
+    of_rows = [path for path in files if _is_of_rows(path) and path.stem.lower() not in _DESCRIPTIONS]
+    if of_rows:
+        files = [path for path in files if path in of_rows or path.stem.lower() not in _DESCRIPTIONS]
+        if others := [path for path in files if path not in of_rows]:
             raise Refused(
-                f"{folder} holds plain files ({others[0].name}) and files of rows ({rows[0].name}); name one file, or "
-                "a folder of one kind"
+                f"{folder} holds plain files ({others[0].name}) and files of rows ({of_rows[0].name}); name one file, "
+                "or a folder of one kind"
             )
     return files
 
@@ -170,13 +170,13 @@ def _of_file(path: Path) -> Iterator[str]:
             f"{path} is no file: a link to a folder or to nothing, or a device; name its target, or take it out"
         )
     if _is_of_rows(path):
-        yield from (_field(row, f"{path}, row {number}") for number, row in _rows(path))
+        yield from (_field(row, f"{path}, row {number}") for number, row in rows(path))
     else:
         yield plain_text(path)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    """Rows by number, of a file of JSON lines the line's. Every cell is what is written there: none is missing."""
+def rows(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    """The rows of a file by number, of JSON lines the line's. Every cell is what is written there: none is missing."""
     suffix = path.suffix.lower()
     if suffix in _TABLES:
         yield from enumerate(_table(path), 1)

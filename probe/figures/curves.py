@@ -23,7 +23,7 @@ from probe.figures.figure_data import (
     trained_rule,
     value_title,
 )
-from probe.statistics import Ends, student, wilson
+from probe.statistics import confidence_of, finite, known_mean
 from probe.thresholds.failure import (
     MIN_ACCURACY,
     NATS_ABOVE,
@@ -53,7 +53,7 @@ def curves_chart(
     level = measured.level + NATS_ABOVE
     panels = [
         _score_panel(
-            evaluation["tail_nll"].assign_attrs(long_name="NLL", units="nats/token"),
+            evaluation["tail_nll"].assign_attrs(evaluation.attrs, long_name="NLL", units="nats/token"),
             "Loss of the same last tokens (lower is better)",
             Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), RED),
             trained,
@@ -64,7 +64,7 @@ def curves_chart(
     if "passkey" in evaluation:
         panels.append(
             _score_panel(
-                evaluation["passkey"].assign_attrs(long_name="passkeys found", units="share"),
+                evaluation["passkey"].assign_attrs(evaluation.attrs, long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
                 Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), RED),
                 trained,
@@ -114,13 +114,20 @@ def _score_panel(
     """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
     scores = scores.sortby("length")
     repeats, shares = str(scores.dims[-1]), scores.attrs["units"] == "share"
-    count = scores.sizes[repeats]
+    confidence, counts = confidence_of(scores.attrs), np.isfinite(scores.values).sum(-1)
+    most, least = int(counts.max()), int(counts[counts > 0].min())
+    count = str(most) if least == most else f"{least} to {most}"
     lines = []
     for method in scores["method"].values.tolist():
-        row = scores.sel({"method": method}).dropna("length")  # refined lengths are one method's
-        ends = [wilson(sum(one), len(one)) if shares else _ends(one) for one in row.values.tolist()]
+        row = scores.sel({"method": method}).dropna("length", how="all")  # refined lengths are one method's
+        if not row.sizes["length"]:  # not measured yet
+            continue
+        values = [finite(one) for one in row.values]
+        ends = [
+            confidence.wilson(one.sum(), len(one)) if shares else confidence.student(one.tolist()) for one in values
+        ]
         x, interval = row.length.values.astype(float), np.array(ends, float).reshape(-1, 2).T
-        lines.append(Line(method, x, row.values.mean(-1), *style(method), interval=(interval[0], interval[1])))
+        lines.append(Line(method, x, known_mean(row.values), *style(method), interval=(interval[0], interval[1])))
     by_method = {line.label: line for line in lines if len(line.x)}
     points = []
     for failure in failures:
@@ -136,7 +143,7 @@ def _score_panel(
     lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
     return Panel(
         title=title,
-        x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (count > 1)} each",
+        x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (most > 1)} each",
         y_title=value_title(scores),
         lines=tuple(lines),
         y_range=y_range(lines, [rule.at]),
@@ -146,10 +153,6 @@ def _score_panel(
         log_x=True,
         seen=seen_lines(lines, "the share of passkeys found is" if shares else "the mean NLL is"),
     )
-
-
-def _ends(values: Sequence[float]) -> Ends:
-    return student(values) if np.isfinite(values).all() else (None, None)
 
 
 def _mark(line: Line, text: str, length: int, ends: tuple[float, float], hover: str, symbol: str = "diamond") -> Point:

@@ -88,6 +88,44 @@ def drift_chart(
     return Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
 
 
+def distance_layers(distance: xr.Dataset) -> list[int]:
+    """The first captured layer, and the one whose states the reference moves most beyond M, in or out."""
+    at = distance["ratio"].sel({"method": distance.attrs["reference"]})
+    beyond = at["window"].values >= distance.attrs["trained_length"]
+    moved = np.abs(np.log(at.transpose("layer", "window").values[:, beyond])).mean(1)
+    layers = distance["layer"].values.tolist()
+    return sorted({layers[0], layers[int(moved.argmax())]})
+
+
+def distance_chart(
+    distance: xr.Dataset, layers: list[int] | None = None, methods: Sequence[str] | None = None
+) -> Chart:
+    """`ratio` of `find_state_distance` by position and method; default layers: `distance_layers`."""
+    trained, panels = distance.attrs["trained_length"], []
+    displayed = distance if methods is None else distance.sel({"method": list(methods)})
+    displayed = displayed.sel(layer=distance_layers(distance) if layers is None else layers)
+    top = max(1.2, 1.08 * float(displayed[["ratio", "high"]].to_array().max()))
+    for layer in displayed["layer"].values.tolist():
+        at, lines = displayed.sel(layer=layer), list[Line]()
+        for name in at["method"].values.tolist():
+            line = at.sel({"method": name})
+            ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).any() else None
+            middle = line["window"].values + distance.attrs["run"] / 2
+            lines.append(Line(name, middle, line["ratio"].values, *style(name), interval=ends, band=True))
+        panels.append(
+            Panel(
+                title=f"layer {layer}",
+                x_title=f"position (tokens), windows of {distance.attrs['run']}",
+                y_title="squared distance over that within M",
+                lines=tuple(lines),
+                y_range=(0.0, top),
+                rules=(trained_rule(trained), Rule(1.0, "", RED)),
+            )
+        )
+    where = f"{distance.attrs['texts']} texts, {distance.attrs['hook']}"
+    return Chart(f"How far states on text lie from the in-window distribution ({where})", tuple(panels))
+
+
 def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     """How far every layer is from its in-window range over position, in doublings of its limit; a map a method.
 

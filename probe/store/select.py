@@ -101,6 +101,8 @@ def hook_values(run: StoredRun, hook: str | None = None) -> xr.DataArray:
         (512, 256)
     """
     hooks = hooks_of(run)
+    if not hooks:
+        raise Refused(f"{run.path} holds no hidden states yet; the same `mesa-lens probe` captures them at its end")
     hook = hooks[0] if hook is None else hook
     if hook not in hooks:
         raise Refused(f"hook {hook!r} was not captured; captured: {', '.join(hooks)}")

@@ -83,7 +83,8 @@ class Template:
 
     def __post_init__(self) -> None:
         """Checks the labels."""
-        for name, values in {**self.labels, "hook": [*self.axes]}.items():
+        hooks = {} if self.attrs.get("stages") and not self.axes else {"hook": [*self.axes]}  # scores come first there
+        for name, values in {**self.labels, **hooks}.items():
             if len(values) == 0:
                 raise Refused(f"nothing to store: no {name} is chosen")
             if len(set(values)) < len(values):
@@ -238,14 +239,14 @@ def check_values(values: np.ndarray, dtype: np.dtype, name: str) -> None:
         )
 
 
-def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset) -> None:
+def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset, *, finished: bool = False) -> None:
     """Writes group `EVALUATION` (scores by length) or `TOKENS` (`id` and `text` by prompt and position).
 
-    Into the partial store, else into the finished one. The group appears under its name only when all of it is written;
-    a former one is replaced.
+    Into the partial store, else, or if `finished`, into the finished one. The group appears under its name only when
+    all of it is written; a former one is replaced.
     """
     path = Path(path)
-    store = partial_path(path) if partial_path(path).exists() else path
+    store = partial_path(path) if partial_path(path).exists() and not finished else path
     target = store / name
     unfinished = path.with_name(f"{path.name}.{name}")
     _remove(unfinished)

@@ -17,6 +17,7 @@ from mesa.methods import Method, make
 from mesa.plan import Plan, follows_length
 from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
+from probe.statistics import confidence_of, finite
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import TEXT_SOURCE, StoredRun
 from probe.store.result_file import having, or_nan
@@ -32,6 +33,7 @@ from probe.thresholds.result import (
     DriftResult,
     Evidence,
     Level,
+    LevelByStages,
     LongestScores,
     MethodResult,
     NotJudged,
@@ -41,6 +43,7 @@ from probe.thresholds.result import (
     ThresholdDim,
 )
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.state_distance import find_state_distance
 from probe.thresholds.stated_window import NOT_JUDGED
 from probe.thresholds.threshold_onset import (
     TOP,
@@ -58,6 +61,7 @@ _MULTIPLES = (2, 4)
 RULES = ("drift", "paper")
 """What an onset is read from: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
 
+NOT_CAPTURED = "hidden states are not captured yet"
 CROSSINGS, CONTROL = "thresholds", "control"
 """What searches are known by."""
 
@@ -68,6 +72,7 @@ class Analysis:
 
     prompt: the first one, whose onsets are shown first. threshold_onsets: by prompt.
     drifts: by prompt or `MEAN` of those of text, or why drift could not be evaluated. rule: of `RULES`.
+    distance: `find_state_distance` of the texts; None where fewer than two were stored, or no dims.
     control: the negative control, or why it could not be made. measured: None if nothing was measured by length; where
         it shows that M is stated wrongly, neither drift nor control is made.
     """
@@ -82,6 +87,7 @@ class Analysis:
     rule: str
     control: xr.Dataset | str
     measured: MeasuredFailures | None
+    distance: xr.Dataset | None = None
 
     @property
     def trained_length(self) -> int:
@@ -96,8 +102,15 @@ class Analysis:
         return self.threshold_onsets[self.prompt]
 
     @property
+    def has_states(self) -> bool:
+        """Whether hidden states are stored: a run in stages measures losses and passkeys first."""
+        return bool(self.hidden.size)
+
+    @property
     def best(self) -> list[tuple[int, int]]:
         """The (layer, dim) pairs that threshold onsets rest on, best first."""
+        if not self.has_states:
+            return []
         return best(self.crossings.sel(prompt=self.prompt), TOP)
 
 
@@ -127,6 +140,8 @@ def analyse(
     if by not in RULES:
         raise Refused(f"unknown rule {by!r}; known: {', '.join(RULES)}")
     trained = run.trained_length
+    if hook is None and not run.hidden.data_vars:
+        return _of_scores(run, by)
     hidden = hook_values(run, hook)
     reference = reference_method(hidden["method"].values.tolist())
     work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
@@ -151,7 +166,32 @@ def analyse(
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
-    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured)
+    texts = [name for name in prompts if name.startswith("text-")]
+    derived = work(
+        f"{name}-distance", lambda: _or_reason(lambda: _distance(hidden.sel(prompt=texts), trained, reference))
+    )
+    distance = None if isinstance(derived, str) else derived["distance"]
+    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, drifted, by, control, measured, distance)
+
+
+def _distance(texts: xr.DataArray, trained_length: int, reference: str) -> Derived:
+    return {"distance": find_state_distance(texts, trained_length, reference=reference)}
+
+
+def _of_scores(run: StoredRun, by: str) -> Analysis:
+    """The analysis of a run whose hidden states are not captured yet: what was measured by length alone."""
+    methods, prompts = (run.hidden[name].values.tolist() for name in ("method", "prompt"))
+    reference, trained = reference_method(methods), run.trained_length
+    measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
+    rule, length = CrossingRule.scaled(trained), int(run.hidden.attrs["length"])
+    attrs = {**vars(rule), "length": length, "hook": NOT_CAPTURED, "searched": 0}
+    crossings = xr.Dataset({"qualified": ("prompt", np.zeros(len(prompts), int))}, {"prompt": prompts}, attrs)
+    dims = ("method", "prompt", "layer", "position", "dim")
+    shape = tuple(run.hidden.sizes.get(name, 0) for name in dims)
+    labels = {name: run.hidden[name].values for name in dims[:3]}
+    hidden = xr.DataArray(np.empty(shape, np.float32), labels, dims, attrs={"length": length})
+    onsets: Any = {prompt: [NotJudged(name, NOT_CAPTURED) for name in methods] for prompt in prompts}
+    return Analysis(run, hidden, reference, prompts[0], crossings, onsets, NOT_CAPTURED, by, NOT_CAPTURED, measured)
 
 
 def judged_drifts(
@@ -191,7 +231,8 @@ def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr
 
 def _length(run: StoredRun, hidden: xr.DataArray) -> int:
     """Tokens of the passes, of which not all positions need be kept."""
-    return int(run.hidden.attrs.get("length", hidden["position"].values[-1] + 1))
+    length = run.hidden.attrs.get("length")
+    return int(hidden["position"].values[-1] + 1 if length is None else length)
 
 
 def plans_of(run: StoredRun, hidden: xr.DataArray) -> dict[str, Plan]:
@@ -278,12 +319,22 @@ def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> Level
     assert evaluation is not None
     vocabulary, passkeys = evaluation.attrs.get("vocabulary"), evaluation.get("passkey")
     at = {"method": measured.reference, "length": measured.level_length}
-    return Level(
+    level = Level(
         tail_nll=measured.level,
         length=measured.level_length,
         guess=None if vocabulary is None else math.log(vocabulary),
         passkeys=None if passkeys is None else int(passkeys.sel(at).sum()),
         prompts={str(name): size for name, size in evaluation.sizes.items() if name in ("window", "sample")},
+    )
+    if "looks" not in evaluation.attrs:
+        return level
+    counts = {str(values.dims[-1]): values.notnull().sum(str(values.dims[-1])) for values in evaluation.values()}
+    return LevelByStages(
+        **{**vars(level), "prompts": {name: int(count.sel(at)) for name, count in counts.items()}},
+        fewest={name: int(count.values[count.values > 0].min()) for name, count in counts.items()},
+        most={name: int(count.max()) for name, count in counts.items()},
+        looks=[*map(int, evaluation.attrs["looks"])],
+        by_position=str(evaluation.attrs.get("by_position", "")),
     )
 
 
@@ -322,7 +373,7 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
 
 def scored(
     evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str
-) -> tuple[Failure, dict[int, Scores], LongestScores]:
+) -> tuple[Failure | None, dict[int, Scores], LongestScores]:
     """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
@@ -335,7 +386,8 @@ def scored(
     of_longest = LongestScores(
         **vars(last), length=longest, tail_nll_to_truncation=truncation, less=_less_others(at, method)
     )
-    return having(measured.failures, method=method)[0], scores, of_longest
+    failure = next(iter(having(measured.failures, method=method)), None)
+    return failure, scores, of_longest
 
 
 def _table_lengths(measured: MeasuredFailures) -> list[int]:
@@ -350,20 +402,22 @@ def _table_lengths(measured: MeasuredFailures) -> list[int]:
 def _scores(at: xr.Dataset, method: str, reference: str) -> Scores:
     """A method's scores at one length; NaN where it was not measured."""
     scores, others = at.sel({"method": method}), at.sel({"method": reference})
-    if np.isnan(scores["tail_nll"]).any():
+    if np.isnan(scores["tail_nll"]).all():
         return Scores()
-    compared = method != reference and not np.isnan(others["tail_nll"]).any()
+    confidence = confidence_of(at.attrs)
     values: dict[str, Any] = {}
-    for name in (name for name in _METRICS if name in at):
+    for name in (name for name in _METRICS if name in at and np.isfinite(scores[name]).any()):
+        there = finite(scores[name].values)
         values[name] = float(scores[name].mean())
-        values[f"{name}_interval"] = interval(scores[name].values.tolist(), _METRICS[name])
+        values[f"{name}_interval"] = interval(there.tolist(), _METRICS[name], confidence)
+        compared = method != reference and np.isfinite(scores[name].values - others[name].values).any()
         values[f"{name}_difference"] = _difference(scores, others, name) if compared else None
     return Scores(**values)
 
 
 def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
     """The method's tail NLL less every other's, text by text at one length; without methods not measured there."""
-    nll = at[["tail_nll"]].dropna("method")
+    nll = at[["tail_nll"]].dropna("method", how="all")
     scores = {name: nll.sel({"method": name}) for name in nll["method"].values.tolist()}
     others = [name for name in scores if name != method] if method in scores else []
     return {name: _difference(scores[method], scores[name], "tail_nll") for name in others}
@@ -371,9 +425,11 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
 
 def _difference(scores: xr.Dataset, others: xr.Dataset, name: str) -> Difference:
     """A method's score less another's on the same prompts."""
-    values, reference = scores[name].values.tolist(), others[name].values.tolist()
+    both = np.isfinite(scores[name].values - others[name].values)
+    values, reference = (of[name].values[both].tolist() for of in (scores, others))
     mean = float(np.mean(np.subtract(values, reference)))
-    return Difference(mean, *map(or_nan, paired(values, reference, _METRICS[name])))
+    ends = paired(values, reference, _METRICS[name], confidence_of(scores.attrs))
+    return Difference(mean, *map(or_nan, ends))
 
 
 def _control(control: xr.Dataset | str) -> Control | str:

@@ -9,7 +9,7 @@ import xarray as xr
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
-from probe.statistics import half_width, wilson
+from probe.statistics import ONE_LOOK, Confidence, confidence_of, finite, half_width, known_mean, wilson
 from probe.store.result_file import InWords
 from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
@@ -131,7 +131,8 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
     Args:
         evaluation: `tail_nll` (method, length, window) in nats/token and, if there, `passkey` (method, length, sample).
-            NaN: not measured. The attribute `vocabulary`, in tokens, tells what chance is.
+            NaN: not measured. The attribute `vocabulary`, in tokens, tells what chance is; `looks`, of a run in stages,
+            at how many prompts its intervals were looked at.
         trained_length: M, tokens.
         reference: Default 'origin'.
 
@@ -154,25 +155,29 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     if reference not in methods:
         raise Refused(f"reference {reference!r} was not measured; measured methods: {', '.join(methods)}")
     scores = [evaluation[name].values for name in ("tail_nll", "passkey") if name in evaluation]
-    measured = np.all(np.isfinite(scores[0]), axis=-1)
+    measured, confidence = np.any(np.isfinite(scores[0]), axis=-1), confidence_of(evaluation.attrs)
     within = np.flatnonzero(measured[methods.index(reference)] & (lengths <= trained_length))
     if not within.size:
         raise Refused(f"no length within the trained window {trained_length} was measured, only {lengths.tolist()}")
     at = (methods.index(reference), int(within[-1]))
-    level = float(scores[0][at].mean())
+    level = float(finite(scores[0][at]).mean())
     vocabulary = evaluation.attrs.get("vocabulary")
-    judged_by, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, vocabulary)
+    hits = finite(scores[1][at]) if len(scores) > 1 else None
+    judged_by, chance = _judged(level, hits, vocabulary, confidence)
     guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
     unjudged = tuple(rule for rule, _ in zip(RULES, scores, strict=False) if rule not in judged_by)
     if stated.is_wrong:
         judged_by = chance = unjudged = ()
-    fails = _fails([values.mean(-1) for values in scores], at, judged_by)
+    fails = _fails(scores, at, judged_by)
     sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged_by)
-    may, clearly = _bounds(scores, at, judged_by) if sampled else [np.any(fails, 0)] * 2
+    bounds = _bounds if confidence == ONE_LOOK else _bounds_by_looks
+    may, clearly = bounds(scores, at, judged_by, confidence) if sampled else [np.any(fails, 0)] * 2
     failures = []
     for row, method in enumerate(methods):
         known = measured[row]
+        if not known.any():  # in stages: not yet
+            continue
         by_rule, of_lengths = [rule[row, known] for rule in fails], lengths[known]
         by_nll, by_passkey = [*(lasting(rule, of_lengths) for rule in by_rule), None][:2]  # None: not measured
         length, low, high = (
@@ -201,13 +206,15 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     )
 
 
-def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _judged(
+    level: float, hits: np.ndarray | None, vocabulary: int | None, confidence: Confidence
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What can be evaluated, and what is at chance, of the reference's scores inside the window."""
     judged_by, chance = [], []
     (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
     if hits is not None and hits.mean() >= MIN_ACCURACY:
         judged_by.append(PASSKEY)
-    elif hits is not None and wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
+    elif hits is not None and confidence.wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
         chance.append(PASSKEY)
     return tuple(judged_by), tuple(chance)
 
@@ -217,13 +224,44 @@ def is_chance(level: float, vocabulary: int | None) -> bool:
     return vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
 
 
-def _fails(means: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> list[np.ndarray]:
-    """Whether the mean fails, by tail NLL against the level and by passkeys: (method, length)."""
-    rules = [means[0] > means[0][at] + NATS_ABOVE, *(hits < MIN_ACCURACY for hits in means[1:])]
+def _fails(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> list[np.ndarray]:
+    """Whether the mean fails, by tail NLL against the level on the same texts and by passkeys: (method, length)."""
+    above = known_mean(scores[0] - scores[0][at])
+    rules = [above > NATS_ABOVE, *(known_mean(hits) < MIN_ACCURACY for hits in scores[1:])]
     return [fails & (name in judged_by) for name, fails in zip(RULES, rules, strict=False)]
 
 
-def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def decided(above: np.ndarray, confidence: Confidence) -> np.ndarray:
+    """1 where the mean over the first axis is clearly above `NATS_ABOVE`, -1 where clearly not, 0 where none is told.
+
+    above: tail NLL less the level's on the same texts (text, ...), nats/token. By Student's interval.
+    """
+    if len(above) < confidence.least:
+        return np.zeros(above.shape[1:], int)
+    middle, half = above.mean(0), half_width(above, confidence.level)
+    return (middle - half > NATS_ABOVE).astype(int) - (middle + half <= NATS_ABOVE)
+
+
+def _bounds_by_looks(
+    scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...], confidence: Confidence
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `_bounds`, of unequal numbers of prompts: where passkeys are not measured yet, it may fail by them."""
+    may, clearly = np.zeros((2, *scores[0].shape[:2]), bool)
+    for cell in np.ndindex(may.shape):
+        if NLL in judged_by and cell != at:
+            decision = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
+            may[cell], clearly[cell] = decision >= 0, decision > 0
+        if PASSKEY in judged_by:
+            hits = finite(scores[1][cell])
+            low, high = confidence.wilson(hits.sum(), len(hits)) if len(hits) else (0.0, 1.0)
+            may[cell] |= low < MIN_ACCURACY and cell != at
+            clearly[cell] |= high < MIN_ACCURACY
+    return may, clearly
+
+
+def _bounds(
+    scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...], confidence: Confidence
+) -> tuple[np.ndarray, np.ndarray]:
     """Whether it may fail, and whether it clearly does, (method, length): by 95% intervals of the prompts' scores.
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.

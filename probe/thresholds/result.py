@@ -106,6 +106,19 @@ class Level:
 
 
 @dataclass(frozen=True)
+class LevelByStages(Level):
+    """Of a run in stages: lengths and methods have unequal numbers of prompts; `prompts` are those of the level."""
+
+    fewest: dict[str, int]
+    """Prompts of the length and method with the fewest."""
+    most: dict[str, int]
+    looks: list[int]
+    """At how many prompts intervals are looked at; each holds for all looks together with 95%."""
+    by_position: str
+    """Where the reference's loss rises in one pass over the longest length, in words."""
+
+
+@dataclass(frozen=True)
 class DriftDim:
     """A dim that carries the reference's drift."""
 
@@ -207,7 +220,7 @@ class Evidence:
     failure_rule: str | None
     judged_by: list[str]
     at_chance: list[str]
-    level: Level | None
+    level: LevelByStages | Level | None
     """None: nothing was measured by length."""
     stated_window: StatedWindow | None
     measured_lengths: list[int]

@@ -13,7 +13,7 @@ import xarray as xr
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from probe.statistics import shown, student, wilson
+from probe.statistics import Confidence, confidence_of, finite, shown
 from probe.store.result_file import InWords
 
 NATS_ABOVE = 0.5
@@ -113,7 +113,7 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     shorter length, but `SLIGHT_NATS` or more, and an interval that allows for the choice among them lies above 0.
     The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
     """
-    at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"])
+    at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"], how="all")
     lengths = at["length"].values.astype(int).tolist()
     inside = [length for length in lengths if length <= stated]
     by_length = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
@@ -141,69 +141,76 @@ def _outcome(
         return MAY_BE_TOO_LARGE, ""
     if len(inside) < 2:
         return CANNOT_TELL, "no shorter length was measured"
-    if open_end := _open_end(at["tail_nll"], inside):
+    if open_end := _open_end(at["tail_nll"], inside, confidence_of(at.attrs)):
         return CANNOT_TELL, open_end
     return FITS, ""
 
 
-def _open_end(nll: xr.DataArray, inside: list[int]) -> str:
+def _open_end(nll: xr.DataArray, inside: list[int], confidence: Confidence) -> str:
     """Why too few texts were measured to tell that the longest length inside is not broken; empty where it is told."""
     shorter = nll.sel(length=inside[:-1])
     best = int(shorter.mean("window").idxmin("length"))
-    above = nll.sel(length=inside[-1]).values - shorter.sel(length=best).values
-    _, high = student(above.tolist())
+    above = finite(nll.sel(length=inside[-1]).values - shorter.sel(length=best).values)
+    _, high = confidence.student(above.tolist())
     if high is not None and high < NATS_ABOVE:
         return ""
     if high is None:
-        return "one text has no interval"
+        return f"{'one text has' if len(above) == 1 else f'{len(above)} texts have'} no interval"
     return f"{len(above)} texts allow a loss at {inside[-1]} tokens of {high:+z.2f} nats/token over that at {best}"
 
 
 def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
     """What speaks against the reference (`at`) at a length; other methods are compared inside the passed M alone."""
-    nll = at["tail_nll"].sel(length=length).values
+    nll, confidence = at["tail_nll"].sel(length=length).values, confidence_of(at.attrs)
     shorter = at.sel(length=at["length"].values[at["length"].values < length])
     if shorter.sizes["length"]:
         best = int(shorter["tail_nll"].mean("window").idxmin("length"))
-        above = [*_above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}")]
-        yield from above or _slightly_above(nll, shorter["tail_nll"], length)
+        above = [*_above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}", confidence)]
+        yield from above or _slightly_above(nll, shorter["tail_nll"], length, confidence)
         if "passkey" in at:
-            yield from _lost(at["passkey"].sel(length=length).values, shorter["passkey"], length)
+            yield from _lost(at["passkey"].sel(length=length).values, shorter["passkey"], length, confidence)
     others = evaluation["tail_nll"].sel(length=length).drop_sel({"method": at["method"].item()})
-    others = others.dropna("method")
+    others = others.dropna("method", how="all")
     if is_inside and others.sizes["method"]:
         best = others.sel({"method": others.mean("window").idxmin("method")})
-        yield from _above(nll, best.values, length, f"there under {best['method'].item()}")
+        yield from _above(nll, best.values, length, f"there under {best['method'].item()}", confidence)
 
 
-def _above(values: np.ndarray, others: np.ndarray, length: int, where: str) -> Iterator[Sign]:
-    above = values - others
-    if above.mean() >= NATS_ABOVE:
-        low, high = student(above.tolist())
-        difference = shown(float(above.mean()), low, high, "+z.2f")
-        text = f"tail NLL {values.mean():z.2f} at {length} tokens, {others.mean():z.2f} {where}, {difference}"
+def _above(values: np.ndarray, others: np.ndarray, length: int, where: str, confidence: Confidence) -> Iterator[Sign]:
+    above = finite(values - others)
+    if above.size and above.mean() >= NATS_ABOVE:
+        low, high = confidence.student(above.tolist())
+        difference, both = shown(float(above.mean()), low, high, "+z.2f"), np.isfinite(values - others)
+        means = [float(row[both].mean()) for row in (values, others)]
+        text = f"tail NLL {means[0]:z.2f} at {length} tokens, {means[1]:z.2f} {where}, {difference}"
         yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= MIN_TEXTS)
 
 
-def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
+def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int, confidence: Confidence) -> Iterator[Sign]:
     """A loss that is surely above that of the best shorter length; the interval is Bonferroni's over these lengths."""
     best = int(shorter.mean("window").idxmin("length"))
-    above = values - shorter.sel(length=best).values
-    low, _ = student(above.tolist(), 1 - 0.05 / shorter.sizes["length"])
-    if above.mean() >= SLIGHT_NATS and len(above) >= MIN_TEXTS and low is not None and low > 0:
-        difference = shown(float(above.mean()), *student(above.tolist()), "+z.2f")
-        before = values.mean() - above.mean()
-        text = f"tail NLL {values.mean():z.2f} at {length} tokens, {before:z.2f} at {best}, {difference}"
+    above = finite(values - shorter.sel(length=best).values)
+    among = Confidence(1 - (1 - confidence.level) / shorter.sizes["length"], confidence.least)
+    low, _ = among.student(above.tolist())
+    if low is not None and low > 0 and above.mean() >= SLIGHT_NATS and len(above) >= MIN_TEXTS:
+        difference = shown(float(above.mean()), *confidence.student(above.tolist()), "+z.2f")
+        mean = float(finite(values).mean())
+        before = mean - above.mean()
+        text = f"tail NLL {mean:z.2f} at {length} tokens, {before:z.2f} at {best}, {difference}"
         yield Sign(length, text, sure=True, slight=True)
 
 
-def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
+def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int, confidence: Confidence) -> Iterator[Sign]:
     """Passkeys that are found at a shorter length and no more at this one."""
+    hits, shorter = finite(hits), shorter.dropna("length", how="all")
+    if not hits.size or not shorter.sizes["length"]:
+        return
     best = shorter.sel(length=shorter.mean("sample").idxmax("length"))
-    before = best.values
+    before = finite(best.values)
     if hits.mean() < MIN_ACCURACY <= before.mean():
-        sure = wilson(int(hits.sum()), len(hits))[1] < wilson(int(before.sum()), len(hits))[0]
-        counts = [f"{int(answers.sum())} of {len(hits)}" for answers in (hits, before)]
+        late, early = (confidence.wilson(int(answers.sum()), len(answers)) for answers in (hits, before))
+        sure = late[1] < early[0]
+        counts = [f"{int(answers.sum())} of {len(answers)}" for answers in (hits, before)]
         text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {int(best['length'])}"
         yield Sign(length, text, sure)
 

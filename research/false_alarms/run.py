@@ -36,6 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 M = 256
 LENGTH = 8 * M
 LAYERS = 100
+MODELS = 30
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
 METHODS = ("origin", "rerope", "dynamic-ntk")
 Rows = Iterator[dict[str, object]]
@@ -96,6 +97,41 @@ def noise() -> Rows:
             "pairs": LAYERS * 16,
             "qualified": qualified,
         }
+
+
+def together(rng: np.random.Generator, layers: int, dims: int, factors: int) -> np.ndarray:
+    """States (layer, position, dim) that follow a few shared AR(0.99) factors, and a little white noise."""
+    shared = autoregressive(rng, (layers, LENGTH, factors), 0.99) @ rng.standard_normal((layers, factors, dims))
+    return shared + 0.3 * rng.standard_normal(shared.shape)
+
+
+def correlated() -> Rows:
+    """Layers, and models of 30 layers, called by drift where dims move together, without a break."""
+    for factors in (1, 2, 4):
+        rng = np.random.default_rng([7, factors])
+        for dims in (16, 64):
+            called, rate = layers_called(together(rng, LAYERS, dims, factors), M)
+            row = {"factors": factors, "dims": dims, "units": LAYERS, "of": "layers", "detected": called}
+            yield {**row, "false_positive_rate": rate}
+        models = sum(layers_called(together(rng, 30, 64, factors), M)[0] > 0 for _ in range(MODELS))
+        yield {"factors": factors, "dims": 64, "units": MODELS, "of": "models", "detected": models}
+
+
+def steps() -> Rows:
+    """Layers of 16 dims called by drift where some dims step at M, by standard deviations: what is missed."""
+    rng = np.random.default_rng(8)
+    kinds = {
+        "white": rng.standard_normal((LAYERS, LENGTH, 16)),
+        "AR(0.9)": autoregressive(rng, (LAYERS, LENGTH, 16), 0.9),
+    }
+    kinds["two AR(0.99) factors"] = together(rng, LAYERS, 16, 2)
+    for noise, values in kinds.items():
+        for dims in (2, 8, 16):
+            for by in (4, 6, 10, 20):
+                stepped = values.copy()
+                stepped[:, M:, :dims] += by * values[:, :M, :dims].std(1, keepdims=True)
+                row = {"noise": noise, "dims": dims, "by": by, "layers": LAYERS}
+                yield {**row, "detected": layers_called(stepped, M)[0]}
 
 
 def heavy_tails() -> Rows:
@@ -228,7 +264,18 @@ def _scores(lengths: tuple[int, ...], nll: np.ndarray, hits: np.ndarray) -> xr.D
 
 STUDIES = {
     study.__name__: study
-    for study in (noise, heavy_tails, changes, short_windows, growth, random_weights, intervals, stated)
+    for study in (
+        noise,
+        correlated,
+        heavy_tails,
+        changes,
+        steps,
+        short_windows,
+        growth,
+        random_weights,
+        intervals,
+        stated,
+    )
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+import readings
 from markupsafe import escape
 from pages import drawn, shown_texts, tables
 from results import write_evaluation
@@ -25,7 +26,7 @@ from probe.run import open_run
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-RUN_PAGES = "overview mechanism anatomy thresholds heatmaps compare".split()
+RUN_PAGES = "overview mechanism anatomy readouts thresholds heatmaps compare".split()
 PAGES = [*RUN_PAGES, *"results methods theory".split()]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
@@ -38,6 +39,7 @@ def root(tmp_path_factory, undrawn):
         write_run(root / name, hidden, evaluation(), model=HOSTILE, request='{"seed": ["3"]}')
     located.write(root / "first")
     anatomized.write(root / "first")
+    readings.write(root / "first")
     write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "whose": "the paper's", "statement": "it holds", "ok": True}
@@ -155,6 +157,18 @@ def test_anatomy_follows_its_selectors(opened):
     table = tables(app)[0].set_index(["method", "queries"])
     assert table.loc[("origin", "beyond M"), "beyond M"] == "0.40 [0.36, 0.44]"
     assert not app.exception
+
+
+def test_readouts_open_with_the_answer_and_follow_their_selectors(opened):
+    app = opened("readouts", run="first")
+    assert "lost 0.20 [0.15, 0.25] and moved 0.20 [0.15, 0.25]" in shown_texts(app)
+    assert "previous-1: lost or moved?" in titles(app)[0]
+    app.selectbox(key="readout_method").set_value("rerope").run()
+    for part, text in (("Layers and lengths", "previous-1 under rerope"), ("Lens", "What the lens reads by layer")):
+        app.segmented_control(key="readout_figures").set_value(part).run()
+        assert text in titles(app)[0]
+    assert not app.exception
+    assert "mesa-lens readout --out" in shown_texts(opened("readouts", run="nested/second"))
 
 
 def test_commands_to_copy_are_quoted(root, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""`mesa-lens probe --minutes`: what fits the time by the model's speed, said aloud; the same command continues it."""
+"""`mesa-lens probe --minutes`: stages that fit the time, each with a true report; the same command goes on."""
 
 import json
 
@@ -7,6 +7,8 @@ import pytest
 from mesa_lens import running
 from mesa_lens.cli import main
 from probe.experiment.estimate import Speed
+from probe.run import open_run
+from probe.status import status_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -24,31 +26,70 @@ def speed(monkeypatch):
     return longest_of
 
 
-def chosen(out):
-    lines = (out / "store.zarr" / "zarr.json").read_text(encoding="utf-8")
-    return json.loads(json.loads(lines)["attributes"]["request"])
+def attributes(out):
+    return json.loads((out / "store.zarr" / "zarr.json").read_text(encoding="utf-8"))["attributes"]
 
 
-def test_what_fits_is_chosen_said_and_measured_and_the_same_command_continues(model, tmp_path, speed, capsys):
+def rows(out):
+    return (out / "measured.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def test_stages_are_measured_reported_and_gone_on_with(model, tmp_path, speed, capsys):
     out = tmp_path / "run"
-    command = ["probe", "--model", model, "--methods", "origin,rerope", "--minutes", "0.25", "--out", str(out)]
-    assert main(command) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "takes about" in line]
-    assert len(said) == 1
-    assert "all that is measured by default takes about" in said[0]
-    assert "--samples=2" in said[0]
-    assert "--lengths=160," in said[0]
-    assert chosen(out)["samples"] == ["2"]
+    command = ["probe", "--model", model, "--methods", "origin,rerope", "--samples", "5", "--out", str(out)]
+    assert main([*command, "--minutes", "0.3"]) == 0
+    said = capsys.readouterr()
+    assert "up to 200 tokens" in said.err  # 1.25 M: no more fits 18 s at half a second a pass
+    assert "the same command continues" in said.err
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert summary["measured_lengths"][0] == 160  # those inside M are left out first
+    assert summary["level"]["looks"] == [5]
+    assert attributes(out)["longest"] == 200
+    first = rows(out)
+    assert main(command) == 0  # a run in stages stays one, without --minutes too
+    assert rows(out)[: len(first) - 1] == first[: len(first) - 1]
+    assert attributes(out)["longest"] == 200
+    assert open_run(out).hidden.data_vars  # nothing else was left: hidden states are captured
+    assert status_of(out).state == "finished"
+    capsys.readouterr()
     assert main(command) == 0
-    assert len(speed) == 1  # the second time the folder says what was chosen
+    assert "finished already" in capsys.readouterr().err
 
 
-def test_where_not_even_two_prompts_fit_nothing_is_begun(model, tmp_path, speed, capsys):
+def test_random_weights_give_no_verdict_that_a_method_helps(model, tmp_path, speed, capsys):
+    out = tmp_path / "run"
+    assert main(["probe", "--model", model, "--minutes", "0.5", "--samples", "5", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "Cannot tell: the unmodified model is at chance inside M" in text
+    assert "Use " not in text
+
+
+def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, speed, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setattr("probe.commands.probe.timed._Run.captured", lambda self, tokens: None)
+    assert main(["probe", "--model", model, "--methods", "origin,mesa", "--minutes", "0.3", "--out", str(out)]) == 0
+    run = open_run(out)
+    assert "hidden states are not captured yet" in repr(run.verdict())
+    assert set(run.curves().export.numbers) >= {"curves-tail_nll", "failures"}
+    assert main(["report", str(out)]) == 0
+    assert main(["export", "curves", str(out), "--out", str(tmp_path / "files")]) == 0
+    capsys.readouterr()
+    assert main(["export", "heatmap", str(out), "--out", str(tmp_path / "files")]) == 2
+    assert "holds no hidden states yet" in capsys.readouterr().err
+    assert status_of(out).state == "unfinished"
+
+
+def test_stages_are_refused_where_a_full_run_is(model, tmp_path, speed, capsys):
+    full = tmp_path / "full"
+    small = ["probe", "--model", model, "--methods", "origin", "--texts", "0", "--samples", "2", "--refine", "0"]
+    assert main([*small, "--out", str(full)]) == 0
+    assert main([*small, "--minutes", "0.3", "--out", str(full)]) == 2
+    assert "stages" in capsys.readouterr().err
+
+
+def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, speed, capsys):
     out = tmp_path / "run"
     assert main(["probe", "--model", model, "--minutes", "0.01", "--out", str(out)]) == 2
-    assert "two prompts of one method at two lengths do not fit 0.01 minutes" in capsys.readouterr().err
+    assert "do not fit 0.01 minutes; take --minutes 1" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -59,6 +100,7 @@ def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monke
     methods = ["--methods", "origin", "--texts", "0"] if more else ["--methods", "origin"]
     assert main(["probe", "--model", model, *methods, *more, "--out", str(out)]) == 0
     assert bool(speed) == is_fitted
+    assert "stages" not in attributes(out)  # all of it takes less
 
 
 def test_a_small_run_measures_no_speed(model, tmp_path, speed):

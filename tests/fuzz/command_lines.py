@@ -77,7 +77,7 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
             lines[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
-        for command in ("check", "probe", "predict", "locate", "anatomy", "eval"):
+        for command in ("check", "probe", "predict", "locate", "anatomy", "readout", "eval"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]

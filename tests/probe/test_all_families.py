@@ -17,6 +17,7 @@ COMMANDS = {
     "predict": ["--samples", "2", "--methods", "rerope"],
     "locate": ["--lengths", "320", "--samples", "2", "--try", "patch", "--ways", "only", "--methods", "rerope"],
     "anatomy": ["--parts", "heads,tokens,retrieval", "--lengths", "200,320", "--samples", "1", *METHODS],
+    "readout": ["--lengths", "320", "--samples", "4", "--tokens", "24", "--probe", "position", *METHODS],
 }
 ANSWERS = (
     "no method is significantly better than Origin",  # random weights, after all of locate's passes

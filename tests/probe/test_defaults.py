@@ -10,13 +10,15 @@ from probe import evaluation
 from probe.commands.anatomy import run as anatomy
 from probe.commands.locate import plan as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
-from probe.commands.probe.run import prepare
+from probe.commands.probe.prepared import prepare
+from probe.commands.readout import plan as readout
 
 PLANS = {
     "probe": (plan, ProbeRequest),
     "eval": (evaluation.plan_evaluation, evaluation.EvalRequest),
     "locate": (locating.plan, locating.LocateRequest),
     "anatomy": (anatomy.plan, anatomy.AnatomyRequest),
+    "readout": (readout.plan, readout.ReadoutRequest),
 }
 BASED = {"dynamic-ntk", "ntk-mixed"}
 
@@ -59,7 +61,7 @@ def test_default_lengths_fit_the_trained_window_or_the_error_names_the_option(co
     planned, request = PLANS[command]
     refused = ""
     try:
-        planned(request(trained_length=trained, samples=2))
+        planned(request(trained_length=trained, samples=16 if command == "readout" else 2))
     except ValueError as error:
         refused = str(error)
     assert not refused or (trained not in (100, 128) and re.search("--lengths|--samples 0|trained length", refused))

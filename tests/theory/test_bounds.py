@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from theory import bounds
+from theory.claim import first_below
+from theory.constructions import stair_model
+from theory.parts import Shape
 
 
 def woven(distance: int, N: int, E: int | None) -> int:
@@ -97,3 +100,16 @@ def test_impossible_windows_are_refused(M, N, E, message):
 def test_positions_count_from_one():
     with pytest.raises(ValueError, match="position 0 is below 1"):
         bounds.denominator([0, 1], 2)
+
+
+@pytest.mark.parametrize("sizes", [(64, 8, 2), (16, 4, 3), (4, 2, 50), (9, 2, 3), (30, 2, 6)])
+def test_a_stair_with_theorem_32s_own_range_fails_where_the_built_model_does(sizes):
+    M, N, E = sizes
+    fails = bounds.stair_failure(M, N, E)
+    built = stair_model(M, N, E, 0.5, recovers=M - 1, shape=Shape(heads=1)).head_output(fails)
+    assert first_below(built, M, 0.5) == fails
+
+
+def test_the_printed_matrices_take_a_stair_to_a_few_multiples_of_the_window():
+    assert bounds.stair_failure(64, 8, 2) == 124
+    assert bounds.first_failure(64, 8, 2) == 3172

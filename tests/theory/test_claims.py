@@ -100,7 +100,8 @@ def test_the_summary_speaks_of_the_papers_theorems_first_and_of_ours_apart():
     table = [("own", "holds", OURS), ("3.1", "holds", PAPER), ("3.3", "holds up to a length", PAPER)]
     table += [("a", kept, PAPER), ("b", kept, PAPER), ("c", "misprint: one entry", PAPER), ("d", "BROKEN", PAPER)]
     assert summary(table) == (
-        "The paper's theorems: 3.1 holds; 3.3 holds up to a length that grows like e^(.6 M), not for all T. "
+        "The paper's theorems: 3.1 holds; 3.3 holds up to a length that grows like e^(.6 M), not for every T > M as "
+        "printed. "
         "3 other statements of the paper's: 2 hold with the stated correction, 1 misprint: one entry. "
         "1 of our own about them: 1 holds. BROKEN: d."
     )

@@ -52,7 +52,7 @@ def _rotate_plainly(
 ) -> None:
     """`rope.rotated`, to `into`, by those rows of cos and sin."""
     if rows is not None and cos is not None and sin is not None:
-        cos, sin = cos[rows], sin[rows]
+        cos, sin = (part[rows] if rows.dim() == 1 else part[rows].unsqueeze(1) for part in (cos, sin))
     into.copy_(rotated(states, cos, sin, *others))
 
 
@@ -123,11 +123,16 @@ def kernel_for(
     a cache of what is made once for all layers; and into where the output goes, a new tensor where that is None.
     carries: whether pairs that `holds` leaves out are there as well, with other queries; only `by_triton` does both.
     """
+    usable = (kernel for kernel in kernels() if is_usable(kernel, query, spans, scoring, carries))
+    return next(usable, by_operations)
+
+
+def is_usable(
+    kernel: Callable[..., Any], query: Tensor, spans: Sequence[PairSpan], scoring: Scoring, carries: bool = False
+) -> bool:
+    """Whether a kernel is one for this and was found to do right on the device."""
     kind, size = (spans[0].holds is not None, scoring.softcap is not None), query.shape[3]
-    for kernel in kernels():
-        if takes(kernel, query, spans, scoring, carries) and agrees(kernel, query.device, query.dtype, size, *kind):
-            return kernel
-    return by_operations
+    return takes(kernel, query, spans, scoring, carries) and agrees(kernel, query.device, query.dtype, size, *kind)
 
 
 def kernels() -> tuple[Callable[..., Any], ...]:
@@ -150,7 +155,7 @@ def takes(
     if kernel is by_triton:
         holds = spans[0].holds
         fits = isinstance(holds, Carry) and not holds.carried if carries else holds is None
-        fits = fits and scoring.slopes is None and query.dtype != torch.float32 and query.shape[3] % 8 == 0
+        fits = fits and scoring.slopes is None and query.dtype != torch.float32
         fits = fits and 16 <= query.shape[3] <= 256
         return fits and triton_module() is not None
     if kernel is by_varlen:
@@ -172,19 +177,21 @@ def by_sdpa(
 
 def by_triton(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scoring: Scoring, cache: dict[Any, Any],
-    into: Tensor | None = None, carry_query: Tensor | None = None, log_sum: Tensor | None = None,
+    into: Tensor | None = None, carry_query: Tensor | None = None, log_sum: Tensor | None = None, added: bool = True,
+    chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of any spans of one `holds`, by our own kernel.
 
     carry_query: the queries of pairs that `holds`, a `Carry`, leaves out. log_sum: that of what is in `into` already,
-    to which these spans are added, both in place; None where nothing is.
+    to which these spans are added, both in place, or which they overwrite where not `added`; None where nothing is.
+    chosen: the heads that attend (int32); None: all.
     """
     batch, heads, tokens, dim = query.shape
-    added = log_sum is not None
+    added = added and log_sum is not None
     into = query.new_empty(tokens, batch * heads, dim) if into is None else into
     log_sum = query.new_empty(batch * heads, tokens, dtype=torch.float32) if log_sum is None else log_sum
     states = query, carry_query, key, value, spans, scoring.scale, scoring.softcap, cache, into, log_sum, added
-    triton_module().attend_spans(*states)
+    triton_module().attend_spans(*states, chosen)
     return into, log_sum
 
 

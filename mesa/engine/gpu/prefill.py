@@ -29,12 +29,13 @@ from mesa.engine.gpu.kernels import (
     by_sdpa,
     by_triton,
     by_varlen,
+    is_usable,
     kernel_for,
     merge,
     rotate,
 )
 from mesa.engine.rope import Rotation
-from mesa.engine.schedule import Schedule
+from mesa.engine.schedule import ByRow, JointSchedule, Schedule
 from mesa.engine.spans import PairSpan, Part, Piecewise, sides_of, with_carries
 from mesa.plan import Position, Scale
 
@@ -73,6 +74,19 @@ def attend_blocks(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor,
     return _LayerRun(schedule, schedule.cache[key_of_plan], query, key, value, scale).output()
 
 
+def is_jointly(schedule: JointSchedule, query: Tensor, scale: float) -> bool:
+    """Whether our own kernel does all parts of a joint schedule, as no other does: rows apart, and heads."""
+    shapes = "jointly", query.shape, query.dtype, query.device, schedule.softcap is None
+    if shapes not in schedule.cache:
+        scoring, every = Scoring(scale, schedule.softcap), schedule.parts(schedule.start, schedule.plan.length)
+        schedule.cache[shapes] = all(
+            len({span.holds for span in part.spans}) == 1
+            and is_usable(by_triton, query, part.spans, scoring, part.carried is not None)
+            for part in every
+        )
+    return schedule.cache[shapes]
+
+
 def _index(schedule: Schedule, position: Position, begin: int, end: int, device: torch.device) -> Tensor:
     """The positions of the tokens begin .. end - 1, (token,) in float32."""
     key = "index", position, begin, end, device
@@ -83,12 +97,13 @@ def _index(schedule: Schedule, position: Position, begin: int, end: int, device:
 
 
 def _distances(schedule: Schedule, position: Position, begin: int, end: int) -> np.ndarray | None:
-    """By how much cached states of the tokens begin .. end - 1 are rotated to a position, (token or 1,)."""
+    """By how much cached states of the tokens begin .. end - 1 are rotated to a position, (token or 1,), or by row."""
     key = "device distances", position, begin, end
     if key not in schedule.cache:
         index = np.arange(begin, end)
-        by = np.asarray(position(index) - schedule.cached(index), np.float32)
-        by = by[:1] if (by == by[0]).all() else by
+        by_row = position.distances(schedule.cached, index) if isinstance(position, ByRow) else None
+        by = np.asarray(position(index) - schedule.cached(index) if by_row is None else by_row, np.float32)
+        by = by[..., :1] if (by == by[..., :1]).all() else by
         schedule.cache[key] = by if schedule.rotation is not None and by.any() else None
     return schedule.cache[key]
 
@@ -98,22 +113,26 @@ def _rotation_table(
 ) -> tuple[tuple[Tensor, Tensor] | None, dict[tuple[Position, int, int], Tensor]]:
     """cos and sin (distance, pair) of all rotations of cached states to positions, and the row that each token has.
 
-    places: positions, and from which token on to which. A place's rows are (token or 1,); it has none where nothing is
-    rotated, nor is there then a table if no place has.
+    places: positions, and from which token on to which. A place's rows are (token or 1,), or (row, token or 1); it has
+    none where nothing is rotated, nor is there then a table if no place has.
     """
     key = "rotation table", places, dtype, device
     if key not in schedule.cache:
         by = {place: some for place in places if (some := _distances(schedule, *place)) is not None}
-        table = None
-        values = np.unique(np.concatenate([np.empty(0, np.float32), *by.values()]))
-        if by and isinstance(schedule.rotation, Rotation):
-            distinct = torch.from_numpy(values).to(device, non_blocking=True)
-            table = schedule.rotation.tables(distinct, schedule.plan, dtype, device)
-        rows = {
-            place: torch.from_numpy(np.searchsorted(values, some).astype(np.int32)).to(device, non_blocking=True)
-            for place, some in by.items()
-        }
-        schedule.cache[key] = table, rows
+        rows, tables, count = {place: np.zeros(some.shape, np.int32) for place, some in by.items()}, [], 0
+        for number, bound in enumerate(schedule.turns.values()):
+            mine = {place: place[0].rows_of(number) if isinstance(place[0], ByRow) else ... for place in by}
+            distances = (some[mine[place]].ravel() for place, some in by.items())
+            values = np.unique(np.concatenate([np.empty(0, np.float32), *distances]))
+            if by and isinstance(bound.rotation, Rotation):
+                distinct = torch.from_numpy(values).to(device, non_blocking=True)
+                tables.append(bound.rotation.tables(distinct, bound.plan, dtype, device))
+            for place, some in by.items():
+                rows[place][mine[place]] = count + np.searchsorted(values, some[mine[place]])
+            count += len(values)
+        table = tables[0] if len(tables) == 1 else tuple(map(torch.cat, zip(*tables, strict=True))) or None
+        on_device = {place: torch.from_numpy(own).to(device, non_blocking=True) for place, own in rows.items()}
+        schedule.cache[key] = table, on_device
     return schedule.cache[key]
 
 
@@ -145,7 +164,8 @@ class _Task(NamedTuple):
     """What is done for a part of a block.
 
     carry_query: the queries as pairs with a carry have them, if any. joint: whether its launches give one output;
-    whole: of all of its queries; adds: whether they add it to what is there.
+    full: of all of its queries; adds: whether they add it to what is there; opens: whether nothing is there of its
+    heads. chosen: its heads (int32), None for all.
     """
 
     part: Part
@@ -154,15 +174,17 @@ class _Task(NamedTuple):
     keys: _Operand
     launches: tuple[_Launch, ...]
     joint: bool
-    whole: bool
+    full: bool
     adds: bool
+    opens: bool
+    chosen: Tensor | None
 
 
 class _QueryBlock(NamedTuple):
     """The queries begin .. end - 1.
 
-    alone: whether one launch gives the output of all queries, in memory of its own. filled: whether the first part is
-    of all of them. merged: the part whose merge takes in sinks, if any.
+    alone: whether one launch gives the output of all queries, in memory of its own. filled: whether the first part of
+    all heads is of all of them. merged: the part whose merge takes in sinks, if any.
     """
 
     begin: int
@@ -210,7 +232,7 @@ class _Planner:
     def plan(self, shapes: tuple[Any, ...]) -> _ExecutionPlan:
         """The blocks, the last queries first, and what they share on the device. shapes: and scoring, as a key."""
         bound = self.schedule
-        key = shapes, bound.plan, bound.start, bound.first_key, bound.cached, bound.rotation is None
+        key = shapes, bound.identity
         ranges = _BLOCKS.get(key)  # once: another thread may clear them
         if ranges is None:
             if len(_BLOCKS) >= _CACHED_BLOCKS:
@@ -249,29 +271,46 @@ class _Planner:
         """The kernel of a part's spans; the same for all that hold alike."""
         key = span.holds, carries
         if key not in self._kernels:
-            self._kernels[key] = kernel_for(self.query, [span], self.scoring, carries)
+            joint = isinstance(self.schedule, JointSchedule)  # of which `is_jointly` was asked
+            self._kernels[key] = by_triton if joint else kernel_for(self.query, [span], self.scoring, carries)
         return self._kernels[key]
 
     def _block(self, begin: int, end: int, rows: dict[Any, Tensor]) -> _QueryBlock:
         parts = self._parts(begin, end)
-        tasks = tuple(self._task(part, rows) for part in parts)
-        filled = bool(parts) and parts[0].queries == (begin, end) and _gapless(parts[0].spans)
+        opening = {part.heads: number for number, part in reversed([*enumerate(parts)])}  # the first part of each
+        firsts = [parts[number] for number in opening.values()]
+        every = len({member.heads for member in self.schedule.members})
+        filled = len(firsts) == every and all(part.queries == (begin, end) and self._is_full(part) for part in firsts)
+        tasks = tuple(
+            self._task(part, rows, filled and opening[part.heads] == number) for number, part in enumerate(parts)
+        )
         merged = self._merged_with(parts, (begin, end))
         return _QueryBlock(begin, end, tasks, self._alone(parts), filled, merged)
 
-    def _task(self, part: Part, rows: dict[Any, Tensor]) -> _Task:
+    def _task(self, part: Part, rows: dict[Any, Tensor], opens: bool) -> _Task:
         queries = self._side(part.query_position, part.query_scale, *part.queries, rows)
         carry_query = self._side(*part.carried, *part.queries, rows) if part.carried else None
         keys = self._side(part.key_position, part.key_scale, *part.keys, rows)
         launches = tuple(_Launch(kernel, spans, *sides_of(spans)) for kernel, spans in self._launches_of(part))
-        ends = self._joint(part), _gapless(part.spans), self._adds(part)
+        ends = self._joint(part), self._is_full(part), self._adds(part), opens, self._chosen(part)
         return _Task(part, queries, carry_query, keys, launches, *ends)
+
+    def _chosen(self, part: Part) -> Tensor | None:
+        cache, key = self.schedule.cache, ("heads", part.heads, self.query.device)
+        if part.heads is not None and key not in cache:
+            cache[key] = torch.tensor(part.heads, dtype=torch.int32).to(self.query.device, non_blocking=True)
+        return cache.get(key)
+
+    def _is_full(self, part: Part) -> bool:
+        """Whether a part gives all of its queries, from the first to the last, an output: also those between spans."""
+        launches = self._launches_of(part)
+        return _gapless(part.spans) or (len(launches) == 1 and launches[0][0] is by_triton)
 
     def _side(self, position: Position, scale: Scale | None, begin: int, end: int, rows: dict[Any, Tensor]) -> _Operand:
         place, accurate = self._place(position, begin, end), torch.promote_types(self.query.dtype, torch.float32)
         own = rows.get(place)
-        if own is not None and len(own) > 1:
-            own = own.narrow(0, begin - place[1], end - begin)
+        if own is not None and own.shape[-1] > 1:
+            own = own.narrow(-1, begin - place[1], end - begin)
         return _Operand(begin, end, own, self.schedule.factor(scale, begin, end, accurate, self.query.device))
 
     def _ranges(self) -> list[tuple[int, int]]:
@@ -363,7 +402,7 @@ class _Planner:
         sides = (part.key_position, part.key_scale), (part.query_position, part.query_scale)
         keys, *queries = (
             scale is not None
-            or isinstance(at, Piecewise)
+            or _is_piecewise(at)
             or _distances(schedule, at, schedule.first_key, schedule.plan.length) is not None
             for at, scale in (*sides, *([part.carried] if part.carried else []))
         )
@@ -371,8 +410,7 @@ class _Planner:
 
     def _place(self, position: Position, begin: int, end: int) -> tuple[Position, int, int]:
         """The tokens for which a position is laid out: all where it is one for all."""
-        apart = isinstance(position, Piecewise)
-        return (position, begin, end) if apart else (position, self.schedule.first_key, self.length)
+        return (position, begin, end) if _is_piecewise(position) else (position, self.schedule.first_key, self.length)
 
     def _merged_with(self, parts: list[Part], queries: tuple[int, int]) -> int | None:
         """The part whose merge can take in sinks as well: one launch over all queries of a block."""
@@ -424,6 +462,8 @@ class _LayerRun:
         total = self.total.narrow(0, block.begin - self.start, block.end - block.begin).flatten(1, 2)
         if log_sum is None and not block.filled:
             total.zero_()
+            if any(task.chosen is not None for task in tasks):
+                log_sum = total.new_full((total.shape[1], total.shape[0]), -math.inf, dtype=torch.float32)
         for number, task in enumerate(tasks):
             log_sum = self._add(task, block.begin, total, log_sum, sinks if number == block.merged else None)
         if sinks is not None and log_sum is not None and block.merged is None:
@@ -449,7 +489,7 @@ class _LayerRun:
                 merge(total.narrow(0, *rows), log_sum.narrow(1, *rows), output, log, sinks)
             return log_sum
         logs = [log for _, _, log in outputs]
-        if high - low == total.shape[0] and task.whole:
+        if high - low == total.shape[0] and task.full:
             return torch.cat(logs, 1) if len(logs) > 1 else logs[0]
         log_sum = logs[0].new_full((logs[0].shape[0], total.shape[0]), -math.inf)
         for (first, last), _, log in outputs:
@@ -478,6 +518,7 @@ class _LayerRun:
             if kernel is by_triton:
                 options["carry_query"] = None if carry_query is None else carry_query.narrow(2, *at)
                 options["log_sum"] = None if log_sum is None else log_sum.narrow(1, *at)
+                options |= {"added": not task.opens, "chosen": task.chosen}
             output, log = kernel(
                 rows.narrow(2, *at),
                 *(states.narrow(2, from_key - low_key, to_key - from_key) for states in (keys, values)),
@@ -513,6 +554,11 @@ class _LayerRun:
         return into
 
 
+def _is_piecewise(position: Position) -> bool:
+    """Whether a position is another one from part to part of the queries."""
+    return position.piecewise if isinstance(position, ByRow) else isinstance(position, Piecewise)
+
+
 def _gapless(spans: tuple[PairSpan, ...]) -> bool:
-    """Whether the spans' queries follow one another."""
-    return all(one.queries[1] == other.queries[0] for one, other in pairwise(spans))
+    """Whether the spans' queries follow one another, in all rows."""
+    return all(one.queries[1] == other.queries[0] and one.row is other.row is None for one, other in pairwise(spans))

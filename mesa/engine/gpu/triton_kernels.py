@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
 
 from mesa.engine.rope import RotaryLayout
-from mesa.engine.spans import PairSpan, sides_of, tiles_of
+from mesa.engine.spans import PairSpan, tiles_of
 from mesa.plan import Carry
 
 _TOKENS = 32
@@ -50,16 +50,22 @@ def rotate(
     table = (cos.contiguous(), sin.contiguous()) if cos is not None and sin is not None else (into, into)
     layout = layout or RotaryLayout(0, 1)
     by_row = rows if rows is not None else into
-    single = rotates and (len(rows) if rows is not None else len(table[0])) == 1
     grid = triton.cdiv(tokens, _TOKENS), heads, batch
     kernel: Any = _rotate_kernel
     kernel[grid](
         into, states, by_row, *table, into if factors is None else factors, into if weight is None else weight,
         tokens, *(into.stride(axis) for axis in range(3)), *(states.stride(axis) for axis in range(3)),
-        0 if single else 1, 0 if factors is None or len(factors) == 1 else factors.stride(0),
+        *(_strides(rows) if rows is not None else (0, int(len(table[0]) > 1))),
+        *((0, 0) if factors is None else _strides(factors[:, 0] if factors.dim() == 2 else factors[:, 0, :, 0])),
         layout.pairs, layout.begin, dim, triton.next_power_of_2(dim), layout.interleaved, layout.backwards,
         rotates, rows is not None, factors is not None, weight is not None, _TOKENS,
     )  # fmt: skip
+
+
+def _strides(numbers: Tensor) -> tuple[int, int]:
+    """From a row of the batch to the next, and from a token, of (row, token), of (token,) for all rows or of one."""
+    row, token = (0, *numbers.stride())[-2:]
+    return row * (len(numbers) > 1), token * (numbers.shape[-1] > 1)
 
 
 def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
@@ -108,8 +114,8 @@ def rotated_states(
 @triton.jit
 def _rotate_kernel(
     into, states, rows, cos, sin, factors, weight, tokens, into_batch, into_head, into_token, batch_stride,
-    head_stride, token_stride, row_stride, factor_stride, PAIRS: tl.constexpr, BEGIN: tl.constexpr,
-    DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
+    head_stride, token_stride, row_batch, row_token, factor_batch, factor_token, PAIRS: tl.constexpr,
+    BEGIN: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
     ROTATES: tl.constexpr, BY_ROWS: tl.constexpr, SCALED: tl.constexpr, WEIGHED: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +124,7 @@ def _rotate_kernel(
     inside, at = token < tokens, tl.arange(0, PADDED)
     here = inside[:, None] & (at < DIM)[None, :]
     source = states + batch * batch_stride + head * head_stride + token * token_stride
-    row = token * row_stride
+    row = batch * row_batch + token * row_token
     # Tokens at one distance share a row of cos and sin.
     if ROTATES and BY_ROWS:
         row = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
@@ -126,7 +132,12 @@ def _rotate_kernel(
     if WEIGHED:
         values = values * tl.load(weight + at, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
     if SCALED:
-        values = values * tl.load(factors + token * factor_stride, mask=inside, other=0.0).to(tl.float32)[:, None]
+        values = (
+            values
+            * tl.load(factors + batch * factor_batch + token * factor_token, mask=inside, other=0.0).to(tl.float32)[
+                :, None
+            ]
+        )
     target = into + batch * into_batch + head * into_head + token[:, None] * into_token + at[None, :]
     tl.store(target, values.to(into.dtype.element_ty), mask=here)
 
@@ -179,13 +190,14 @@ _SMALLER = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2))
 def attend_spans(
     query: Tensor, carry_query: Tensor | None, key: Tensor, value: Tensor, spans: Sequence[PairSpan], scale: float,
     softcap: float | None, cache: dict[Any, Any], into: Tensor, log_sum: Tensor, added: bool,
+    chosen: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Attention of spans of one `holds`, to `into` (query, batch * head, dim) and `log_sum` (batch * head, query).
 
     query, key, value (batch, head, token, dim): those from the spans' first ones to their last. carry_query: the
     queries of pairs with a carry, where `holds` is a Carry without one. cache: what is made once for all layers. added:
-    whether output and log-sum-exp of other keys are there, to which these are added; else a query between spans has 0
-    and -inf.
+    whether output and log-sum-exp of other keys are there, to which these are added; else a query that no span of its
+    row has gets 0 and -inf. chosen: the heads whose output it is, int32; None: all.
     """
     (batch, heads, _, dim), other = query.shape, query if carry_query is None else carry_query
     query, other = (states if states.stride(3) == 1 else states.contiguous() for states in (query, other))
@@ -193,23 +205,33 @@ def attend_spans(
         query, other, scale = query * scale, other * scale, 1.0
     padded = max(16, triton.next_power_of_2(dim))
     rows, columns, warps, stages = _tile(padded, carry_query is not None, query.itemsize, query.device)
-    key_of_tiles = "tiles", tuple(spans), rows, columns, query.device
+    key_of_tiles = "tiles", tuple(spans), rows, columns, batch, query.device
     if key_of_tiles not in cache:
-        cache[key_of_tiles] = torch.from_numpy(tiles_of(spans, rows, columns)).to(query.device, non_blocking=True)
-    table, ((first, _), (first_key, _)), carry = cache[key_of_tiles], sides_of(spans), spans[0].holds
-    width, shift = (carry.width, carry.shift) if isinstance(carry, Carry) else (1, 0)
-    block = [1, 1, columns, padded]
-    read = (
-        TensorDescriptor(part, list(part.shape), list(part.stride()), block) for part in map(_aligned, (key, value))
-    )
+        tiles = torch.from_numpy(tiles_of(spans, rows, columns, batch))
+        cache[key_of_tiles] = tiles.to(query.device, non_blocking=True)
+    table, carry = cache[key_of_tiles], spans[0].holds
+    # A descriptor reads rows of a multiple of 16 bytes. Those of other head dims, such as 100, are read by pointers,
+    # without copies of keys.
+    described = dim * key.itemsize % 16 == 0
+    if not described:
+        key, value = (states if states.stride(3) == 1 else states.contiguous() for states in (key, value))
+    read: Any = (key, value)
+    if described:
+        read = (
+            TensorDescriptor(part, list(part.shape), list(part.stride()), [1, 1, columns, padded])
+            for part in map(_aligned, (key, value))
+        )
     kernel: Any = _spans_kernel
-    kernel[len(table), heads, batch](
-        table, query, other, *read, into, log_sum, scale, 1.0 if softcap is None else softcap,
-        width, (first + shift) % width, first_key % width, heads // key.shape[1],
+    kernel[len(table), heads if chosen is None else len(chosen)](
+        table, table if chosen is None else chosen, query, other, *read, into, log_sum, scale,
+        1.0 if softcap is None else softcap, carry.width if isinstance(carry, Carry) else 1, heads,
+        heads // key.shape[1],
         *(states.stride(axis) for states in (query, other) for axis in range(3)),
+        *(part.stride(axis) for part in (key, value) for axis in range(3)),
         into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
-        dim, padded, carry_query is not None, softcap is not None,
-        any(span.farthest is not None for span in spans), added, rows, columns, num_warps=warps, num_stages=stages,
+        described, dim, padded, carry_query is not None, softcap is not None,
+        any(span.farthest is not None for span in spans), added, chosen is not None, rows, columns,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -234,14 +256,21 @@ def _aligned(states: Tensor) -> Tensor:
 @triton.jit
 def _over_span(
     query, other, residue, row, key, value, output, most, total, begin, end, last, lowest, highest, scale, softcap,
-    width, key_phase, batch, head, PADDED: tl.constexpr, CARRIES: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr,
+    width, key_phase, batch, head, key_token, value_token, DESCRIBED: tl.constexpr, DIM: tl.constexpr,
+    PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column, factor = tl.arange(0, COLUMNS), scale * 1.4426950408889634
     for start in range(begin, end, COLUMNS):
         here = start + column
-        keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
-        values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        if DESCRIBED:
+            keys = key.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+            values = value.load([batch, head, start, 0]).reshape(COLUMNS, PADDED)
+        else:
+            token, at = here.to(tl.int64), tl.arange(0, PADDED)
+            inside = (here < last)[:, None] & (at < DIM)[None, :]
+            keys = tl.load(key + token[:, None] * key_token + at[None, :], mask=inside, other=0.0)
+            values = tl.load(value + token[:, None] * value_token + at[None, :], mask=inside, other=0.0)
         columns = tl.trans(keys)
         scores = tl.dot(query, columns)
         # Both products cost less than a second pass over the keys.
@@ -270,19 +299,24 @@ def _over_span(
     return output, most, total
 
 
-@triton.jit(do_not_specialize=["width", "phase", "key_phase", "log_head"])  # they differ from block to block
+@triton.jit(do_not_specialize=["width", "log_head"])  # they differ from block to block
 def _spans_kernel(
-    table, query, other, key, value, into, log_sum, scale, softcap, width, phase, key_phase, group,
-    query_batch, query_head, query_token, other_batch, other_head, other_token, into_token, into_head, log_head,
-    log_token,
-    DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
-    ADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    table, chosen, query, other, key, value, into, log_sum, scale, softcap, width, heads, group,
+    query_batch, query_head, query_token, other_batch, other_head, other_token, key_batch, key_head_stride, key_token,
+    value_batch, value_head, value_token, into_token, into_head, log_head, log_token,
+    DESCRIBED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr, ADDED: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # The host cut spans to tiles, the longest first, so that no program ends long after the others.
-    tile = table + tl.program_id(0) * 8
+    # The host cut spans to tiles, the longest first, so that no program ends long after the others. Each tile names
+    # its row of the batch: rows of different padding have spans of their own.
+    tile = table + tl.program_id(0) * 11
     first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
-    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    text, phase, key_phase = tl.load(tile + 8), tl.load(tile + 9), tl.load(tile + 10)
+    number = tl.program_id(1)
+    if CHOSEN:
+        number = tl.load(chosen + number)
+    head, batch = number.to(tl.int64), text.to(tl.int64)
     row, at = first + tl.arange(0, ROWS), tl.arange(0, PADDED)
     inside, far = (row < end)[:, None] & (at < DIM)[None, :], row.to(tl.int64)
     query += batch * query_batch + head * query_head
@@ -292,9 +326,12 @@ def _spans_kernel(
         other += batch * other_batch + head * other_head
         others = tl.load(other + far[:, None] * other_token + at[None, :], mask=inside, other=0.0)
     # Grouped heads read their key head; no key is copied.
-    key_head = tl.program_id(1) // group
+    key_head = number // group
+    if not DESCRIBED:
+        key += batch * key_batch + key_head.to(tl.int64) * key_head_stride
+        value += batch * value_batch + key_head.to(tl.int64) * value_head
     residue = (row + phase) % width
-    place = batch * tl.num_programs(1) + head
+    place = batch * heads + head
     into += far[:, None] * into_token + place * into_head + at[None, :]
     log_sum += place * log_head + far * log_token
     # Output and log-sum-exp of other keys are one more "key", so that no launch merges them afterwards.
@@ -309,18 +346,18 @@ def _spans_kernel(
     if WINDOWED:
         output, most, total = _over_span(
             queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
-            lowest, highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
-            PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+            lowest, highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+            DESCRIBED, DIM, PADDED, CARRIES, CAPPED, True, True, COLUMNS,
         )  # fmt: skip
     output, most, total = _over_span(
         queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
-        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
-        PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+        highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, False, False, COLUMNS,
     )  # fmt: skip
     output, most, total = _over_span(
         queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
-        highest, scale, softcap, width, key_phase, tl.program_id(2), key_head,
-        PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+        highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
     )  # fmt: skip
     # A query without keys gives 0 and -inf, which take no weight from other parts.
     blind = total == 0.0
@@ -346,47 +383,55 @@ def attend_token(
     softcap: float | None,
 ) -> None:  # fmt: skip
     """Writes each span's outputs and log-sum-exps to `work`."""
-    batch, heads, _, dim = query.shape
+    (batch, heads, _, dim), value_dim = query.shape, value.shape[3]
     key_heads, spans = key.shape[1], laid.spans
     rows = laid.rows * heads // key_heads
     together = min(_TOKEN_ROWS, max(16, triton.next_power_of_2(rows)))
     blocks, layout = triton.cdiv(rows, together), laid.layout or RotaryLayout(0, 1)
-    padded = max(16, triton.next_power_of_2(dim))
+    padded, value_padded = (max(16, triton.next_power_of_2(size)) for size in (dim, value_dim))
     tile = TILE if shared_memory(key.device) >= 5 * TILE else TILE // 2
     optional = *laid.query, *laid.key, weight, laid.seen
     has = [tensor is not None for tensor in optional]
     kernel: Any = _token_kernel
-    kernel[len(spans), key_heads * blocks, batch](
-        work, query, key, value, spans, *(work if tensor is None else tensor for tensor in optional),
+    kernel[spans.shape[1], key_heads * blocks, batch](
+        work, query, key, value, spans, laid.slots_of, *(work if tensor is None else tensor for tensor in optional),
         scale, 1.0 if softcap is None else softcap, laid.slots,
-        *query.stride()[:2], *key.stride()[:3], *value.stride()[:3], heads // key_heads, blocks, spans.shape[1],
-        layout.pairs, layout.begin, dim, padded, layout.interleaved, layout.backwards,
-        has[0], has[2], has[3], has[5], has[6], has[7], softcap is not None, together,
+        *_shared_stride(spans, laid.slots_of), *query.stride()[:2], *key.stride()[:3], *value.stride()[:3],
+        heads // key_heads, blocks, spans.shape[2], layout.pairs, layout.begin, dim, padded, value_dim, value_padded,
+        layout.interleaved, layout.backwards,
+        has[0], has[2], has[3], has[5], has[6], has[7], softcap is not None, laid.by_head, together,
         max(16, tile // (padded * key.itemsize)), STAGES, ROTATED_STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 
-def combine(output: Tensor, work: Tensor, slots: int, sinks: Tensor | None) -> None:
+def _shared_stride(*tables: Tensor) -> list[int]:
+    """From a row of the batch to the next in tables (row, ..); 0 where all rows have one."""
+    return [table.stride(0) if len(table) > 1 else 0 for table in tables]
+
+
+def combine(output: Tensor, work: Tensor, laid: Any, sinks: Tensor | None) -> None:
     """Writes the output (batch, head, 1, dim) of all spans and of sinks, scores (head,) without value."""
     batch, heads, _, dim = output.shape
     kernel: Any = _combine_kernel
     kernel[heads, batch](
-        output, work, work if sinks is None else sinks, slots, *output.stride()[:2],
-        dim, triton.next_power_of_2(dim), sinks is not None, _MERGED_SPANS,
+        output, work, work if sinks is None else sinks, laid.slots_of, laid.slots, *_shared_stride(laid.slots_of),
+        *output.stride()[:2], dim, triton.next_power_of_2(dim), sinks is not None, _MERGED_SPANS,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=["slots", "spans_batch"])
 def _token_kernel(
-    work, query, key, value, spans, query_cos, query_sin, query_factors, cos, sin, factors, weight, seen, scale,
-    softcap, slots, query_batch, query_head, key_batch, key_head, key_token, value_batch, value_head, value_token,
+    work, query, key, value, spans, slots_of, query_cos, query_sin, query_factors, cos, sin, factors, weight, seen,
+    scale, softcap, slots, spans_batch, slots_batch, query_batch, query_head, key_batch, key_head, key_token,
+    value_batch, value_head, value_token,
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr, BEGIN: tl.constexpr,
-    DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
+    DIM: tl.constexpr, PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
     QUERY_ROTATES: tl.constexpr, QUERY_SCALED: tl.constexpr, ROTATES: tl.constexpr, SCALED: tl.constexpr,
-    WEIGHED: tl.constexpr, PATTERNS: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, ROTATED_STAGES: tl.constexpr,
+    WEIGHED: tl.constexpr, PATTERNS: tl.constexpr, CAPPED: tl.constexpr, BY_HEAD: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, ROTATED_STAGES: tl.constexpr,
 ):  # fmt: skip
-    span = spans + tl.program_id(0) * COLUMNS
+    span = spans + tl.program_id(2) * spans_batch + tl.program_id(0) * COLUMNS
     begin, end, slot = tl.load(span), tl.load(span + 1), tl.load(span + 2)
     first, count = tl.load(span + 3), tl.load(span + 4)
     table, pattern, width = tl.load(span + 5), tl.load(span + 6), tl.load(span + 7)
@@ -395,6 +440,11 @@ def _token_kernel(
     member = tl.program_id(1) % BLOCKS * ROWS + tl.arange(0, ROWS)
     row, head = member // GROUP, group * GROUP + member % GROUP
     inside = row < count
+    # Heads that attend by another plan have other slots; a span that no head here has reads no key.
+    if BY_HEAD:
+        own = slots_of + batch * slots_batch + head * 2
+        inside = inside & (slot >= tl.load(own)) & (slot < tl.load(own + 1))
+        end = tl.where(tl.max(inside.to(tl.int32), 0) > 0, end, begin)
     # A row for each query head of the group and each region that holds the keys: one read of the keys serves all.
     source = query + batch * query_batch + head * query_head
     rows = rotated_states(
@@ -410,7 +460,7 @@ def _token_kernel(
     value += batch * value_batch + group * value_head
     seen += pattern.to(tl.int64) + row.to(tl.int64) * width
     masked = row < tl.where(pattern < 0, 0, count)
-    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     # Rotation needs registers: smaller tiles, fewer stages. A span is rotated as one or not at all.
@@ -418,21 +468,21 @@ def _token_kernel(
         treated = tl.where(table >= 0, end, begin)  # all of the span or nothing
         acc, most, total = _over_range(
             acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, treated, table, scale, softcap,
-            key_token, value_token, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, ROTATES, SCALED, PATTERNS,
-            CAPPED, max(16, TILE // 2), ROTATED_STAGES,
+            key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS, ROTATES,
+            SCALED, PATTERNS, CAPPED, max(16, TILE // 2), ROTATED_STAGES,
         )  # fmt: skip
         begin = treated
     acc, most, total = _over_range(
         acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, end, table, scale, softcap,
-        key_token, value_token, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS, False, False, PATTERNS, CAPPED,
-        TILE, STAGES,
+        key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS, False,
+        False, PATTERNS, CAPPED, TILE, STAGES,
     )  # fmt: skip
     blind = total == 0.0
     heads = tl.num_programs(1) // BLOCKS * GROUP
     place = (batch * heads + head) * slots + slot + row
-    logs = tl.num_programs(2).to(tl.int64) * heads * slots * DIM
-    here = inside[:, None] & (at < DIM)[None, :]
-    tl.store(work + place[:, None] * DIM + at[None, :], acc / tl.where(blind, 1.0, total)[:, None], mask=here)
+    logs, at = tl.num_programs(2).to(tl.int64) * heads * slots * VALUE_DIM, tl.arange(0, VALUE_PADDED)
+    here = inside[:, None] & (at < VALUE_DIM)[None, :]
+    tl.store(work + place[:, None] * VALUE_DIM + at[None, :], acc / tl.where(blind, 1.0, total)[:, None], mask=here)
     log_sum = tl.where(blind, float("-inf"), most + tl.log(tl.where(blind, 1.0, total)))
     tl.store(work + logs + place, log_sum, mask=inside)
 
@@ -441,11 +491,12 @@ def _token_kernel(
 def _over_range(
     acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, end, table, scale, softcap, key_token,
     value_token, PAIRS: tl.constexpr, BEGIN: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr, ROTATES: tl.constexpr, SCALED: tl.constexpr,
-    PATTERNS: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARDS: tl.constexpr,
+    ROTATES: tl.constexpr, SCALED: tl.constexpr, PATTERNS: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The softmax of the rows over the keys begin .. end - 1: values summed, largest scores, sums of exponentials."""
-    at = tl.arange(0, PADDED)
+    at, value_at = tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         token = start + tl.arange(0, TILE)
         inside = token < end
@@ -462,7 +513,8 @@ def _over_range(
             keys = keys.to(key.dtype.element_ty)
         else:
             keys = tl.load(key + wide[:, None] * key_token + at[None, :], mask=here, other=0.0)
-        values = tl.load(value + wide[:, None] * value_token + at[None, :], mask=here, other=0.0)
+        here = inside[:, None] & (value_at < VALUE_DIM)[None, :]
+        values = tl.load(value + wide[:, None] * value_token + value_at[None, :], mask=here, other=0.0)
         scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * scale
         if CAPPED:
             small = tl.exp(-2.0 * tl.abs(scores) / softcap)
@@ -484,22 +536,24 @@ def _over_range(
 
 @triton.jit(do_not_specialize=["slots"])
 def _combine_kernel(
-    output, work, sinks, slots, output_batch, output_head, DIM: tl.constexpr, PADDED: tl.constexpr,
-    SINKS: tl.constexpr, SPANS: tl.constexpr,
+    output, work, sinks, slots_of, slots, slots_batch, output_batch, output_head, DIM: tl.constexpr,
+    PADDED: tl.constexpr, SINKS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     heads, at, one = tl.num_programs(0), tl.arange(0, PADDED), tl.arange(0, 1)
     parts = work + (batch * heads + head) * slots * DIM
     logs = work + tl.num_programs(1).to(tl.int64) * heads * slots * DIM + (batch * heads + head) * slots
+    own = slots_of + batch * slots_batch + head * 2
+    first, last = tl.load(own), tl.load(own + 1)
     acc = tl.zeros([PADDED], tl.float32)
     most = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     # A sink is a score without a value: it is in the sum only.
     if SINKS:
         most, total = tl.load(sinks + head + one).to(tl.float32), total + 1.0
-    for start in range(0, slots, SPANS):
+    for start in range(first, last, SPANS):
         slot = start + tl.arange(0, SPANS)
-        log_sum = tl.load(logs + slot, mask=slot < slots, other=float("-inf"))
+        log_sum = tl.load(logs + slot, mask=slot < last, other=float("-inf"))
         some = log_sum > float("-inf")
         here = some[:, None] & (at < DIM)[None, :]
         outputs = tl.load(parts + slot[:, None].to(tl.int64) * DIM + at[None, :], mask=here, other=0.0)

@@ -1,4 +1,4 @@
-"""Pages of what `mesa-lens locate` and `anatomy` found: where inside, what heads attend to, and token by token."""
+"""Pages of what `mesa-lens locate`, `anatomy` and `readout` found: where inside, what heads attend to, what is read."""
 
 from __future__ import annotations
 
@@ -87,6 +87,30 @@ def anatomy(context: Context) -> None:
     if maps:
         stem = ui.file_stem(context.run.name, "anatomy", method, length)
         ui.buttons(lambda: anatomy_export(summary, [method], [length]), stem, ui.FORMS, ui.FORMS)
+
+
+def readouts(context: Context) -> None:
+    """The answers; a chart or map of a probe under a method, or the lens; all scores; downloads."""
+    from probe.commands.readout.page import answers, lens_section, place, readout_export
+    from probe.commands.readout.result import READOUT
+
+    summary = ui.written(context, READOUT.find, "readout")
+    if summary is None:
+        return
+    ui.draw([Section("", answers(summary))], "readout")
+    parts = lens_section(summary)
+    if summary.probes:
+        known = {"probe": list(summary.probed), "method": list(summary.methods)}
+        first = {name: values[0] for name, values in known.items()}
+        probe, method = ui.choose_labels(known, first, "readout").values()
+        shown = place(summary, probe, [method])
+        names = ("Lost or moved", "Layers and lengths")
+        figures = zip(names, shown.figures.items(), strict=False)
+        parts = [*(Section(name, figures=dict([figure])) for name, figure in figures), *shown.parts, *parts]
+    ui.choose_part(parts, "readout_figures")
+    if parts:
+        stem = ui.file_stem(context.run.name, "readout")
+        ui.buttons(lambda: readout_export(summary), stem, ui.FORMS, ui.FORMS)
 
 
 _DEFAULT = "the most changed"

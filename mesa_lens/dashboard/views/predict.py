@@ -15,7 +15,7 @@ from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.commands.predict.formula import ORIGIN, failure_length, far_keys_by_length, length_grid, stored_law
 from probe.commands.predict.page import law_sentences, left_out, method_chart, prediction_export
-from probe.commands.predict.result import PREDICTION, FittedLaw, Prediction
+from probe.commands.predict.result import NOT_COVERED, PREDICTION, FittedLaw, Prediction
 from probe.figures.figure_data import Chart
 
 _QUERIES = 8
@@ -57,6 +57,9 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method, run: s
         return
     if law.is_beyond(far):
         st.info(ui.plain(f"Not predicted: keys are further away than any of {ORIGIN}'s within {longest} tokens."))
+        return
+    if not far.sums.any():
+        st.info(ui.plain(f"Not predicted: {NOT_COVERED} up to {longest} tokens; measure it (mesa-lens probe)."))
         return
     config = json.loads(json.dumps(method.describe()))
     rows = (row for row in prediction.methods.values() if row.failure and row.config == config)

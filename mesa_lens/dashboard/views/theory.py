@@ -21,7 +21,15 @@ from probe.figures.export import csv_bytes
 from probe.files import read_result
 from probe.glossary import REMAP
 from probe.tables import Table
-from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position, step_failure
+from theory.bounds import (
+    check_window,
+    denominator,
+    extended_length,
+    first_failure,
+    ideal_position,
+    stair_failure,
+    step_failure,
+)
 from theory.claim import THEOREMS, ClaimVerdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
@@ -85,7 +93,10 @@ def first_failures(M: int, N: int, E: int) -> str:
     steps = step_failure(M, N, longest=_LONGEST_STEPS)
     fails = f"not up to {_LONGEST_STEPS:,}" if steps is None else f"at t = {steps:,}"
     own = f"with theorem 3.2's own weights, which recover more later on, the remap first fails {fails}"
-    return f"With positions recovered ideally, {'; '.join(sentences)}; {own}."
+    return (
+        f"With positions recovered ideally, {'; '.join(sentences)}; {own}, and Stair PE at t = "
+        f"{stair_failure(M, N, E):,}."
+    )
 
 
 def _stem(values: xr.DataArray) -> str:

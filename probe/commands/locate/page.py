@@ -335,6 +335,8 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
     heads = f"{size} head{'s' * (size > 1)}"
     text = f"{heads} ({', '.join(head_name(*head) for head in row.heads[:size])}) recover{'s' * (size == 1)} "
     text += f"{percent(*share)} (random sets of {size}: {percent(*random)})."
+    if not math.isnan(row.rest[0]):
+        text += f" All other heads together recover {percent(*row.rest)}."
     if not row.finished:
         return f"The search for the smallest set is unfinished: {text}"
     if row.enough:
@@ -546,6 +548,8 @@ def _by_size(rows: Sequence[SmallestSet]) -> Iterator[Row]:
         for n, (layer, head) in enumerate(row.heads):
             columns = ("share", "low", "high", "random_low", "random", "random_high")
             shares = {name: getattr(row, name)[n] for name in columns}
+            ends = row.rest if n + 1 == len(row.heads) else (math.nan,) * 3
+            shares |= dict(zip(("rest", "rest_low", "rest_high"), ends, strict=True))
             yield labels | {"size": n + 1, "layer": layer, "head": head} | shares
 
 

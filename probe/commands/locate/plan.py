@@ -510,7 +510,16 @@ def rounds(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> 
         chosen.append(best)
         yield Round([extended[best], *random_sets(candidates, len(chosen))], scoring, candidates, [*chosen])
         if loss(extended[best]) <= target:
-            return
+            break
+    if rest := complement(plan, chosen):
+        yield Round([rest], scoring)  # a set that is sufficient need not be necessary
+
+
+def complement(plan: LocatePlan, heads: Sequence[Head]) -> Heads:
+    """All other heads of the model's layers that have some."""
+    layers, chosen = headed_layers(plan.config, None), {tuple(head) for head in heads}
+    every = ((layer, head) for layer in layers for head in range(plan.config.num_attention_heads))
+    return by_layer(head for head in every if head not in chosen)
 
 
 def random_sets(candidates: Sequence[Head], size: int) -> list[Heads]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -122,6 +123,9 @@ class SmallestSet:
     random_high: list[Number] = field(default_factory=list)
     enough: int | None = None
     """The number of heads that recover 90%; None where none do."""
+    rest: tuple[Number, Number, Number] = (math.nan, math.nan, math.nan)
+    """What the method recovers in all heads but these, with its 95% interval: above 0 where the set is sufficient but
+    not necessary. NaN where that was not measured."""
     candidates: int = 0
     """Heads that the search chose among."""
     finished: bool = True
@@ -220,6 +224,7 @@ def smallest_set(located: Located, method: str) -> HeadSet | None:
         low=search.low[last],
         high=search.high[last],
         random=search.random[last],
+        rest=search.rest,
         length=gap.length,
         measure=gap.measure,
         items=gap.items // 2,

@@ -39,6 +39,7 @@ from probe.commands.locate.plan import (
     LocateKey,
     LocatePlan,
     PairedLosses,
+    complement,
     halves,
     has_runs,
     is_searchable,
@@ -291,11 +292,14 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
             [scored.share(losses(drawn, scoring)).share for drawn in random_sets(candidates, size)] for size in steps
         ]
         ends = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
+        others = complement(plan, heads)
+        is_measured = bool(others) and all(set_key(group, name, number, others) in rows for number in scoring)
         reached = float(np.mean(losses(by_layer(heads), choosing))) <= target
         searches.append(
             SmallestSet(
                 **loss.labels,
                 heads=heads,
+                rest=scored.share(losses(others, scoring)) if is_measured else (np.nan, np.nan, np.nan),
                 candidates=len(candidates),
                 **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
                 finished=reached or last == min(len(candidates), MAX_HEADS),

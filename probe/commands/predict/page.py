@@ -33,6 +33,7 @@ from probe.figures.figure_data import (
     trained_rule,
 )
 from probe.figures.section import Section, as_text
+from probe.statistics import wilson
 from probe.store.result_file import NOT_RECORDED
 from probe.tables import Table
 from probe.thresholds.failure import PredictedFailure
@@ -46,7 +47,7 @@ _FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
 
 def prediction_chart(prediction: Prediction) -> Chart:
     """Excess by length: predicted as lines with bands, measured as markers with intervals; a few methods a panel."""
-    methods = {name: row for name, row in prediction.methods.items() if row.failure}
+    methods = {name: row for name, row in prediction.methods.items() if row.failure and not row.not_covered}
     origin, others = methods.pop("origin", None), [name for name in methods if name != "lm-infinite"]
     names = itertools.count()
     looks = {name: STYLES.get(name) or nth(next(names)) for name in others}
@@ -73,7 +74,7 @@ def prediction_chart(prediction: Prediction) -> Chart:
                 rules=rules,
                 x_ticks=log_ticks(prediction.lengths),
                 log_x=True,
-                seen=f"Failure is predicted at, in tokens: {failing}",
+                seen=f"Failure is predicted at, in tokens: {failing}" if failing else "No method here is covered",
             )
         )
     title = f"{prediction.model}: loss over lm-infinite by length; lines: predicted"
@@ -221,6 +222,8 @@ def _table_row(name: str, row: MethodPrediction, longest: int, is_checked: bool)
     predicted = ("-", "-", "-")
     if name in (ORIGIN, REFERENCE):
         predicted = ("(measured)" if name == ORIGIN else "(reference)", "", "")
+    elif row.not_covered:
+        predicted = ("not covered", "", "")
     elif row.failure:
         ends = [_length(end, longest) for end in row.failure.ends]
         interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
@@ -261,10 +264,11 @@ def sections(prediction: Prediction) -> list[Section]:
 
 def _agreement(text: str, agreement: Agreement) -> str:
     rank = "" if math.isnan(agreement.auc) else f", AUC of fails or passes {agreement.auc:z.2f}"
+    low, high = wilson(agreement.exact, agreement.methods)
     return (
         f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, bias {agreement.bias:+z.2f}{rank}; "
-        f"failure length exact for {agreement.exact} of {agreement.methods}, within one step for "
-        f"{agreement.within_one_step} ({agreement.fails} fail)."
+        f"failure length exact for {agreement.exact} of {agreement.methods} "
+        f"[{low:.0%}, {high:.0%}], within one step for {agreement.within_one_step} ({agreement.fails} fail)."
     )
 
 

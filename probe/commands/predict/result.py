@@ -16,6 +16,8 @@ from probe.store.result_file import Number, ResultFile
 from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import NATS_ABOVE
 
+NOT_COVERED = "not covered, since no key is at a distance of M or more"
+"""What is said of a method that only its cost inside M is known of; what more keys cost is not predicted."""
 Interval = tuple[Number, Number]
 """The ends of a 95% interval over texts; NaN where there is none."""
 
@@ -65,7 +67,7 @@ class MethodPrediction:
     refusal: str
     """Why nothing is predicted; else empty."""
     cost_inside: Number = math.nan
-    """Its loss at M less Origin's, nats/token; NaN where nothing is predicted."""
+    """Its loss at M less Origin's, nats/token; NaN where that was not needed."""
     has_far_keys: bool = False
     """Whether it gives any distance of M or more."""
     predicted: list[AtLength] = field(default_factory=list)
@@ -76,6 +78,11 @@ class MethodPrediction:
     """At each of the run's lengths; empty where it was not measured."""
     measured_failure: int | None = None
     """The first of the lengths from which on it fails; None: none."""
+
+    @property
+    def not_covered(self) -> bool:
+        """Whether no distance reaches M, so that the law knows only the cost inside M; earlier files included."""
+        return not self.has_far_keys and not math.isnan(self.cost_inside)
 
 
 @dataclass(frozen=True)
@@ -224,8 +231,12 @@ def findings_of(prediction: Prediction | None, facts: RunFacts) -> Findings:
     predicted = {
         method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
         for method, row in prediction.methods.items()
-        if method != facts.reference and row.failure is not None and row.config == facts.method_configs.get(method)
+        if method != facts.reference
+        and row.failure is not None
+        and not row.not_covered
+        and row.config == facts.method_configs.get(method)
     }
+    uncovered = [method for method, row in prediction.methods.items() if row.not_covered]
     if prediction.refusal:
         return Findings({}, predicted, [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."])
     rests_on = (
@@ -233,4 +244,7 @@ def findings_of(prediction: Prediction | None, facts: RunFacts) -> Findings:
         f"Computed from the unmodified model's losses on {prediction.texts} texts and the method's distances, up to "
         f"{prediction.longest} tokens (docs/law.md). {prediction.misfit}"
     )
-    return Findings({}, predicted, [rests_on] if predicted else [])
+    notes = [rests_on] if predicted else []
+    if uncovered:
+        notes.append(f"Predicted failure of {', '.join(uncovered)}: {NOT_COVERED} up to {prediction.longest} tokens.")
+    return Findings({}, predicted, notes)

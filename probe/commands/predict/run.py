@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
-from mesa.settings import method_settings
+from mesa.settings import read_config
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.commands.predict import PredictRequest
@@ -48,6 +47,7 @@ from probe.commands.predict.formula import (
 )
 from probe.commands.predict.page import prediction_chart, sections, title
 from probe.commands.predict.result import (
+    NOT_COVERED,
     PREDICTION,
     Agreement,
     AtLength,
@@ -209,17 +209,11 @@ def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
     """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. Refused names a wrong one."""
     methods = {}
     for text in texts:
-        name, colon, values = text.partition(":")
-        if not colon or not values:
+        if ":" not in text:
             raise Refused(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
         if text in methods:
             raise Refused(f"--config {text!r} is given twice")
-        try:
-            each = re.split(r",(?=\s*\w+\s*=)", values)  # a value may hold commas, as heads=0:0,3
-            parameters = method_settings([f"{name}.{value}" for value in each], "parameter")[name]
-            methods[text] = make(name, trained_length, **parameters)
-        except Refused as error:
-            raise Refused(f"--config {text!r}: {error}") from None
+        methods[text] = read_config(text, trained_length)
     return methods
 
 
@@ -388,9 +382,7 @@ def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> 
 def _agreements(methods: Mapping[str, MethodPrediction], lengths: Sequence[int]) -> dict[str, Agreement]:
     both = [row for name, row in methods.items() if name not in (ORIGIN, REFERENCE) and row.predicted and row.measured]
     both = list({str(row.config): row for row in reversed(both)}.values())  # a config that has two names counts once
-    far = [row for row in both if row.has_far_keys]
-    groups = {"all methods": both, "those with distances beyond M": far}
-    return {text: agreement(rows, lengths) for text, rows in groups.items()}
+    return {"those with distances beyond M": agreement(both, lengths)}
 
 
 def _step(excess: np.ndarray, lengths: Sequence[int]) -> int:
@@ -453,16 +445,20 @@ def _predicted(
     far = far_keys_by_length(method, grid, QUERIES)
     if any(law.is_beyond(far) for law in draws):
         return f"keys are further away than any of Origin's within {longest} tokens; try longer --lengths", {}
+    if not far.sums.any():
+        return f"{NOT_COVERED} up to {longest} tokens; measure it, since more keys alone can raise the loss", {
+            "cost_inside": costs[0]
+        }
     excess = np.array([law.at(far, times) + cost for law, times, cost in zip(draws, factors, costs, strict=True)])
     rows = []
     for length in plan.lengths:
         values = excess[:, grid.index(length)]
         level = window_means(losses[REFERENCE, longest], longest, length, trained)
         levels = [float(np.average(level, weights=weight)) for weight in weights]
-        rows.append(AtLength(length, float(values[0]), _ends(values[1:]), _estimate(values + levels)))
+        rows.append(AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
     return "", {
         "cost_inside": costs[0],
-        "has_far_keys": bool(far.sums.any()),
+        "has_far_keys": True,
         "predicted": rows,
         "failure": _failure([failure_length(grid, row) for row in excess], longest),
     }
@@ -482,16 +478,19 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
 
 
 def _failure(failures: Sequence[int | None], longest: int) -> FailureEstimate:
-    ends = np.quantile(
-        [longest + 1 if length is None else length for length in failures[1:]], [0.025, 0.975], method="nearest"
-    )
-    low, high = (None if end > longest else int(end) for end in ends)
+    first, *others = (longest + 1 if length is None else length for length in failures)
+    low, high = np.quantile(others, [0.025, 0.975], method="nearest")
+    low, high = (None if end > longest else int(end) for end in (min(low, first), max(high, first)))
     return FailureEstimate(failures[0], (low, high))
 
 
 def _estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The first value, of all texts, with the 95% interval of the others, of resampled texts."""
-    return Estimate(float(values[0]), _ends(values[1:]))
+    """The first value, of all texts, with the 95% interval of the others, of resampled texts, and at least itself.
+
+    Fewer texts are drawn than there are, so a fit to them may be off to one side.
+    """
+    low, high = _ends(values[1:])
+    return Estimate(float(values[0]), (min(low, float(values[0])), max(high, float(values[0]))))
 
 
 def _ends(values: Sequence[float] | np.ndarray) -> Interval:
@@ -525,7 +524,8 @@ def predict_failure(
 
     Returns:
         A `Prediction`: `methods` by name, each with `failure.length` in tokens (None: none up to the longest) and
-        `predicted` excess loss in nats/token; `misfit` of the law; `refusal`, why nothing is predicted, else empty;
+        `predicted` excess loss in nats/token; `misfit` of the law; `refusal`, why nothing is predicted (of a method
+        that gives no distance of M or more: "not covered"), else empty;
         `tasks_left`, where something is missing.
 
     Raises:
@@ -533,12 +533,14 @@ def predict_failure(
         FileExistsError: The folder holds another run.
 
     Examples:
-        >>> request = probe.PredictRequest(methods="rerope", lengths=(2048,), samples=2)
+        >>> request = probe.PredictRequest(methods="self-extend,rerope", lengths=(2048,), samples=2)
         >>> prediction = probe.predict_failure(request, "runs/example")
-        >>> prediction.methods["rerope"].failure.length is None  # 8x the trained length
+        >>> prediction.methods["self-extend"].failure.length is None  # 8x the trained length
         True
-        >>> round(prediction.methods["rerope"].predicted[0].excess, 2)  # nats/token at 2048
-        0.08
+        >>> round(prediction.methods["self-extend"].predicted[0].excess, 2)  # nats/token at 2048
+        0.25
+        >>> prediction.methods["rerope"].refusal[:50]
+        'not covered, since no key is at a distance of M or'
     """
     planned, out = plan(request), Path(out)
     with owned(out):

@@ -28,14 +28,15 @@ from mesa.settings import wanted_names
 from mesa.support import is_rotary, layers_text
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import OF_LAYERS, Selection
+from probe.commands import commands, resume_command
 from probe.commands.probe import ProbeRequest
 from probe.eval_tasks.base import EvalKey, PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.sources import check_there
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
-from probe.experiment.estimate import Work, work_of
-from probe.experiment.journal import Journal, JournalRows, known_rows
+from probe.experiment.estimate import Speed, Work, work_of
+from probe.experiment.journal import Journal, JournalRows, known_rows, recorded
 from probe.experiment.model_spec import PlanWorker
 from probe.experiment.run import Experiment
 from probe.experiment.task import Key, MeasureTask, Task
@@ -73,6 +74,10 @@ class ProbePlan:
     lengths: tuple[int, ...]
     kept: Selection
     config: Any
+    longest: int | None = None
+    """Of a run in stages: the longest length that may be measured, in tokens; None: all of `lengths` are."""
+    speed: Speed | None = None
+    """The model's, where it was measured."""
 
     @cached_property
     def first_token(self) -> str:
@@ -87,8 +92,8 @@ class ProbePlan:
     @property
     def refine(self) -> int:
         """Further lengths of a method that fails: as requested, else by what a pass of the longest length takes."""
-        if self.request.refine is not None:
-            return self.request.refine
+        if self.request.refine is not None or self.longest:
+            return self.request.refine or 0
         return HALVINGS if self.request.samples and pass_flops(self.config, max(self.lengths)) <= CHEAP else 0
 
     @property
@@ -122,26 +127,37 @@ class ProbePlan:
         return 4 * self.kept.values * len(self.kept.layers) + layer * (len(self.methods) + _COPIES)
 
 
-def plan(request: ProbeRequest) -> ProbePlan:
-    """Checks the request against the model's config. Raises Refused or FileNotFoundError, naming the value."""
+def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
+    """Checks the request against the model's config. Raises Refused or FileNotFoundError, naming the value.
+
+    longest: plans a run in stages, which measures lengths up to this one.
+    """
     config, trained_length = request.checked_model()
     length = 4 * trained_length if request.length is None else request.length
+    length = min(length, longest or length)
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
         raise Refused(
-            f"--length {length} is not far enough beyond the trained length {trained_length}; "
-            f"take e.g. {4 * trained_length}; shorter prompts are for "
-            f"`mesa-lens eval --task nll,passkey --lengths {length}`"
+            f"--length {length} is not far enough beyond the trained length {trained_length}; shorter prompts are "
+            f"measured by `{_eval_command(request, length)}`"
         )
     if request.refine and not request.samples:
         raise Refused(f"--refine {request.refine} with --samples 0: it measures further lengths")
     if request.text is not None:
         check_there(str(request.text))
     check_prompts(length, 1 + request.texts, "--length")
-    lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
-    request, length = _stored_by_default(request, config, trained_length, length)
+    if longest and request.texts == ProbeRequest.texts:
+        request = replace(request, texts=0)
+    if request.lengths is not None:
+        lengths = request.lengths
+    elif longest:
+        lengths = position_lengths(trained_length, longest)
+    else:
+        lengths = _default_lengths(request, trained_length, length)
+    request, length = _stored_by_default(request, config, trained_length, length, by_default=0 if longest else None)
     if request.samples:
-        check_lengths(lengths, trained_length)
+        if not longest or request.lengths is not None:
+            check_lengths(lengths, trained_length)
         check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
     if others := [hook for hook in request.spec.hooks if hook not in OF_LAYERS]:
@@ -150,36 +166,53 @@ def plan(request: ProbeRequest) -> ProbePlan:
         check_adapted(config, f"hook {others[0]!r}", f"capture {' or '.join(OF_LAYERS)}")
     check_positions(kept.positions, trained_length, rule)
     methods = request.checked_methods(config, trained_length)
-    return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
+    return ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
+
+
+def _eval_command(request: ProbeRequest, length: int) -> str:
+    """The command that measures prompts of a length up to M."""
+    requested = EvalRequest(
+        request.model, request.load, request.trained_length, lengths=(length,), samples=request.samples or 1
+    )
+    return resume_command("eval", Path("runs/eval"), recorded(requested)) if "eval" in commands() else "mesa-lens eval"
+
+
+def position_lengths(trained: int, longest: int) -> tuple[int, ...]:
+    """Where the buckets of the loss by position end: every M/4 tokens, and at `longest`."""
+    step = max(8, tail_tokens(trained))
+    return (*(length for length in range(step, longest, step)), longest)
 
 
 STORE_BYTES = 2**31
 """The largest store that is written without an option that asks for it."""
+STAGED_BYTES = 2**28
+"""The same of a run in stages, whose report is to be written within the time."""
 
 
 def _stored_by_default(
-    request: ProbeRequest, config: Any, trained_length: int, length: int
+    request: ProbeRequest, config: Any, trained_length: int, length: int, *, by_default: int | None = None
 ) -> tuple[ProbeRequest, int]:
     """The request, and the tokens that hidden states are stored of, so that a store by default is below `STORE_BYTES`.
 
     Where it would be above, prompts are shorter, then no text is stored, then fewer layers, evenly spaced; stderr says
-    so. As it is where an option says what to keep.
+    so. As it is where an option says what to keep. by_default: texts that are stored where none says so.
     """
     spec, depth = request.spec, config.num_hidden_layers
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
-    if chosen != (None,) * len(chosen) or request.texts != type(request).texts:
+    if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
         return request, length
     methods = len(wanted_names(request.methods or request.default_methods))
+    most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:
         """Bytes of a layer."""
         return spec.resolve(config, tokens).values * np.dtype(spec.dtype).itemsize * methods * (1 + texts)
 
-    lengths = [length, *(int(times * trained_length) for times in (2, 1.5))]
+    lengths = [length, *(int(times * trained_length) for times in (2, 1.5) if times * trained_length < length)]
     sizes = [
-        (tokens, texts, min(depth, STORE_BYTES // size(tokens, texts)))
+        (tokens, texts, min(depth, most // size(tokens, texts)))
         for tokens in lengths
-        for texts in (request.texts, 0)
+        for texts in dict.fromkeys((request.texts, 0))
     ]
     tokens, texts, layers = next((kept for kept in sizes if kept[-1] == depth), sizes[-1])
     if (tokens, texts, layers) == (length, request.texts, depth):
@@ -187,7 +220,7 @@ def _stored_by_default(
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
     sys.stderr.write(
-        f"so that the store takes about {STORE_BYTES / 2**30:g} GiB, hidden states are of {tokens} tokens, "
+        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
         f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others\n"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens
@@ -274,6 +307,7 @@ def provenance(plan: ProbePlan) -> JsonObject:
         "text": str(request.text or SHIPPED_TEXT),
         "lengths": json.dumps(plan.lengths if request.samples else []),
         "refine": plan.refine,
+        **({"stages": 1, "longest": plan.longest} if plan.longest else {}),
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -52,11 +52,20 @@ from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
 from probe.figures.section import Section, figures_of, tables_of
 from probe.figures.section import page as section_page
-from probe.figures.states import drift_chart, drift_layers, drift_map, drift_name, threshold_chart
+from probe.figures.states import (
+    distance_chart,
+    distance_layers,
+    drift_chart,
+    drift_layers,
+    drift_map,
+    drift_name,
+    threshold_chart,
+)
 from probe.figures.static import pictures
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
 from probe.run_folder import REPORTED
+from probe.statistics import shown
 from probe.store.cache import DERIVED, save
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
@@ -83,6 +92,7 @@ class Drawn(NamedTuple):
     curves: list[Section]
     drift: list[Section]
     map: list[Section]
+    distance: list[Section]
 
 
 def title(summary: Summary) -> str:
@@ -101,14 +111,20 @@ def sections(summary: Summary, run: StoredRun, drawn: Drawn, differences: Figure
         *drawn.map,
         *inside(run.folder),
         _drift(summary, drawn.drift),
-        _thresholds(summary, drawn.thresholds),
-        onsets(summary),
-        control(summary),
-        _states(summary, differences, raw),
+        *drawn.distance,
+        *(_of_states(summary, drawn, differences, raw) if raw else ()),
         Section("How each number is made", parts=[Section(term, [text]) for term, text in _definitions(summary)]),
         words,
         _provenance(summary, run),
     ]
+
+
+def _of_states(summary: Summary, drawn: Drawn, differences: Figures, raw: Figures) -> Iterator[Section]:
+    """What is read from hidden states dim by dim, and these."""
+    yield _thresholds(summary, drawn.thresholds)
+    yield onsets(summary)
+    yield control(summary)
+    yield _states(summary, differences, raw)
 
 
 def scores(summary: Evidence) -> Section:
@@ -409,6 +425,46 @@ def drift_export(
     return Export(figures_of(sections), exact | tables_of(sections))
 
 
+def distance_section(
+    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+) -> Section:
+    """How far states on text are from the in-window distribution, by position and at the end of the texts."""
+    text = (
+        "On text, states lie closer to the centre of their in-window distribution where attention spreads over more "
+        "keys than within M (collapse), or further out (growth): squared Mahalanobis distance, fitted on other texts, "
+        "over the method's own within M. A symptom, and no failure."
+    )
+    name, chosen = (
+        f"state-distance-{distance.attrs['hook']}",
+        list(distance_layers(distance) if layers is None else layers),
+    )
+    last = _of_methods(distance, methods).isel(window=-1).sel(layer=chosen)
+    keys = ("ratio", "low", "high")
+
+    def cells(at: xr.Dataset) -> list[str]:
+        return [shown(*(float(at[key][row]) for key in keys), form="z.2f") for row in range(len(chosen))]
+
+    methods_there = last["method"].values.tolist()
+    rows = tuple((method, *cells(last.sel({"method": method}))) for method in methods_there)
+    title = f"at positions {int(last['window'])} to {int(last['window']) + distance.attrs['run'] - 1}"
+    table = Table(title, ("method", *(f"layer {layer}" for layer in chosen)), rows, f"{name}-last")
+    chart = distance_chart(distance, chosen, methods)
+    return Section("States on text", [text], figures={name: chart}, tables=[table])
+
+
+def distance_export(
+    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+) -> Export:
+    """The chart of `find_state_distance` and its numbers; Refused for a layer or method that is not there."""
+    check_labels(distance, "layer", layers or ())
+    check_labels(distance, "method", methods or ())
+    section = distance_section(distance, layers, methods)
+    values = (
+        _of_methods(distance, methods) if layers is None else _of_methods(distance, methods).sel(layer=list(layers))
+    )
+    return Export(figures_of([section]), {f"state-distance-{distance.attrs['hook']}": values} | tables_of([section]))
+
+
 def curves_export(
     evaluation: xr.Dataset,
     measured: MeasuredFailures,
@@ -492,6 +548,7 @@ def _failures(
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
     kind = "threshold_onset" if any(isinstance(onset, ThresholdOnset) for onset in onsets) else "drift_onset"
+    methods = [method for method in methods if having(measured.failures, method=method)]
     rows = [having(measured.failures, method=method)[0] for method in methods]
     by_method = {onset.method: onset for onset in onsets}
     shown = {
@@ -514,7 +571,7 @@ _THRESHOLDS = 4  # charts, of the best dims
 _PLOTLY = "plotly.min.js"
 _FIGURES = """
     heatmaps.png threshold-layer*-dim*.png threshold-layer*-dim*.svg curves.png curves.svg drift.png drift.svg
-    drift-map.png drift-map.svg
+    drift-map.png drift-map.svg state-distance-*.png state-distance-*.svg
 """.split()
 _OF_PAGE = (".png", ".npz", "-pooled-*.npz", ".html")
 """Ends of the files that a heatmap has under the name of its page."""
@@ -569,7 +626,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         bar.update()
     folder = run.folder
     summary, former = whole_summary(analysis), report_files(folder)
-    maps, drawn = Maps.of(analysis), drawn_sections(analysis, summary)
+    maps, drawn = Maps.of(analysis) if analysis.has_states else None, drawn_sections(analysis, summary)
     unfinished = folder / ".report.partial"
     shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     try:
@@ -618,27 +675,40 @@ def report_files(folder: Path) -> set[Path]:
     """What `write_report` wrote, but for what a heatmap's page loads."""
     pages = [page for page in folder.glob("figures/heatmap-*.html") if is_ours(page)]
     figures = (*_FIGURES, *(f"{page.stem}{end}" for page in pages for end in _OF_PAGE))
-    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift"))
+    derived = (f"{DERIVED}/*-{name}.npz" for name in ("thresholds", "control", "drift", "distance"))
     patterns = (*REPORTED, *(f"figures/{name}" for name in figures), *derived)
     return {path for pattern in patterns for path in folder.glob(pattern)}
 
 
-def render(analysis: Analysis, summary: Summary, maps: Maps, drawn: Drawn) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`."""
+def render(analysis: Analysis, summary: Summary, maps: Maps | None, drawn: Drawn) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. drawn: `drawn_sections`. maps: None: no states."""
+    if maps is None:
+        return section_page(title(summary), sections(summary, analysis.run, drawn, {}, {}))
     grids = [heatmap_grid(maps.pooled[group], analysis.trained_length, maps.limits) for group in maps.groups]
     differences = {f"less-{number}": grid for number, grid in enumerate(_differences(analysis, maps))}
     raw = {f"heatmaps-{number}": grid for number, grid in enumerate(grids)}
     return section_page(title(summary), sections(summary, analysis.run, drawn, differences, raw))
 
 
-def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) -> None:
+def write_figures(analysis: Analysis, folder: Path, maps: Maps | None, drawn: Drawn) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js next to it) and, with labels,
     heatmap-METHOD[-pooled-DIMSxPOSITIONS].npz; heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves
-    as .png and .svg.
+    as .png and .svg. maps: None: the charts alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    write(folder / _PLOTLY, get_plotlyjs().encode())
+    if maps is not None:
+        _write_heatmaps(analysis, folder, maps)
+    charts = figures_of([section for shown in drawn for section in shown[:1]])
+    of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt)) if maps else ""
+    for name, chart in Bar(charts.items(), desc="drawing charts", unit="figure"):
+        for form, content in pictures(chart, ("png", "svg")).items():
+            write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
+
+
+def _write_heatmaps(analysis: Analysis, folder: Path, maps: Maps) -> None:
     methods: list[str] = maps.panel["method"].values.tolist()
     stems = {method: folder / f"heatmap-{safe_name(method)}" for method in methods}
 
@@ -649,7 +719,6 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
     def grid(values: xr.DataArray) -> Heatmaps:
         return heatmap_grid(values, analysis.trained_length, maps.limits)
 
-    write(folder / _PLOTLY, get_plotlyjs().encode())
     with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
         rasters = beside.map(write_raster, methods)
         for method, stem in stems.items():
@@ -659,24 +728,23 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps, drawn: Drawn) ->
             write(stem.with_name(f"{stem.name}.html"), page(grid(pooled), "directory"))
         write(folder / "heatmaps.png", rendered(grid(maps.pooled[tuple(methods)]), "png"))
         list(Bar(rasters, desc="drawing heatmaps", total=len(methods), unit="method"))
-    charts = figures_of([section for shown in drawn for section in shown[:1]])
-    of_prompt = file_name("", analysis.hidden.sel(prompt=analysis.prompt))
-    for name, chart in Bar(charts.items(), desc="drawing charts", unit="figure"):
-        for form, content in pictures(chart, ("png", "svg")).items():
-            write(folder / f"{name.replace(of_prompt, '')}.{form}", content)
 
 
 def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     """What the report draws of an analysis, heatmaps aside."""
     prompt, run = analysis.prompt, analysis.run
+    curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
+    if not analysis.has_states:
+        return Drawn([], curves, [], [], [])
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
     return Drawn(
         thresholds=[threshold_section(hidden, search, pairs, plans_of(run, hidden))] if pairs else [],
-        curves=[] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))],
+        curves=curves,
         drift=[drift_section(drift, name) for name, drift in drifts.items()],
         map=[map_section(drifts[prompt], prompt)] if drifts else [],
+        distance=[] if analysis.distance is None else [distance_section(analysis.distance)],
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +51,8 @@ class HeadSet:
     high: Number
     random: Number
     """By as many random heads: the median."""
+    rest: tuple[Number, Number, Number] = field(default=(math.nan, math.nan, math.nan), kw_only=True)
+    """By all heads but these, with its 95% interval; NaN where that was not measured."""
     length: int
     measure: str
     items: int

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import xarray as xr
-
-from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
-from mesa.models import tokenizer_of
-from probe.capture.capture import check_distinct
-from probe.capture.memory import check_memory
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.commands.probe import plan as by_length
 from probe.commands.probe.plan import (
@@ -36,24 +25,27 @@ from probe.commands.probe.plan import (
 )
 from probe.commands.probe.plan import plan as make_plan
 from probe.commands.probe.plan import plan as plan_probe
+from probe.commands.probe.prepared import (
+    check_fits,
+    fingerprints,
+    layout_of,
+    prepare,
+    stored_tokens,
+)
 from probe.commands.probe.report import check_report, remove_report, write_report
 from probe.commands.probe.result import Summary, run_summary
+from probe.commands.probe.timed import estimate_stages, run_stages
 from probe.commands.probe.verdict import terminal_text
-from probe.eval_tasks import score
-from probe.eval_tasks.retrieval import first_ids, repeated_word
-from probe.eval_tasks.sources import TextSource
-from probe.eval_tasks.tasks import PASSKEY, TAIL
-from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import eval_tasks
 from probe.experiment.estimate import Estimate, passes_of, work_text
-from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
+from probe.experiment.journal import Journal, known_rows
 from probe.experiment.lock import how_to_resume, owned, warn_finished
 from probe.experiment.pool import LOCAL, Pool, Runner
 from probe.experiment.run import CommandResult, run_tasks
 from probe.experiment.task import TasksLost
 from probe.run_folder import RunFolder
 from probe.store import store
-from probe.store.reader import EVALUATION, FINGERPRINTS, TEXT_SOURCE, TOKENS, partial_path, store_of, whole_passes
+from probe.store.reader import EVALUATION, TOKENS, partial_path, store_of, whole_passes
 
 
 def run_probe(
@@ -123,13 +115,6 @@ def is_whole(plan: ProbePlan, out: Path) -> bool:
     return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
 
 
-def remove_run(out: Path) -> None:
-    """Removes what a probe run writes into the folder `out`, and nothing else."""
-    remove_report(out)
-    (out / by_length.JOURNAL).unlink(missing_ok=True)
-    store.remove(store_of(out))
-
-
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
     path = store_of(out)
@@ -145,18 +130,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
     documents, tokens, text_source = prepare(plan)
     evaluation, path = evaluation_plan(plan, documents), store_of(out)
     failure, states = FailureByLength(evaluation, plan.refine, plan.request.not_compared), HiddenStates(plan, path)
-    attrs = {
-        REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
-        TEXT_SOURCE: json.dumps(asdict(text_source)),
-    }
-    from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
-
-    if named := without_adapter(plan.config):
-        attrs["states_from"] = f"inputs and outputs of layers: TransformerLens has no adapter for a {named}"
-        sys.stderr.write(f"hidden states are the {attrs['states_from']}\n")
-    layout = template(plan, fingerprints(plan, documents, tokens) | attrs)
-    if plan.first_token:
-        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    layout = layout_of(plan, by, documents, tokens, text_source)
     with ExitStack() as stack:
 
         @cache
@@ -197,18 +171,6 @@ def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
         raise
 
 
-def check_fits(plan: ProbePlan) -> None:
-    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
-    options = plan.request.load
-    device = options.get("device") or "cpu"
-    if options.get("device_map") or not str(device).startswith("cpu"):
-        check_memory(plan.host_bytes, plan.length)
-        if not options.get("device_map"):
-            check_memory(plan.pass_bytes, plan.length, device)
-    else:
-        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
-
-
 def _run_stages(
     failure: FailureByLength, states: HiddenStates, journal: Journal | None, pool: Callable[[], Pool]
 ) -> None:
@@ -225,77 +187,23 @@ def _run_stages(
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
 
 
-def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:
-    """Texts, and prompts by name, as token ids; and where the texts are from. Refused for what cannot be built."""
-    request = plan.request
-    tokenizer = tokenizer_of(request.model, **request.source)
-    documents, text_source = score.documents_of(tokenizer, None if request.text is None else str(request.text))
-    tokens = _prompt_tokens(tokenizer, plan, documents)
-    if request.samples:
-        setting = evaluation_plan(plan, documents).setting
-        for task in (PASSKEY, TAIL):
-            task.check(tokenizer, min(plan.lengths), setting)
-    return documents, tokens, text_source
-
-
-def stored_tokens(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
-    """Ids and texts (prompt, position) of the tokens at the captured positions."""
-    tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
-    kept, dims = list(plan.kept.positions), ("prompt", "position")
-    ids = np.array([np.array(prompt)[kept] for prompt in tokens.values()], np.int64)
-    texts = np.array([np.array(token_texts(tokenizer, prompt), object)[kept] for prompt in tokens.values()])
-    return xr.Dataset(
-        {"id": (dims, ids), "text": (dims, texts)},
-        {"prompt": list(tokens), "position": plan.kept.positions},
-    )
-
-
-def fingerprints(
-    plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
-) -> dict[str, str]:
-    """The fingerprints of texts, prompts and weights that a store records."""
-    known = identity(plan.request.model, plan.config)
-    return {
-        "inputs": ids_fingerprint([*documents, *tokens.values()]),
-        **{name: known[name] for name in FINGERPRINTS if name in known},
-    }
-
-
-def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarray]) -> dict[str, list[int]]:
-    """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
-    first = list(first_ids(tokenizer))
-    available = plan.length - len(first)
-    if 2 * plan.period > available:
-        raise Refused(
-            f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
-            "repeat; give a shorter word or a longer pass"
-        )
-    repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
-    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
-    if len(windows) < plan.request.texts:
-        raise Refused(
-            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
-        )
-    tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
-    for name, ids in tokens.items():
-        check_distinct(ids, f"prompt {name}")
-    return tokens
-
-
-def plan(request: ProbeRequest, rule: RuleOptions) -> ProbePlan:
-    """The plan of a request."""
-    return plan_probe(request)
+def plan(request: ProbeRequest, rule: RuleOptions, longest: int | None = None) -> ProbePlan:
+    """The plan of a request; longest: of a run in stages."""
+    return plan_probe(request, longest)
 
 
 def estimate(planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool) -> Estimate:
     """What the plan takes, with what is stored."""
+    if planned.longest:
+        return estimate_stages(planned, out, overwrite=overwrite)
     everything, left = work(planned), work(planned, None if overwrite else out)
     return f"{kept_text(planned)}\n{work_text(everything, left, out)}", passes_of(left)
 
 
 def run_and_report(
-    planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool, until: None, runner: Runner
+    planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool, until: float | None, runner: Runner
 ) -> CommandResult:
-    """Measures and captures what the folder `out` lacks of the plan, and writes its report."""
-
+    """Measures and captures what the folder `out` lacks of the plan, and writes its report; in stages until `until`."""
+    if planned.longest:
+        return run_stages(planned, out, overwrite=overwrite, by=rule.rule, runner=runner, until=until)
     return CommandResult(*run_plan(planned, out, overwrite=overwrite, by=rule.rule, runner=runner), 0, "")

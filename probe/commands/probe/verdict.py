@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from mesa.errors import Refused
+from mesa.methods import make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
 from probe.commands.probe.result import HeadSet, NllAtLongest, Row, Sentence, Summary, Verdict
@@ -25,6 +28,7 @@ from probe.thresholds.result import (
     DriftResult,
     Evidence,
     Level,
+    LevelByStages,
     LongestScores,
     MethodResult,
     PromptDrift,
@@ -47,6 +51,10 @@ RANKED = (
     "after a and by b tokens."
 )
 """The rule that `ranked` obeys."""
+SERVED = (
+    "Served by: programs that compute the method by their options alone, on most models; `mesa-lens config METHOD "
+    "--length N` prints these for one model."
+)
 
 
 def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
@@ -150,7 +158,17 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
     }
     if any(row.heads for row in rows):
         columns["smallest set of heads"] = [_heads_cell(row.heads) for row in rows]
+    columns["served by"] = [_served_by(evidence.method_configs.get(row.method, {})) for row in rows]
     return Table("", tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def _served_by(config: Mapping[str, Any]) -> str:
+    """The servers whose options compute a method, from what was recorded of it."""
+    try:
+        sizes = {key: value for key, value in config.items() if key != "name"}
+        return ", ".join(make(config["name"], **sizes).served_by) or _NONE
+    except (KeyError, Refused, TypeError):  # of a package that is not installed here, or of another version
+        return _NONE
 
 
 def score_table(evidence: Evidence) -> Table:
@@ -366,6 +384,9 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     name = model_name(reference.method)
     if not others:
         return "No other method was run."
+    unmeasured, others = ([row for row in others if (row.measured is None) == missing] for missing in (True, False))
+    if reference.measured and not others:
+        return "No other method is measured yet."
     if reference.measured is None:
         return "Nothing was measured by length."
     if reference.longest_passing is None:
@@ -384,6 +405,7 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
         *against_truncation(evidence, others, whole),
         _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
+        f"Not measured yet: {several(unmeasured)}." if unmeasured else "",
     )
 
 
@@ -457,8 +479,10 @@ def _heads(method: str, heads: HeadSet) -> str:
     names = f" ({listed([head_name(*head) for head in heads.heads])})" if len(heads.heads) <= MAX_NAMED else ""
     lost = "excess loss" if heads.measure == "nll" else f"{heads.measure} accuracy lost"
     share = percent(heads.share, heads.low, heads.high)
+    rest = "" if math.isnan(heads.rest[0]) else f" In all other heads it recovers {percent(*heads.rest)}."
     return (
-        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens (n = {heads.items})."
+        f"{method} in {count} alone{names} recovers {share} of the {lost} at {heads.length} tokens "
+        f"(n = {heads.items}).{rest}"
     )
 
 
@@ -519,7 +543,7 @@ def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
     rows = [row for row in rows if to_truncation(row) and not beats(row)]
     if evidence.level is None or not rows:
         return ""
-    use = f"The case for {several(rows)} rests on passkeys ({_number(evidence.level.prompts.get('sample'), 'passkey')})"
+    use = f"The case for {several(rows)} rests on passkeys ({_number_of(evidence, 'sample')})"
     return f"{use}: truncation cannot see those before its last {evidence.level.length} tokens."
 
 
@@ -566,14 +590,9 @@ def _open(rows: MethodRows) -> list[str]:
 
 def _reasons(evidence: Evidence, measured: Failure) -> list[str]:
     """Which rule fails at every measured length from which on, of a method that does fail."""
-    prompts = evidence.level.prompts if evidence.level else {}
-    at, texts, passkeys = (
-        (evidence.level.length if evidence.level else "M"),
-        prompts.get("window"),
-        prompts.get("sample"),
-    )
-    above = f"its tail NLL is over {NATS_ABOVE} nats/token above that at {at} ({_number(texts, 'text')})"
-    fewer = f"it finds fewer than half of {_number(passkeys, 'passkey')}"
+    at = evidence.level.length if evidence.level else "M"
+    above = f"its tail NLL is over {NATS_ABOVE} nats/token above that at {at} ({_number_of(evidence, 'window')})"
+    fewer = f"it finds fewer than half of {_number_of(evidence, 'sample')}"
     rules = [(measured.by_nll, above), (measured.by_passkey, fewer)]
     known: dict[int, list[str]] = {}
     for length, rule in rules:
@@ -670,7 +689,7 @@ def against_truncation(evidence: Evidence, rows: MethodRows, lasting: MethodRows
     better = [row for row in compared if beats(row)]
     worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
     one = f"{compared[0].method} does not clearly beat"
-    texts = _number(evidence.level.prompts.get("window") if evidence.level else None, "text")
+    texts = _number_of(evidence, "window")
     none = f"{one if len(compared) == 1 else 'No method clearly beats'} truncation by tail NLL ({texts})."
     return [
         f"By tail NLL ({texts}), {_named(better)} beat{verb(better)} truncation." if better else none,
@@ -712,8 +731,16 @@ def measured_on(evidence: Evidence) -> str:
 
 
 def _prompts(evidence: Evidence, rules: Sequence[str]) -> str:
-    prompts = evidence.level.prompts if evidence.level else {}
-    return listed([_number(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules])
+    there = evidence.level.prompts if evidence.level else {}
+    return listed([_number_of(evidence, key) for key, _, rule in _PROMPTS if key in there and rule in rules])
+
+
+def _number_of(evidence: Evidence, key: str) -> str:
+    """How many prompts of a kind each length has: '20 texts', and in stages, where they differ, '4 to 20 texts'."""
+    level, name = evidence.level, next(name for kind, name, _ in _PROMPTS if kind == key)
+    if isinstance(level, LevelByStages) and level.fewest.get(key) != level.most.get(key):
+        return f"{level.fewest[key]} to {level.most[key]} {name}s"
+    return _number(level.prompts.get(key) if level else None, name)
 
 
 def _number(count: int | None, name: str) -> str:
@@ -774,6 +801,8 @@ def verdict(evidence: Evidence, findings: Findings) -> Verdict:
             *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
+            *_in_stages(evidence),
+            SERVED,
         ],
     )
 
@@ -801,6 +830,19 @@ def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str
         }
     place = FAILS if stated.outcome == TOO_SMALL or stated.signs else SURE
     return sentences | {place: f"{sentences[place]} {stated.text}"}
+
+
+def _in_stages(evidence: Evidence) -> list[str]:
+    """Of a run in stages, what its intervals allow for, and what its first pass shows."""
+    if not isinstance(level := evidence.level, LevelByStages):
+        return []
+    looks = listed(level.looks)
+    sentences = [
+        "Measured in stages (--minutes): lengths and methods have as many prompts as it took to decide, or as there "
+        f"was time for; the same command goes on. Intervals are looked at with {looks} prompts, and hold at all looks "
+        "together with 95% (Bonferroni)."
+    ]
+    return [*sentences, *([f"{level.by_position} (one text)."] if level.by_position else [])]
 
 
 def _following(evidence: Evidence) -> list[str]:

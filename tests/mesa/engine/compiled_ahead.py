@@ -53,7 +53,7 @@ for number, (name, (target, shared)) in enumerate(TARGETS.items()):
     driver.set_active(Driver(target, number))
     used.clear()
     triton_kernels.shared_memory = lambda _, size=shared: size * 1024
-    for dim in (64, 128, 256):
+    for dim in (64, 100, 128, 256):
         for carries, spans in (("carry" in title, spans) for title, spans in SPANS.items()):
             query, key, value = kernels.trial(spans, torch.bfloat16, dim)
             into, log_sum = torch.zeros(query.shape[2], 4, dim, dtype=torch.bfloat16), torch.zeros(4, query.shape[2])

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import cases
 import numpy as np
 import pytest
+import tiny
 import torch
 from attended import given, states
 from triton import language as tl
 from triton.runtime import interpreter
 
-from mesa.engine import attention, key_ranges, rope
-from mesa.engine.gpu import decode, kernels, triton_kernels
+import mesa
+from mesa.engine import attention, gpu, key_ranges, plug, rope
+from mesa.engine.gpu import decode, kernels, prefill, triton_kernels
 from mesa.engine.rope import RotaryLayout
 from mesa.engine.spans import PairSpan
 from mesa.plan import Carry
@@ -114,9 +116,9 @@ def laid_out(group, dim, layout, patterns, dtype):
         for count in (3, 195)
     ]
     slots = at[-1][2] + at[-1][4]
-    return decode.DecodeLayout(
-        torch.tensor(at, dtype=torch.int32), 1 + patterns, slots, seen.flatten() if patterns else None, *turning, layout
-    )
+    rows, slots_of = torch.tensor([at], dtype=torch.int32), torch.tensor([[[0, slots]] * 2 * group], dtype=torch.int32)
+    flags = seen.flatten() if patterns else None
+    return decode.DecodeLayout(rows, slots_of, False, 1 + patterns, slots, flags, *turning, layout)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_a_decoded_token_attends_as_by_plain_operations(group, dim, layout, patt
         works.append(torch.full((2 * 2 * group * laid.slots * (dim + 1),), torch.nan))
         outputs.append(torch.full_like(states[0], torch.nan))
         either.attend_token(works[-1], *states, given, weight, dim**-0.5, softcap)
-        either.combine(outputs[-1], works[-1], laid.slots, sinks)
+        either.combine(outputs[-1], works[-1], laid, sinks)
     close(works[1], works[0], dtype)
     close(outputs[1], outputs[0], dtype)
     if patterns:
@@ -154,9 +156,11 @@ def test_more_spans_than_are_merged_at_a_time_and_none_with_a_key():
     work, wanted, got = drawn(2 * 3 * 70 * 25), *(torch.full((2, 3, 1, 24), torch.nan) for _ in range(2))
     logs = work[-2 * 3 * 70 :].view(2, 3, 70)
     logs[0, :, :40] = logs[1, 0] = -torch.inf
+    slots_of = torch.tensor([[[0, 70], [3, 70], [0, 69]]], dtype=torch.int32)
+    laid = SimpleNamespace(slots=70, slots_of=slots_of)
     for sinks in (None, drawn(3)):
-        decode.PLAINLY.combine(wanted, work, 70, sinks)
-        triton_kernels.combine(got, work, 70, sinks)
+        decode.PLAINLY.combine(wanted, work, laid, sinks)
+        triton_kernels.combine(got, work, laid, sinks)
         close(got, wanted, torch.float32)
         assert not got[1, 0].any()
 
@@ -170,10 +174,32 @@ def test_a_decoded_token_of_a_method_equals_dense(name, monkeypatch):
         monkeypatch.setattr(module, "is_accelerator", lambda _: True)
     monkeypatch.setattr(key_ranges, "HALVED", 16)
     monkeypatch.setattr(decode, "kernels_of", lambda *_: triton_kernels)
-    ranges = key_ranges.key_ranges(bound, CPU, torch.float32)
-    output = decode.by_two_launches(bound, ranges, *attended, scale)
+    output = decode.by_two_launches(bound, *attended, scale)
     monkeypatch.undo()
     close(output, attention.dense(bound, *attended, scale)[0], torch.float32)
+
+
+@pytest.mark.parametrize("name", ["dynamic-ntk", "stair"])
+def test_rows_of_different_padding_and_chosen_heads_are_as_on_a_cpu(name, monkeypatch):
+    """A prompt and a token by the kernels themselves; a row begins in the middle of the prompt's second piece."""
+    method, results = cases.method(name, heads={0: (0, 1, 3), 2: (2,)}), []
+    model, (ids, mask) = tiny.model(), tiny.padded(0, 9, 70, length=84)
+    for by_kernels in (False, True):
+        for module in (attention, key_ranges, plug) if by_kernels else ():
+            monkeypatch.setattr(module, "is_accelerator", lambda _: True)
+        if by_kernels:
+            monkeypatch.setattr(key_ranges, "HALVED", 16)
+            monkeypatch.setattr(prefill, "is_jointly", lambda *_: True)
+            monkeypatch.setattr(gpu, "is_jointly", lambda *_: True)
+            monkeypatch.setattr(prefill, "kernel_for", lambda *_: kernels.by_triton)
+            monkeypatch.setattr(kernels, "launch_kernels", lambda *_: triton_kernels)
+            monkeypatch.setattr(decode, "kernels_of", lambda *_: triton_kernels)
+            monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (32, 32, 4, 2))
+            monkeypatch.setattr(prefill, "_QUERIES_UNIT", 11)
+            monkeypatch.setattr(prefill, "_SMALL_BYTES", 0)
+        with mesa.applied(model, method, prompt_length=82):
+            results.append(tiny.in_pieces(model, ids, 60, 82, 83, mask=mask)[mask.bool()])
+    torch.testing.assert_close(results[1], results[0], atol=2e-4, rtol=0)
 
 
 CARRIES = {
@@ -186,7 +212,7 @@ CARRIES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80)])
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 16), (torch.bfloat16, 80), (torch.float32, 18)])
 @pytest.mark.parametrize("name", [*(name for name, spans in kernels.TRIALS.items() if not spans[0].holds), *CARRIES])
 def test_attention_is_that_of_plain_operations(name, dim, dtype, monkeypatch):
     monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))

@@ -64,6 +64,33 @@ def test_a_layer_stays_within_its_budget(model, name, device, models):
     assert not budgets.over(row), row
 
 
+PADDED = {"origin", "rerope", "dynamic-ntk", "dca", "lampe", "streaming-llm", "stair", "mesa"}
+
+
+@pytest.mark.parametrize("name", sorted(PADDED))
+def test_rows_of_different_padding_take_the_launches_of_one_text(name, device, models):
+    """A launch more gathers the output, as of any batch of several rows; a set of launches a row was eight times it."""
+    method, rows = make(name, 8192), []
+    for batch in (1, 8):
+        with on_paper(device):
+            counts = budgets.counted(device, models("llama-3-8b"), method, LENGTH, batch)
+        rows.append(budgets.row("llama-3-8b", method, LENGTH, counts, batch))
+    one, padded = rows
+    assert padded["prefill launches"] <= one["prefill launches"] + 1
+    assert padded["decode launches"] == one["decode launches"] == 2
+    assert max(padded[column] for column in padded if column.endswith(("copies", "transfers"))) == 0
+    assert padded["decode extra"] <= one["decode extra"] + 0.01
+
+
+@pytest.mark.parametrize("name", ["rerope", "dynamic-ntk", "stair", "mesa"])
+def test_a_method_in_some_heads_stays_within_the_budget_of_all(name, device, models):
+    method = make(name, 8192, heads=dict.fromkeys(range(budgets.DEPTH), (0, 3, 17)))
+    with on_paper(device):
+        counts = budgets.counted(device, models("llama-3-8b"), method, LENGTH)
+    row = budgets.row("llama-3-8b", method, LENGTH, counts)
+    assert not budgets.over(row), row
+
+
 def test_launches_bytes_copies_and_transfers_are_counted():
     with on_paper() as device, torch.no_grad():
         key = torch.empty(1, 2, 8, 4, device="cuda", dtype=torch.bfloat16)  # 128 bytes

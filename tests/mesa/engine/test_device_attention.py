@@ -3,6 +3,7 @@
 A window off by one moves these outputs by more than 1e-3.
 """
 
+import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 from attended import OF_OTHERS, given, heads_by_formula, rotate, states
 
 import mesa
-from mesa.engine import attention, key_ranges, rope
+from mesa.engine import attention, key_ranges, plug, rope
 from mesa.engine.gpu import decode, kernels, prefill
 from mesa.engine.schedule import Schedule, Span
 from mesa.engine.spans import PairSpan, parts, sides_of, tiles_of
@@ -64,18 +65,32 @@ def varlen_attn_out(out, *args, **kwargs):
     return out.copy_(output), log_sum
 
 
-def attend(query, carry_query, key, value, spans, scale, softcap, known, into, log_sum, added):
-    """What our own kernel promises, in float64: both sides of a carry, and adding to what is there."""
-    scoring = kernels.Scoring(scale, softcap)
+def attend(query, carry_query, key, value, spans, scale, softcap, known, into, log_sum, added, chosen=None):
+    """What our own kernel promises, in float64: both sides of a carry, and adding to what is there.
+
+    Also spans of single rows of a batch, whose tokens begin after padding, and some heads only.
+    """
+    scoring, ((first, _), (low, _)) = kernels.Scoring(scale, softcap), sides_of(spans)
     assert len({span.holds for span in spans}) == 1
     assert (carry_query is None) == (spans[0].holds is None)
-    if not added:
-        into.zero_()
-        log_sum.fill_(-math.inf)
-    kernels.merge_plainly(into, log_sum, *kernels.by_operations(query, key, value, spans, scoring, {}))
-    if carry_query is not None:
-        others = [span._replace(holds=replace(span.holds, carried=not span.holds.carried)) for span in spans]
-        kernels.merge_plainly(into, log_sum, *kernels.by_operations(carry_query, key, value, others, scoring, {}))
+    (batch, heads), group = query.shape[:2], query.shape[1] // key.shape[1]
+    chosen = range(heads) if chosen is None else chosen.tolist()
+    for row, head in itertools.product(range(batch), chosen):
+        at = row * heads + head
+        own, log = into[:, at : at + 1], log_sum[at : at + 1]
+        if not added:
+            own.zero_()
+            log.fill_(-math.inf)
+        for span, asking, carried in [(s, query, False) for s in spans] + [(s, carry_query, True) for s in spans]:
+            if asking is None or span.row not in (None, row):
+                continue
+            holds = span.holds and replace(span.holds, carried=carried)
+            here = span._replace(holds=holds and (lambda q, k, h=holds, f=span.first: h(q - f, k - f)), period=0)
+            (begin, end), (from_key, to_key) = span[:2]
+            rows = asking[row : row + 1, head : head + 1, begin - first : end - first]
+            keys = (part[row : row + 1, head // group, None, from_key - low : to_key - low] for part in (key, value))
+            part = kernels.by_operations(rows, *keys, [here], scoring, {})
+            kernels.merge_plainly(own[begin - first : end - first], log[:, begin - first : end - first], *part)
 
 
 KERNELS = [kernels.by_triton, kernels.by_varlen, kernels.by_flex, kernels.by_operations]
@@ -184,7 +199,7 @@ def test_tiles_read_what_their_queries_see(spans, rows, columns):
     covered = np.zeros(seen.shape, int)
     table = tiles_of(spans, rows, columns)
     assert (np.diff(table[:, 5] - table[:, 2]) <= 0).all()  # the longest first
-    for first, last, start, whole, whole_end, stop, nearest, farthest in table.tolist():
+    for first, last, start, whole, whole_end, stop, nearest, farthest, *_ in table.tolist():
         mine, apart = slice(first, min(first + rows, last)), np.arange(first, min(first + rows, last))[:, None]
         apart = apart - np.arange(start, stop)
         covered[mine, start:stop] += (apart >= nearest) & (apart <= farthest)
@@ -306,7 +321,7 @@ def two_launches(monkeypatch):
     counted = []
 
     def attend(*given):
-        counted.append(len(given[4].spans))
+        counted.append(given[4].spans.shape[1])
         decode.PLAINLY.attend_token(*given)
 
     for module in (attention, rope, key_ranges):
@@ -474,3 +489,82 @@ def test_varlen_attention_is_used_only_where_torch_is_set_to_use_a_newer_flash_a
     assert kernels.kernels() == (kernels.by_triton, kernels.by_flex)
     monkeypatch.setattr(kernels, "current_flash_attention_impl", lambda: "FA3")
     assert kernels.kernels()[0] is kernels.by_varlen
+
+
+LENGTH, PADS, CHOSEN = 84, (0, 9, 31, 9, 80), (0, 1, 3)
+"""Tokens of a padded batch, on the left of each row padding, and query heads that a method changes."""
+
+
+@pytest.fixture
+def launched(two_launches, monkeypatch):
+    """On a device whose kernels are stand-ins; launches of attention: (queries, heads chosen)."""
+    launches = list[tuple[int, bool]]()
+
+    def attended(query, *given):
+        launches.append((query.shape[2], given[-1] is not None))
+        attend(query, *given)
+
+    real = kernels.takes
+    half = torch.empty(1, 1, 1, 16, dtype=torch.bfloat16, device="meta")
+    monkeypatch.setattr(plug, "is_accelerator", lambda _: True)
+    monkeypatch.setattr(
+        kernels, "takes", lambda kernel, _, *given: kernel is kernels.by_triton and real(kernel, half, *given)
+    )
+    monkeypatch.setattr(kernels, "agrees", lambda *_: True)
+    monkeypatch.setattr(kernels, "triton_module", lambda: SimpleNamespace(attend_spans=attended))
+    for name, value in (("_BLOCKS", {}), ("_QUERIES_UNIT", 11), ("_SMALL_BYTES", 0)):
+        monkeypatch.setattr(prefill, name, value)
+    return launches
+
+
+@pytest.mark.parametrize("heads", [None, CHOSEN], ids=["all heads", "some heads"])
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_rows_of_different_padding_and_some_heads_are_one_set_of_launches(
+    name, heads, launched, two_launches, monkeypatch
+):
+    """What a CPU gives row by row; a prompt in two pieces and two tokens after it, one row beginning in the second."""
+    method = cases.method(name, heads=heads and {0: heads, 2: (2,)})
+    model, (ids, mask), results = tiny.model().double(), tiny.padded(*PADS, length=LENGTH), []
+    for on_device in (True, False):
+        with mesa.applied(model, method, prompt_length=82):
+            results.append(tiny.in_pieces(model, ids, 60, 82, 83, mask=mask)[mask.bool()])
+        if on_device:
+            assert len(two_launches) == 2 * model.config.num_hidden_layers  # of two decoded tokens, rows together
+            assert any(chosen for _, chosen in launched) == bool(heads)
+            monkeypatch.undo()
+    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["origin", "rerope", "dynamic-ntk", "mesa", "stair"])
+def test_padding_on_the_right_is_one_set_of_launches_and_padding_between_tokens_one_for_each_row(
+    name, launched, monkeypatch
+):
+    model, ids, results = tiny.model().double(), tiny.tokens(3, 60), []
+    mask = torch.ones(3, 60, dtype=torch.long)
+    mask[0, 50:], mask[1, :7] = 0, 0
+    for between in (False, True):
+        mask[2, 20:23] = 1 - int(between)
+        for on_device in (True, False):
+            with pytest.MonkeyPatch.context() as context, mesa.applied(model, cases.method(name)), torch.no_grad():
+                for module in (attention, rope, key_ranges, plug) if not on_device else ():
+                    context.setattr(module, "is_accelerator", lambda _: False)
+                results.append(model(ids, attention_mask=mask).logits[mask.bool()])
+        torch.testing.assert_close(*results[-2:], atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["origin", "rerope", "stair", "mesa"])
+def test_a_token_takes_values_of_fewer_dims_as_they_are(name, on_device, two_launches, monkeypatch):
+    """As with MLA: to pad all cached values for each token would be work that grows with the text."""
+    if not on_device:
+        monkeypatch.undo()
+    bound, query, key, value, scale = given(cases.method(name), states(83, heads=4, key_heads=2, batch=3), 82, 80)
+    expected = attention.dense(bound, query, key, value[..., :5], scale)[0]
+    padded = []
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *given, **options: padded.append(given))
+    got = attention.fused(bound, query, key, value[..., :5], scale)[0]
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert got.shape[3] == 5
+    assert not padded
+    assert bool(two_launches) == on_device

@@ -23,6 +23,7 @@ COMMANDS = {
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
     "locate": "--lengths 320 --samples 4 --try patch,clamp,smallest --heads 1",
     "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2",
+    "readout": "--methods origin,rerope --lengths 320 --samples 4 --tokens 24 --probe position",
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }
 TIMES = re.compile(
@@ -73,7 +74,7 @@ def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, cap
     command = "eval" if name == "harness" else name
     given = [command, *shlex.split(COMMANDS[name]), "--out", f"{name}/out"]
     given += ["--model", "headed" if name == "locate" else "plain"]
-    if name in ("eval", "anatomy"):
+    if name in ("eval", "anatomy", "readout"):
         given += ["--text", "text.txt"]
     assert main(given) == 0
     (here / name / "out").rename(here / name / "local")

@@ -18,16 +18,21 @@ from probe.run import open_run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("run"), hidden_states(layers=2, dims=12), evaluation())
+    return write_run(
+        tmp_path_factory.mktemp("run"),
+        hidden_states(layers=2, dims=12, prompts=("repeated", "text-0", "text-1")),
+        evaluation(),
+    )
 
 
 def exports(run):
     """The names of the figures that `mesa-lens export` writes of a run."""
-    prompts = {"prompt": run.hidden["prompt"].values.tolist()}
+    captured = run.hidden["prompt"].values.tolist()
     for kind, (_, parameters, _) in KINDS.items():
-        if kind in ("locate", "anatomy"):
+        if kind in ("locate", "anatomy", "readout"):
             continue
-        for prompt in prompts["prompt"] if "prompt" in parameters.split() else [None]:
+        prompts = [*run.analysis().drifts] if kind == "drift" else captured  # of several texts their mean is judged
+        for prompt in prompts if "prompt" in parameters.split() else [None]:
             yield from getattr(run, kind)(**({} if prompt is None else {"prompt": prompt})).export.figures
 
 

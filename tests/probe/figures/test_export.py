@@ -20,6 +20,7 @@ from mesa_lens.export import KINDS
 from probe.commands.anatomy.page import anatomy_export
 from probe.commands.locate.page import located_export
 from probe.commands.probe.report import curves_export, threshold_export
+from probe.commands.readout.page import readout_export
 from probe.figures import export as figure_files
 from probe.figures.export import formats, heatmap_export, npz_bytes
 from probe.figures.heatmap import difference, regions
@@ -36,7 +37,7 @@ HOSTILE = "</script><script>alert(1)</script> $\\frac$"
 
 @pytest.fixture(scope="module")
 def hidden():
-    return hidden_states(windows=3, layers=2, dims=12)
+    return hidden_states(windows=3, layers=2, dims=12, prompts=("repeated", "text-0", "text-1"))
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def run(folder, tmp_path, *arguments):
     return main(["export", kind, str(folder), "--out", str(tmp_path), *rest])
 
 
+DISTANCE = "state-distance-resid_post"
 CONTROL = ("thresholds-onsets", "thresholds-control", "thresholds-control-places")
 
 
@@ -84,6 +86,7 @@ CONTROL = ("thresholds-onsets", "thresholds-control", "thresholds-control-places
             ["drift-resid_post-repeated", "drift-resid_post-repeated-map"],
             [f"drift-resid_post-repeated-{table}" for table in ("levels", "dims", "onsets")],
         ),
+        ("distance", ["--layers", "1"], [DISTANCE], [DISTANCE, f"{DISTANCE}-last"]),
         (
             "curves",
             [],
@@ -209,7 +212,7 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     assert failures.loc["mesa", "drift_onset_text"] == "none up to 192"
 
 
-@pytest.mark.parametrize("kind", ["drift", "thresholds", "curves", "heatmap"])
+@pytest.mark.parametrize("kind", ["drift", "thresholds", "distance", "curves", "heatmap"])
 def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
     assert run(folder, tmp_path, kind, "--methods", "rerope", "--format", "csv") == 0
     labels = [pd.read_csv(path) for path in tmp_path.glob("*.csv")]
@@ -236,7 +239,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
         (["heatmap", "--positions", "999"], "region 999-999 holds no captured position; captured: 0-191"),
         (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
         (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is not a list of layer:dim; write e.g. 1:234,2:17"),
-        (["drift", "--prompt", "text-9"], "drift of prompt 'text-9' is not judged; judged: repeated, text-0"),
+        (["drift", "--prompt", "text-9"], "drift of prompt 'text-9' is not judged; judged: repeated, text-mean"),
     ],
 )
 def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folder, tmp_path, capsys):
@@ -249,7 +252,7 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
 @pytest.mark.parametrize("kind", KINDS)
 def test_flags_follow_from_the_parameters_of_the_call(kind):
     """A figure's call, and its flags: a parameter without its flag, or a flag without its parameter, is told here."""
-    calls = {"locate": located_export, "anatomy": anatomy_export}
+    calls = {"locate": located_export, "anatomy": anatomy_export, "readout": readout_export}
     _, *parameters = inspect.signature(calls.get(kind) or getattr(Run, kind)).parameters
     assert parameters == KINDS[kind][1].split(), f"flags of `mesa-lens export {kind}`: mesa_lens/export.py"
 

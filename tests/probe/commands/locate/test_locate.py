@@ -50,6 +50,7 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     assert alone[HEAD] == pytest.approx(1, abs=1e-2)
     assert all(abs(share) < 1e-2 for place, share in alone.items() if place not in (HEAD, (1, None)))
     assert (summary["smallest"][0]["heads"], summary["smallest"][0]["enough"]) == ([list(HEAD)], 1)
+    assert summary["smallest"][0]["rest"][0] == pytest.approx(0, abs=0.05)  # the planted head is necessary
     rows = (tmp_path / "locate" / "journal.jsonl").read_text()
     assert located(checkpoint, tmp_path, *kinds) == 0
     assert (tmp_path / "locate" / "journal.jsonl").read_text() == rows

@@ -1,9 +1,11 @@
 """The tasks of a locate run follow from its journal's rows; the summary of runs that were cut short."""
 
+import math
+
 import pytest
 
 from probe.commands.locate.interventions import by_layer
-from probe.commands.locate.plan import LocateRequest, Round, plan, random_sets, remaining, set_key, tasks
+from probe.commands.locate.plan import LocateRequest, Round, complement, plan, random_sets, remaining, set_key, tasks
 from probe.commands.locate.run import summarize
 from probe.experiment.journal import Journal
 
@@ -72,6 +74,12 @@ def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(model, t
     assert row.share == pytest.approx([0.5, 0.95, 0.8])
     assert row.finished
     assert row.enough is None
+    assert math.isnan(row.rest[0])
+    assert len(tasks(locate_plan, journal.rows)) == 2  # all other heads, on the scoring half
+    for number in (1, 3):
+        key = set_key(GROUP, "rerope", number, complement(locate_plan, ORDER))
+        add(journal, locate_plan, key, nll=[2.4] * 8)
+    assert summarize(locate_plan, journal).smallest[0].rest[0] == pytest.approx(0.6)
     assert remaining(locate_plan, journal.rows) == 0
 
 

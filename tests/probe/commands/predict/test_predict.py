@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -40,7 +41,10 @@ def test_it_predicts_who_fails_and_who_holds(out):
     prediction = PREDICTION.read(out.parent)
     methods, law = prediction.methods, prediction.law
     assert sum(prediction.text_source.documents.values()) == 8
-    assert methods["rerope"].failure.length is None
+    assert methods["rerope"].refusal.startswith("not covered, since no key is at a distance of M or more up to 2048")
+    assert methods["rerope"].not_covered
+    assert methods["rerope"].cost_inside == pytest.approx(0, abs=0.1)
+    assert not any(row.not_covered for name, row in methods.items() if name != "rerope")
     assert methods[K2].failure.length < 1024
     assert methods[K2].measured_failure == 2048
     assert methods["pi"].cost_inside > 0.5  # distances below M, and yet it costs
@@ -54,7 +58,7 @@ def test_it_predicts_who_fails_and_who_holds(out):
     assert "frequencies" in methods["yarn"].refusal
     assert not methods["yarn"].predicted
     assert methods["yarn"].measured[0].length == 512
-    assert prediction.agreement["all methods"].methods == 3
+    assert prediction.agreement["those with distances beyond M"].methods == 2
     at = methods[K2].predicted[1]
     assert at.excess_ends[0] <= at.excess <= at.excess_ends[1]
 
@@ -62,7 +66,7 @@ def test_it_predicts_who_fails_and_who_holds(out):
 def test_it_writes_a_table_and_figures(out):
     rows = list(csv.DictReader((out / "prediction.csv").read_text().splitlines()))
     assert len(rows) == 2 * 6
-    assert {row["method"] for row in rows if not row["predicted"]} == {"yarn", FAR}
+    assert {row["method"] for row in rows if not row["predicted"]} == {"yarn", FAR, "rerope"}
     assert (out / "prediction.png").read_bytes()[1:4] == b"PNG"
     assert b"plotly" in (out / "prediction.html").read_bytes()
 
@@ -79,7 +83,7 @@ def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, 
     words = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope"]
     assert main(["predict", "--out", str(out.parent), *words]) == 0
     printed = capsys.readouterr()
-    assert "none up to 2048" in printed.out
+    assert re.search("rerope +not covered", printed.out)
     misfit = PREDICTION.read(out.parent).misfit
     assert (
         f"Misfit of the law to the 15 position gaps that it was fitted to: {misfit.rms:.2f} nats/token" in printed.out

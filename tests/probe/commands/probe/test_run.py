@@ -66,7 +66,7 @@ def test_everything_promised_is_written(finished):
     ("arguments", "message", "code"),
     [
         (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
-        (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
+        (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; shorter prompts", 2),
         (["--length", "1000000000"], "GiB are free; take a shorter length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
         (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),

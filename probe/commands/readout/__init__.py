@@ -1,0 +1,59 @@
+"""Linear probes and lens readouts (`mesa-lens readout`): is what the model knew lost beyond M, or only moved?
+
+In: a model, methods, texts and what is to be read. Out: by layer, prompt length and method what a lens and probes read.
+Open first: probes.py (any states), then plan.py (texts and labels) and run.py (the experiment).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from probe.commands import Command
+from probe.options import Count, InputPath, Lengths, Names, RangeText, Text, TextName, Whole, option
+from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
+from probe.run_folder import REPORTED, Layout
+
+Classes = Annotated[Whole, Field(ge=2, le=1000)]
+
+
+@dataclass(frozen=True)
+class ReadoutRequest(MethodsRequest):
+    """What is read, and where; lengths in tokens, M first.
+
+    samples: texts, half of them to train on. tokens: the last of each text, whose states are read. classes: the most
+    frequent tokens that `previous-K` tells apart. labels: a file of the user's own labels.
+    """
+
+    default_methods: ClassVar[str] = "origin,rerope"
+    not_compared: ClassVar[tuple[str, ...]] = (*STORED, "properties")
+    properties: Names = option(
+        ("previous-1",),
+        "what is probed: previous-K (the token K before), position, open-line, open-string, labels; with commas, or "
+        "none: the lens alone",
+        key="probe",
+    )
+    lengths: Lengths | None = option(None, f"{LENGTHS_HELP}; M is added", unset="M, 2x M and 4x M")
+    samples: Count = option(64, "texts; probes are trained on half of them, and read on the others")
+    tokens: Count | None = option(None, "last tokens of each text that are read", unset="96, or M/4 where that is less")
+    classes: Classes = option(20, "previous-K tells so many tokens apart, the most frequent ones")
+    hook: Text = option("resid_post", "TransformerLens hook that is read; the lens reads resid_post alone")
+    layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; the last is added")
+    labels: InputPath | None = option(
+        None, "your own labels: csv or jsonl with text, token (or start and end, in characters) and label"
+    )
+    text: TextName | None = option(None, f"text that is read: {TEXT_HELP}", unset="the shipped one")
+
+
+COMMAND = Command(
+    name="readout",
+    help="linear probes and a lens by layer and length: is what the model knew lost beyond M, or moved?",
+    about="reads hidden states with linear probes and a lens, by layer, prompt length and method",
+    example="--methods origin,rerope --probe previous-1 --out runs/demo",
+    options=(ReadoutRequest,),
+    layout=Layout("readout", ("journal.jsonl",), REPORTED),
+    package=__name__,
+    tells=("findings", "inside", "rewrite", "in_notebook"),
+)

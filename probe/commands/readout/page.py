@@ -1,0 +1,380 @@
+"""What the pages of `mesa-lens readout` show: an answer, maps of probes, charts by layer, tables, exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from mesa.errors import Refused
+from probe.commands import Findings, RunFacts
+from probe.commands.readout.result import READOUT, TABLES, Interval, ProbeRead, Readout
+from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
+from probe.figures.figure_data import (
+    BLACK,
+    Chart,
+    Heatmaps,
+    Line,
+    Panel,
+    Rule,
+    Scale,
+    at_length,
+    axis_range,
+    nth,
+    same_range,
+    style,
+    tile_map,
+    tiles,
+)
+from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
+from probe.store.result_file import having, ranged
+from probe.tables import Table
+
+PANELS = {"inside": "in (tokens)", "transfer": "transfer (tokens)", "refit": "refit (tokens)"}
+"""The panels of a probe's map, by field."""
+_PANELS = (
+    "In: trained and read at M. Transfer: trained at M, read at this length. Refit: trained and read at this length."
+)
+_SCORES = {"classes": "accuracy", "numbers": "R2"}
+
+
+def answers(summary: Readout) -> list[str]:
+    """A sentence for each thing probed, at the longest length; then one of the lens; then what is left out."""
+    return [*_probed(summary), *_lens_sentences(summary), *_distance_sentences(summary), *_limits(summary)]
+
+
+def _probed(summary: Readout) -> Iterator[str]:
+    longest = summary.lengths[-1]
+    for probe in summary.probed:
+        rows = having(summary.probes, probe=probe, length=longest)
+        if not rows or longest == summary.trained_length:
+            continue
+        layer = summary.best_layer(probe)
+        if layer is None:
+            yield f"{probe}: nothing is claimed; {_why_not(summary, rows)}."
+            continue
+        for row in having(rows, layer=layer):
+            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(row)}"
+
+
+def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
+    if not summary.is_trained:
+        return "the model's own loss at M is not below that of token frequencies"
+    best = max(having(rows, method=summary.reference), key=lambda row: row.selectivity.mean)
+    return (
+        f"in no layer the probe at M reads clearly more than its control and chance (best: layer {best.layer}, "
+        f"{_n(best.inside)}, control {_n(best.control)}, chance {best.chance:z.2f})"
+    )
+
+
+def _scores_text(row: ProbeRead) -> str:
+    """Scores at M and beyond, and what of the difference is lost and what moved."""
+    text = (
+        f"a probe reads {_n(row.inside)} at M (control {_n(row.control)}), the same probe {_n(row.transfer)} here, "
+        f"one trained here {_n(row.refit)}"
+    )
+    if not row.is_read:
+        return f"{text}; not clearly above its control, so nothing is claimed."
+    parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
+    text += f": {' and '.join(parts)}" if parts else ": neither lost nor moved beyond chance"
+    if row.is_returned:
+        text += (
+            f"; the reference's probe of M reads {_n(row.by_reference)} here, {ranged(*row.returned)} more than there"
+        )
+    return f"{text}."
+
+
+def _parts(row: ProbeRead) -> tuple[tuple[str, Interval, bool], ...]:
+    return ("lost", row.lost, row.is_lost), ("moved", row.moved, row.is_moved)
+
+
+def _n(value: Interval) -> str:
+    return f"{value.mean:z.2f}"
+
+
+def _lens_sentences(summary: Readout) -> Iterator[str]:
+    longest = summary.lengths[-1]
+    for method in summary.methods if longest > summary.trained_length else ():
+        rows = having(summary.lens, method=method, length=longest)
+        if not rows:
+            continue
+        last, layer = rows[-1], summary.leaves(method, longest)
+        excess = f"{ranged(*last.excess)} nats/token"
+        if layer is None:
+            yield f"Lens, {method} at {longest} tokens: the loss is not clearly above that at M ({excess})."
+        else:
+            yield f"Lens, {method} at {longest} tokens: the loss leaves that at M from layer {layer} on, by {excess}."
+
+
+def _distance_sentences(summary: Readout) -> Iterator[str]:
+    """By method at the longest length, the layer whose states moved most, in or out; not of an untrained model."""
+    longest = summary.lengths[-1]
+    for method in summary.methods if summary.is_trained else ():
+        if rows := having(summary.distances, method=method, length=longest):
+            row = max(rows, key=lambda row: abs(np.log(row.ratio.mean)))
+            how = "neither collapse nor grow clearly, at most" if row.direction == "level" else row.direction
+            how = {"collapse": "collapse most", "growth": "grow most"}.get(how, how)
+            ratio = f"{ranged(*row.ratio)} of their squared distance from the in-window centre"
+            yield f"States, {method} at {longest} tokens: {how} in layer {row.layer}, to {ratio}."
+
+
+def _limits(summary: Readout) -> Iterator[str]:
+    if not summary.is_trained:
+        yield (
+            f"The model's own loss at M, {ranged(*summary.loss)}, is not clearly below that of token frequencies, "
+            f"{summary.frequencies:z.2f} nats/token: nothing is claimed of what it knew."
+        )
+    if summary.tasks_left:
+        yield f"{summary.tasks_left} passes and probes are left to run."
+
+
+def probe_map(summary: Readout, probe: str, method: str) -> Heatmaps | None:
+    """Layers x prompt lengths of a probe under a method: at M, by the probe trained at M, by one trained there."""
+    rows = having(summary.probes, probe=probe, method=method)
+    if not rows:
+        return None
+    kind = _SCORES[summary.probed[probe].kind]
+    scale = Scale(0.0, 1.0, 2)
+    columns = [str(length) for length in summary.lengths]
+    blocks = []
+    for field, title in PANELS.items():
+        triples = {
+            (row.layer, summary.lengths.index(row.length)): getattr(row, field)
+            for row in rows
+            if field != "inside" or row.length == summary.trained_length
+        }
+        chosen = columns[:1] if field == "inside" else columns
+        blocks.append(tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
+    title = f"{probe} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
+    return tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
+
+
+def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
+    """What is lost and what moved by layer, a line a method, with 95% intervals."""
+    rows = having(summary.probes, probe=probe, length=length)
+    if not rows or length == summary.trained_length:
+        return None
+    panels = []
+    for field, title in {
+        "lost": "Lost: at M less trained here",
+        "moved": "Moved: trained here less trained at M",
+    }.items():
+        lines = []
+        for method in dict.fromkeys(row.method for row in rows):
+            of = having(rows, method=method)
+            lines.append(_line(method, of, [getattr(row, field) for row in of], style(method)))
+        seen = [
+            f"{row.method} {ranged(*getattr(row, field))}" for row in having(rows, layer=_shown_layer(summary, probe))
+        ]
+        panels.append(
+            _panel(title, _SCORES[summary.probed[probe].kind], lines, f"{field.capitalize()}: {'; '.join(seen)}.")
+        )
+    title = f"{probe}: lost or moved? {at_length(summary.model, summary.trained_length, length)}, 95% intervals"
+    return Chart(title, same_range(panels))
+
+
+def lens_chart(summary: Readout) -> Chart | None:
+    """The lens' loss by layer, a line a length and a panel a method; where a line leaves that of M is marked."""
+    panels = []
+    for method in dict.fromkeys(row.method for row in summary.lens):
+        lines, seen = [], []
+        for number, length in enumerate(summary.lengths):
+            rows = having(summary.lens, method=method, length=length)
+            look = (BLACK, "solid", "circle") if length == summary.trained_length else nth(number)
+            label = f"{length} tokens (M)" if length == summary.trained_length else f"{length} tokens"
+            lines += [_line(label, rows, [row.loss for row in rows], look)] if rows else []
+        longest = max(row.length for row in summary.lens if row.method == method)
+        leaves = summary.leaves(method, longest)
+        rule = [] if leaves is None else [Rule(leaves, f"{longest} tokens leave M", nth(0)[0], "dot", vertical=True)]
+        last = having(summary.lens, method=method, length=longest)[-1]
+        seen = f"{method}: at {longest} tokens {ranged(*last.excess)} nats/token above M in the last layer."
+        panels.append(_panel(method, "loss (nats/token)", lines, seen, rule))
+    if not panels:
+        return None
+    return Chart(f"What the lens reads by layer: loss of the same last tokens. {summary.model}", same_range(panels))
+
+
+def distance_chart(summary: Readout) -> Chart | None:
+    """Distance of states to the in-window distribution over that at M, by layer: a panel a method, a line a length."""
+    panels = []
+    for method in dict.fromkeys(row.method for row in summary.distances):
+        lines = []
+        for number, length in enumerate(summary.lengths[1:], 1):
+            rows = having(summary.distances, method=method, length=length)
+            lines.append(_line(f"{length} tokens", rows, [row.ratio for row in rows], nth(number)))
+        panel = _panel(method, "squared distance over that at M", lines, "", [Rule(1.0, "M", BLACK)])
+        panels.append(panel)
+    if not panels:
+        return None
+    return Chart(f"How far states lie from the in-window distribution, by layer. {summary.model}", same_range(panels))
+
+
+def _line(label: str, rows: Sequence[Any], values: Sequence[Interval], look: tuple[str, str, str]) -> Line:
+    mean, low, high = np.array([list(value) for value in values], float).T
+    return Line(label, np.array([row.layer for row in rows], float), mean, *look, interval=(low, high))
+
+
+def _panel(title: str, y_title: str, lines: Sequence[Line], seen: str, rules: Sequence[Rule] = ()) -> Panel:
+    layers = sorted({int(layer) for line in lines for layer in line.x})
+    zero = [Rule(0.0, "", "#666666")] if y_title in _SCORES.values() else []
+    step = -(-len(layers) // 12)
+    return Panel(
+        title,
+        "layer",
+        y_title,
+        tuple(lines),
+        axis_range(lines, zero),
+        rules=(*zero, *rules),
+        x_ticks=tuple(layers[::step]),
+        seen=seen,
+    )
+
+
+def _shown_layer(summary: Readout, probe: str) -> int:
+    best = summary.best_layer(probe)
+    return summary.layers[-1] if best is None else best
+
+
+_COLUMNS = ("layer", "method", "length", "in", "control", "transfer", "refit", "moved", "lost")
+
+
+def probe_table(summary: Readout, probe: str, lengths: Sequence[int]) -> Table:
+    """Every score of a probe beyond M, with intervals; `*` where a part is claimed."""
+    rows = []
+    for row in having(summary.probes, probe=probe):
+        if row.length in lengths and row.length > summary.trained_length:
+            parts = [ranged(*value) + "*" * is_clear for _, value, is_clear in reversed(_parts(row))]
+            scores = (ranged(*row.inside), _n(row.control), ranged(*row.transfer), ranged(*row.refit))
+            rows.append((str(row.layer), row.method, str(row.length), *scores, *parts))
+    of = summary.probed[probe]
+    title = f"{probe}: {_SCORES[of.kind]}, {of.values} labels{f' ({of.note})' if of.note else ''}; * claimed"
+    return Table(title, _COLUMNS, tuple(rows))
+
+
+_MADE = {
+    "In, transfer, refit": "A linear probe is trained on half of the texts and scored on the last tokens of the "
+    "others: trained and scored at M (in), trained at M and scored at this length (transfer), trained and scored at "
+    "this length (refit). The tokens are the same at every length; only what stands before them differs.",
+    "Moved, lost": "moved = refit - transfer: what is in the states in another form. lost = in - refit: what no "
+    "linear probe finds that is trained on as many texts. Intervals are 95%, over resampled test texts, paired.",
+    "Control": "The same probe on labels drawn at random for each token type (Hewitt and Liang 2019). Nothing is "
+    "claimed where the probe at M is not clearly above its control and chance, where the model's own loss at M is not "
+    "below that of token frequencies, or where a part is not above 0 after a correction for all layers, lengths and "
+    "methods.",
+    "Distance": "The squared Mahalanobis distance of states to those of the reference at M on the training texts, "
+    "along 64 principal components, over the same at M. Below 1 they collapse towards the centre, above they grow: a "
+    "symptom, of which failure is one cause.",
+    "Lens": "The model's own last norm and unembedding on the states of each layer. A length leaves M's line from the "
+    "first layer from which on, up to the last, its loss is above that at M after the same correction.",
+}
+
+
+def title(summary: Readout) -> str:
+    """The page's heading."""
+    return f"{summary.model}: what probes and a lens read beyond M = {summary.trained_length} tokens"
+
+
+def sections(summary: Readout) -> list[Section]:
+    """The full report."""
+    definitions = Section("How each number is made", parts=[Section(name, [text]) for name, text in _MADE.items()])
+    parts = [place(summary, probe, list(summary.methods)) for probe in summary.probed]
+    return [Section("", answers(summary)), *parts, *lens_section(summary), definitions, provenance(summary)]
+
+
+def headline(summary: Readout) -> list[Section]:
+    """What was found in sentences, and the scores of the best layers."""
+    tables = [_short(probe_table(summary, probe, summary.lengths), summary, probe) for probe in summary.probed]
+    return [Section("", answers(summary)), Section("", tables=[table for table in tables if table.rows])]
+
+
+def _short(table: Table, summary: Readout, probe: str) -> Table:
+    """The table's rows of the layer that is shown."""
+    layer = str(_shown_layer(summary, probe))
+    return Table(table.title, table.head, tuple(row for row in table.rows if row[0] == layer))
+
+
+def place(summary: Readout, probe: str, methods: Iterable[str]) -> Section:
+    """One thing probed: lost and moved at the longest length, a map a method, all scores."""
+    figures: dict[str, Any] = {f"readout-{safe_name(probe)}-parts": parts_chart(summary, probe, summary.lengths[-1])}
+    figures |= {f"readout-{safe_name(probe)}-{safe_name(name)}": probe_map(summary, probe, name) for name in methods}
+    table = probe_table(summary, probe, summary.lengths)
+    details = [Section("All scores", tables=[table], folded=True)] if table.rows else []
+    return Section(probe, figures={name: figure for name, figure in figures.items() if figure}, parts=details)
+
+
+def lens_section(summary: Readout) -> list[Section]:
+    """The lens and the distances by layer; nothing of what was not read."""
+    chart = lens_chart(summary)
+    distances = distance_chart(summary)
+    lens = [] if chart is None else [Section("Lens", figures={"readout-lens": chart})]
+    return lens + ([Section("Distance", figures={"readout-distance": distances})] if distances else [])
+
+
+def readout_export(
+    summary: Readout, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Export:
+    """Figures and tables; default: all. Raises Refused for a method or length that is not there."""
+    known = {"method": list(summary.methods), "length": summary.lengths}
+    chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
+    parts = [place(summary, probe, chosen["method"]) for probe in summary.probed]
+    figures = figures_of([*parts, *lens_section(summary)])
+    if not figures:
+        raise Refused(f"nothing is there for {labels_text(chosen)}; run `mesa-lens readout`")
+    return Export(figures, readout_tables(summary, chosen))
+
+
+def readout_tables(summary: Readout, chosen: Labels) -> dict[str, xr.Dataset]:
+    """The measurements as tables. chosen: labels to keep, all if empty."""
+    tables = {name: [_flat(vars(row)) for row in getattr(summary, name)] for name in TABLES}
+    return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
+
+
+def _flat(row: Mapping[str, Any]) -> Row:
+    """The row with a column for each text and number, and for the ends of intervals _low and _high."""
+    flat: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Interval):
+            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
+        else:
+            flat[name] = value
+    return flat
+
+
+def write_readout(folder: Path, summary: Readout) -> Path:
+    """Writes the report and its tables in a run's folder; returns the page's path."""
+    tables = readout_tables(summary, {})
+    return write_page(folder / READOUT.command, title(summary), sections(summary), tables, TABLES)
+
+
+def findings(folder: Path, facts: RunFacts) -> Findings:
+    """For the verdict of the run in a folder: what is lost or moved under the reference, where it is claimed."""
+    summary, notes = READOUT.find(folder), list[str]()
+    for row in [] if summary is None else having(summary.probes, method=facts.reference, length=summary.lengths[-1]):
+        parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
+        if parts and summary and row.layer == summary.best_layer(row.probe):
+            at = f"{row.probe}, layer {row.layer}, {row.method} at {row.length} tokens"
+            notes.append(f"Of what a linear probe reads at M ({at}; {_n(row.inside)}): {' and '.join(parts)}.")
+    return Findings({}, {}, notes)
+
+
+def inside(folder: Path) -> Iterator[Section]:
+    """For the report of the run in a folder: the answers."""
+    if summary := READOUT.find(folder):
+        links = report_link(folder, READOUT.command, "Every probe, layer, length and method")
+        yield Section("Lost or moved", answers(summary), links=links)
+
+
+def rewrite(folder: Path) -> None:
+    """Writes the report again, if there is one."""
+    if summary := READOUT.find(folder):
+        write_readout(folder, summary)
+
+
+def in_notebook(folder: Path) -> InNotebook:
+    """The tables by name, findings and figures; NotFound where nothing was measured."""
+    summary = READOUT.read(folder)
+    export = readout_export(summary)
+    return export.numbers, as_text(headline(summary)), export, None

@@ -1,0 +1,468 @@
+"""What is read, checked before any weights are loaded: the texts in two halves, and the labels of their last tokens."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mesa.engine.bridge import check_adapted
+from mesa.errors import Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.methods import Method
+from mesa.models import tokenizer_of
+from mesa.support import attending_layers
+from probe.capture.memory import check_prompts
+from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
+from probe.commands.readout import ReadoutRequest
+from probe.commands.readout.probes import check_labels
+from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.score import documents_of, window_places
+from probe.eval_tasks.sources import TextSource, rows, texts_by_name
+from probe.eval_tasks.tasks import tail_prompts
+from probe.eval_tasks.token_texts import token_texts
+from probe.evaluation import PROMPTS
+from probe.files import JsonObject, checksum
+from probe.options import parse_ranges
+
+LENS, STATES, PROBE = "resid_post", "states", "probe"
+LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
+CLASSES, NUMBERS = "classes", "numbers"
+_PREVIOUS = re.compile("previous-([0-9]{1,2})")
+_FARTHEST = 32  # tokens before, of `previous-K`
+_DEFAULT_TOKENS = 96
+_FEW = 2  # distinct numbers that are still classes: 0 and 1
+
+
+class ReadoutKey(NamedTuple):
+    """What a row of the journal is of: the states of a text, or a probe's scores in a layer; length in tokens.
+
+    number: the text, or the layer. name: what is probed, empty for states.
+    """
+
+    part: str
+    method: str
+    length: int
+    number: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Of every text's last tokens (text, token): values, which of them there are, and the choice in words.
+
+    kind: `classes` or `numbers`.
+    """
+
+    kind: str
+    values: np.ndarray
+    known: np.ndarray
+    note: str = ""
+
+
+Piece = tuple[int, int, int]
+"""A document's number, and the half-open range of its tokens."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """The texts to train on, or to test on: pieces of documents as one stream, and where in it each window ends."""
+
+    documents: Sequence[np.ndarray]
+    pieces: list[Piece]
+    ends: list[int]
+
+    def of_tokens(self, by_document: Sequence[np.ndarray]) -> np.ndarray:
+        """Values of the documents' tokens, in the order of the stream."""
+        return np.concatenate([by_document[number][start:stop] for number, start, stop in self.pieces])
+
+    def last(self, by_document: Sequence[np.ndarray], count: int) -> np.ndarray:
+        """Values of the last tokens of each window, (text, token); before the first piece come the last ones."""
+        stream = self.of_tokens(by_document)
+        return np.stack([stream.take(range(end - count, end), mode="wrap") for end in self.ends])
+
+
+@dataclass(frozen=True)
+class ReadoutPlan:
+    """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
+
+    labels: by what is probed. documents, given: fingerprints of the texts, and of the user's labels.
+    """
+
+    request: ReadoutRequest
+    config: Any
+    methods: dict[str, Method]
+    lengths: list[int]
+    tokens: int
+    layers: list[int]
+    windows: list[np.ndarray]
+    training: int
+    first: list[int]
+    labels: dict[str, Labels]
+    documents: str
+    text_source: TextSource
+    given: str = ""
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are compared with: Origin, or the first."""
+        return "origin" if "origin" in self.methods else next(iter(self.methods))
+
+    @property
+    def ordered(self) -> list[str]:
+        """The methods, the reference first."""
+        return sorted(self.methods, key=lambda name: name != self.reference)
+
+    @property
+    def keys(self) -> list[ReadoutKey]:
+        """The states that are read, short prompts first."""
+        return [
+            ReadoutKey(STATES, name, length, text, "")
+            for length in self.lengths
+            for name in self.methods
+            for text in range(len(self.windows))
+        ]
+
+    @property
+    def probes(self) -> list[ReadoutKey]:
+        """The probes' scores: by what is probed, layer, method (the reference first) and length, in this order."""
+        return [
+            ReadoutKey(PROBE, method, length, layer, name)
+            for name in self.labels
+            for layer in self.layers
+            for method in self.ordered
+            for length in self.lengths
+        ]
+
+    @property
+    def settings(self) -> JsonObject:
+        """Everything that a row depends on in addition to its key and its method, as JSON."""
+        return {
+            **self.request.identity,
+            "trained_length": self.trained_length,
+            "longest": self.lengths[-1],
+            "prompts": PROMPTS,
+            **identity(self.request.model, self.config),
+            "documents": self.documents,
+            **({"given": self.given} if self.given else {}),
+        }
+
+    def prompt(self, text: int, length: int) -> np.ndarray:
+        """Token ids of a text at a length: its last tokens, after the tokenizer's first."""
+        return tail_prompts([self.windows[text]], self.first, length)[0]
+
+    @property
+    def last_ids(self) -> np.ndarray:
+        """Ids (text, token) of the tokens that are read."""
+        return np.stack([window[-self.tokens :] for window in self.windows])
+
+    def selection(self, length: int) -> Selection:
+        """What is captured of a pass over `length` tokens."""
+        layers = tuple((layer, layer + 1) for layer in self.layers)
+        return CaptureSpec((self.request.hook,), layers, ((length - self.tokens, length),)).resolve(self.config, length)
+
+
+def plan(request: ReadoutRequest) -> ReadoutPlan:
+    """Checks the request, and builds every prompt and label. Raises Refused or FileNotFoundError, naming the value."""
+    names = [] if request.properties == ("none",) else list(dict.fromkeys(request.properties))
+    names += [LABELS] if request.labels is not None and LABELS not in names else []
+    for name in names:
+        check_property(name, request)
+    config, trained = request.checked_model()
+    methods = request.checked_methods(config, trained)
+    lengths = sorted({trained, *(request.lengths or (2 * trained, 4 * trained))})
+    if lengths[0] < trained:
+        raise Refused(f"--lengths {lengths[0]} is below M = {trained}, where probes are trained; give more")
+    tokens = request.tokens or min(_DEFAULT_TOKENS, max(1, trained // 4))
+    before = max([int(match[1]) for name in names if (match := _PREVIOUS.fullmatch(name))], default=0)
+    if tokens + before > trained // 2:
+        raise Refused(
+            f"--tokens {tokens}, and {before} before them, are more than half of the trained length {trained}; "
+            "take fewer"
+        )
+    layers = _layers(request, config)
+    check_prompts(lengths[-1], request.samples)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    documents, text_source, own = _documents(request, tokenizer)
+    halves = [
+        _half(documents, pieces, lengths[-1], max(2, request.samples // 2), tokens, own)
+        for pieces in split_halves(documents)
+    ]
+    windows = [window for half in halves for window in half.last(documents, lengths[-1])]
+    first = list(map(int, first_ids(tokenizer)))
+    labels = {name: labels_of(name, request, tokenizer, halves, tokens, own) for name in names}
+    training = len(halves[0].ends)
+    for name, each in labels.items():
+        _check_known(name, each, training)
+    _check_apart(windows, training, tokens)
+    given = "" if own is None else checksum([each.tolist() for each in own])
+    return ReadoutPlan(
+        request, config, methods, lengths, tokens, layers, windows, training, first, labels,
+        ids_fingerprint(documents), text_source, given,
+    )  # fmt: skip
+
+
+def check_property(name: str, request: ReadoutRequest) -> None:
+    """Raises Refused for what is not probed, and for labels without a file."""
+    match = _PREVIOUS.fullmatch(name)
+    if name == LABELS and request.labels is None:
+        raise Refused("--probe labels needs a file of them; name it by --labels")
+    if not (match and int(match[1]) <= _FARTHEST) and name not in (LABELS, POSITION, OPEN_LINE, OPEN_STRING):
+        known = f"previous-K (K from 0 to {_FARTHEST}), {POSITION}, {OPEN_LINE}, {OPEN_STRING}, {LABELS}, none"
+        raise Refused(f"--probe {name} is not known; known: {known}")
+
+
+def _layers(request: ReadoutRequest, config: Any) -> list[int]:
+    """The layers that are read: those with the hook, and for the lens the last. Refused for one that is not there."""
+    hook, chosen = request.hook, parse_ranges(request.layers, "--layers")
+    if hook in HOOKS and hook not in OF_LAYERS:
+        check_adapted(config, f"--hook {hook}", f"take {' or '.join(OF_LAYERS)}")
+    if hook in HOOKS and ".attn." in HOOKS[hook].path and chosen is None:
+        return list(attending_layers(config))
+    layers = CaptureSpec((hook,), chosen).resolve(config, 1).layers
+    return sorted({*layers, *([config.num_hidden_layers - 1] if hook == LENS else [])})
+
+
+def _documents(
+    request: ReadoutRequest, tokenizer: Any
+) -> tuple[Sequence[np.ndarray], TextSource, list[np.ndarray] | None]:
+    """The documents' token ids, what they are, and by document the user's labels of their tokens, "" where none is."""
+    if request.labels is None:
+        return *documents_of(tokenizer, request.text), None
+    given = given_labels(request.labels)
+    texts = [row.text for row in given]
+    if all(isinstance(text, int) for text in texts):
+        documents, source = documents_of(tokenizer, request.text)
+        by_name = texts_by_name(request.text)
+        written = [text for group in by_name.values() for text in group]
+    elif any(isinstance(text, int) for text in texts) or request.text is not None:
+        raise Refused(
+            f"{request.labels} holds texts itself; write all rows' text so, and leave --text out, or number those of "
+            "--text from 0"
+        )
+    else:
+        written = [str(text) for text in dict.fromkeys(texts)]
+        documents = [np.array(tokenizer(text, add_special_tokens=False).input_ids, np.int64) for text in written]
+        source = TextSource(str(request.labels), {request.labels.name: len(written)}, sum(map(len, documents)))
+    numbers = {text: number for number, text in enumerate(written)}
+    own, starts = [np.full(len(ids), "", object) for ids in documents], dict[int, np.ndarray]()
+    for row in given:
+        number = row.text if isinstance(row.text, int) else numbers[row.text]
+        if not 0 <= number < len(documents):
+            raise Refused(f"{request.labels}: text {number} is not there; there are {len(documents)}, from 0")
+        token = row.token
+        if token is None:
+            if number not in starts:
+                starts[number] = _starts(tokenizer, documents[number])
+            token = int(np.searchsorted(starts[number], row.end)) - 1  # the last that begins before the end
+        if not 0 <= token < len(documents[number]):
+            raise Refused(f"{request.labels}: text {number} has {len(documents[number])} tokens, none is {token}")
+        own[number][token] = row.label
+    return documents, source, own
+
+
+class GivenLabel(NamedTuple):
+    """A row of the user's labels. text: itself, or its number. token: its number; else `end`, in characters."""
+
+    text: str | int
+    token: int | None
+    end: int
+    label: str
+
+
+def given_labels(path: Path) -> list[GivenLabel]:
+    """The rows of a csv, tsv or jsonl file: `text`, `token` or `end`, and `label`. Raises Refused, naming the row."""
+    given = []
+    for number, row in rows(path):
+        where = f"{path}, row {number}"
+        if "text" not in row or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
+            raise Refused(f"{where} has {', '.join(map(str, row))}; it needs text, label, and token or end")
+        place = {key: row.get(key) for key in ("token", "end")}
+        if all(value in (None, "") for value in place.values()):
+            raise Refused(f"{where} names no token and no end")
+        try:
+            at = {key: None if value in (None, "") else int(value) for key, value in place.items()}
+        except (TypeError, ValueError):
+            raise Refused(f"{where}: token {place['token']!r}, end {place['end']!r} are no integers") from None
+        text = int(row["text"]) if str(row["text"]).isdigit() else str(row["text"])
+        given.append(GivenLabel(text, at["token"], at["end"] or 0, str(row["label"])))
+    if not given:
+        raise Refused(f"{path} holds no labels")
+    return given
+
+
+def _starts(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
+    """At which character of a document each token begins."""
+    sizes = [len(text) for text in token_texts(tokenizer, ids.tolist())]
+    return np.concatenate([[0], np.cumsum(sizes[:-1])])
+
+
+def split_halves(documents: Sequence[np.ndarray]) -> tuple[list[Piece], list[Piece]]:
+    """The documents to train on and to test on, of about as many tokens; of a single one its first and second half."""
+    if len(documents) == 1:
+        middle, stop = len(documents[0]) // 2, len(documents[0])
+        return [(0, 0, middle)], [(0, middle, stop)]
+    halves: tuple[list[Piece], list[Piece]] = ([], [])
+    for number in sorted(range(len(documents)), key=lambda number: (-len(documents[number]), number)):
+        sizes = [sum(stop for _, _, stop in half) for half in halves]
+        halves[sizes[1] < sizes[0]].append((number, 0, len(documents[number])))
+    return sorted(halves[0]), sorted(halves[1])
+
+
+def _half(
+    documents: Sequence[np.ndarray],
+    pieces: list[Piece],
+    longest: int,
+    count: int,
+    tokens: int,
+    own: list[np.ndarray] | None,
+) -> Half:
+    """The windows of one half: spread evenly, see `text_windows`; with the user's labels, those that end on some."""
+    parts = [documents[number][start:stop] for number, start, stop in pieces]
+    if own is None:
+        used, places = window_places(parts, longest, count, tokens)
+        offsets = np.cumsum([0, *map(len, parts)]) if len(used) == len(parts) else [0]
+        return Half(documents, pieces, [int(offsets[part]) + start + longest for part, start in places])
+    half = Half(documents, pieces, [])
+    labelled = np.flatnonzero(half.of_tokens(own) != "")
+    size, ends = sum(map(len, parts)), list[int]()
+    if size < longest:
+        raise Refused(f"half of the texts with labels have {size} tokens, {longest} are needed; give more texts")
+    for at in labelled.tolist():
+        if not ends or at >= ends[-1]:
+            ends.append(at + tokens)
+    ends = [min(end, size) for end in ends]
+    if len(ends) < 2:
+        raise Refused(f"half of the texts have labels within {tokens} tokens alone; give labels in more texts")
+    chosen = np.linspace(0, len(ends) - 1, min(count, len(ends))).round().astype(int)
+    return Half(documents, pieces, [ends[at] for at in chosen])
+
+
+def labels_of(
+    name: str,
+    request: ReadoutRequest,
+    tokenizer: Any,
+    halves: Sequence[Half],
+    tokens: int,
+    own: list[np.ndarray] | None,
+) -> Labels:
+    """The labels of what is probed."""
+    documents = halves[0].documents
+    if match := _PREVIOUS.fullmatch(name):
+        before = int(match[1])
+        ids = np.concatenate([half.last(documents, tokens + before)[:, :tokens] for half in halves])
+        training = len(halves[0].ends)
+        counts = Counter(ids[:training].ravel().tolist()).most_common(request.classes)
+        known = np.isin(ids, [token for token, _ in counts])
+        share = known[training:].mean()
+        note = f"the {len(counts)} most frequent tokens of the training texts, {share:.0%} of those in test texts"
+        return Labels(CLASSES, ids, known, note)
+    if name == POSITION:
+        known = np.ones((sum(len(half.ends) for half in halves), tokens), bool)
+        return Labels(NUMBERS, np.broadcast_to(np.arange(tokens, dtype=float), known.shape), known, "in tokens")
+    if name == LABELS and own is not None:
+        values = np.concatenate([half.last(own, tokens) for half in halves])
+        known = values != ""
+        numbers = _numbers({*values[known].tolist()})
+        if numbers is None:
+            return Labels(CLASSES, values.astype(str), known)
+        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known)
+    is_open = open_lines if name == OPEN_LINE else open_strings
+    wanted = {number for half in halves for number, _, _ in half.pieces}
+    by_document = [
+        is_open(token_texts(tokenizer, ids.tolist())) if number in wanted else np.zeros(len(ids), bool)
+        for number, ids in enumerate(documents)
+    ]
+    values = np.concatenate([half.last(by_document, tokens) for half in halves])
+    return Labels(CLASSES, values.astype(int), np.ones(values.shape, bool), "1: open after the token")
+
+
+def _numbers(values: set[str]) -> list[float] | None:
+    """The values as numbers, if all of more than two are."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return None
+    return numbers if len(numbers) > _FEW else None
+
+
+def open_lines(tokens: Sequence[str]) -> np.ndarray:
+    """After each token, whether its line has more than blanks so far.
+
+    Examples:
+        >>> open_lines(["a", "\\n", "  ", "b\\n"]).tolist()
+        [True, False, False, False]
+    """
+    line, opened = "", []
+    for text in tokens:
+        line = (line + text).rpartition("\n")[2]
+        opened.append(bool(line.strip()))
+    return np.array(opened, bool)
+
+
+def open_strings(tokens: Sequence[str]) -> np.ndarray:
+    """After each token, whether a string of its text is open: between quotes, as in Python.
+
+    An apostrophe after a letter opens none, nor does what follows a `#`; a string of one quote ends with its line.
+
+    Examples:
+        >>> open_strings(["x = ", "'a", "b' ", "# it's", "\\n", '"a', "\\n"]).tolist()
+        [False, True, False, False, False, True, False]
+    """
+    text = "".join(tokens)
+    ends, opened = np.cumsum([len(token) for token in tokens]), np.zeros(len(text) + 1, bool)
+    quote, comment, at = "", False, 0
+    while at < len(text):
+        letter, step = text[at], 1
+        if quote:
+            if letter == "\\":
+                step = 2
+            elif text.startswith(quote, at):
+                step, quote = len(quote), ""
+            elif letter == "\n" and len(quote) == 1:
+                quote = ""
+        elif letter == "\n":
+            comment = False
+        elif letter == "#":
+            comment = True
+        elif letter in "'\"" and not comment and not (letter == "'" and _in_word(text, at)):
+            quote = letter * 3 if text.startswith(letter * 3, at) else letter
+            step = len(quote)
+        opened[at + 1 : at + step + 1] = bool(quote)
+        at += step
+    return opened[ends]
+
+
+def _in_word(text: str, at: int) -> bool:
+    """Whether a quote follows a word that is no prefix of a string."""
+    start = at
+    while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
+        start -= 1
+    word = text[start:at].lower()
+    return bool(word) and not (len(word) < 3 and set(word) <= set("rbfut"))
+
+
+def _check_known(name: str, labels: Labels, training: int) -> None:
+    """Refused for labels that no probe can be trained on, or tested on."""
+    known = labels.known[:training]
+    groups = np.broadcast_to(np.arange(training)[:, None], known.shape)[known]
+    check_labels(labels.values[:training][known], groups, labels.kind, f"--probe {name}")
+    if labels.known[training:].any(1).sum() < 2:
+        raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
+
+
+def _check_apart(windows: Sequence[np.ndarray], training: int, tokens: int) -> None:
+    """Refused where the tokens that are read of a test text are those of a training text."""
+    trained = {window[-tokens:].tobytes() for window in windows[:training]}
+    if any(window[-tokens:].tobytes() in trained for window in windows[training:]):
+        raise Refused("texts to train on and to test on overlap: a passage is in both; give texts without copies")

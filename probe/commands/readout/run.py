@@ -1,0 +1,428 @@
+"""`mesa-lens readout` from its plan to its report: passes by workers, then probes; and the summary of both.
+
+A pass leaves the states of a text's last tokens, (layer, token, dim), as readout/states/METHOD-LENGTH-TEXT.npy.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+
+from mesa.decoder import check_layers
+from mesa.engine.bridge import hooked
+from mesa.engine.plug import applied
+from mesa.errors import Failed
+from mesa.models import bytes_a_number
+from mesa.progress import Bar
+from probe.capture.capture import capture
+from probe.capture.memory import peak_bytes
+from probe.commands.readout.lens import QUANTITIES, LogitLens, read_lens
+from probe.commands.readout.page import headline, write_readout
+from probe.commands.readout.plan import LENS, NUMBERS, STATES, Labels, ReadoutKey, ReadoutPlan, plan
+from probe.commands.readout.probes import Bootstrap, Probe, TextScores, control_labels, fit_probe
+from probe.commands.readout.result import READOUT, TABLES, DistanceRead, Interval, LensRead, Probed, ProbeRead, Readout
+from probe.eval_tasks.score import logits_bytes, nll
+from probe.experiment.estimate import Estimate, estimated
+from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.model_spec import PlanWorker
+from probe.experiment.pool import LOCAL, Runner
+from probe.experiment.progress import is_over
+from probe.experiment.run import CommandResult, Experiment, opened, run_tasks, summary_of
+from probe.experiment.task import MeasureTask, Task
+from probe.figures.section import as_text
+from probe.files import JsonObject, write
+from probe.statistics import half_width
+from probe.thresholds.state_distance import StateReference, compared
+
+_LENS = tuple(QUANTITIES)
+
+
+class ReadoutWorker(PlanWorker):
+    """A plan and its model, as plain data."""
+
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
+        """Loads the model; a task gives its journal row, and states (layer, token, dim)."""
+        loaded = self.source.loaded()
+        check_layers(loaded.model)
+        bridge = hooked(loaded.model, loaded.tokenizer)
+        return partial(measure, replace(self.plan, config=loaded.model.config), bridge, LogitLens(loaded.model))
+
+
+def measure(plan: ReadoutPlan, bridge: Any, lens: LogitLens, task: Task) -> tuple[JsonObject, np.ndarray]:
+    """The row of one text: by layer means of what the lens reads, or the model's loss alone; and its states."""
+    key = ReadoutKey(*task.key)  # type: ignore[arg-type]
+    ids, method, executor = plan.prompt(key.number, key.length), plan.methods[key.method], plan.request.executor
+    states = capture(bridge, ids.tolist(), method, plan.selection(key.length), executor=executor)[plan.request.hook]
+    if not np.isfinite(states).all():
+        raise Failed(f"states under {key.method} are not finite; try a wider --dtype (float32, float64)")
+    if plan.request.hook == LENS:
+        read = read_lens(lens, torch.from_numpy(states), plan.layers, ids[len(ids) - plan.tokens + 1 :].tolist())
+        means = {name: np.median(each, 1) if name == "rank" else each.mean(1) for name, each in read.items()}
+        return {"lens": {name: each.tolist() for name, each in means.items()}, "loss": float(means["loss"][-1])}, states
+    with applied(bridge.original_model, method, executor=executor):
+        return {"loss": float(nll(bridge.original_model, ids, plan.tokens - 1).mean())}, states
+
+
+class ReadoutExperiment(Experiment):
+    """The passes of a plan; probes follow from what they leave."""
+
+    title, unit, remedy = "reading", "token", "shorten --lengths"
+    worker_class, columns = ReadoutWorker, ReadoutKey
+    folder, written = READOUT.command, (READOUT.path.name, "report.html", "states/*.npy", *(f"{x}.csv" for x in TABLES))
+    needed = ("loss", "sums")
+
+    def __init__(self, plan: ReadoutPlan) -> None:
+        self.plan, self.states = plan, Path()
+
+    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
+        """As for Experiment, without the rows of texts whose states are not there."""
+        journal = super().open_journal(out, overwrite=overwrite)
+        self.states = out / self.folder / "states"
+        for key in [key for key in journal.rows if key[0] == STATES and not states_path(self.states, key).is_file()]:
+            del journal.rows[key]
+        return journal
+
+    def tasks(self, rows: JournalRows) -> Sequence[Task]:
+        """The passes that the journal lacks."""
+        return [
+            Task(STATES, key, self._bytes(key.length), weight=key.length, length=key.length)
+            for key in self.plan.keys
+            if key not in rows
+        ]
+
+    def remaining(self, rows: JournalRows) -> int:
+        """Passes and probes that the journal lacks."""
+        return sum(key not in rows for key in (*self.plan.keys, *self.plan.probes))
+
+    def refusal(self, rows: JournalRows) -> str:
+        """As for Experiment: probes may be left where no pass is."""
+        return "probes are left" if self.remaining(rows) else ""
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Stores a text's states, then its row."""
+        row, states = value
+        file = io.BytesIO()
+        np.save(file, states)
+        self.states.mkdir(parents=True, exist_ok=True)
+        write(states_path(self.states, task.key), file.getvalue())
+        journal.add(task.key, row)
+
+    def _bytes(self, length: int) -> int:
+        """Memory of a pass and of the lens' logits, in addition to the weights."""
+        plan = self.plan
+        number_bytes = bytes_a_number(plan.config, plan.request.load)
+        logits = 3 * logits_bytes(plan.config.get_text_config().vocab_size, plan.tokens, number_bytes)
+        return peak_bytes(
+            plan.config, length, number_bytes, logits + 4 * plan.selection(length).values * len(plan.layers)
+        )
+
+
+def states_path(folder: Path, key: Sequence[Any]) -> Path:
+    """The file of a text's states."""
+    _, method, length, text, _ = key
+    return folder / f"{method}-{length}-{text}.npy"
+
+
+class Prober:
+    """Fits and scores the probes of a plan; holds the states of one layer, and the probes trained at M in it."""
+
+    def __init__(self, plan: ReadoutPlan, states: Path) -> None:
+        self.plan, self.states = plan, states
+        self._layer = -1
+        self._loaded: dict[tuple[str, int], np.ndarray] = {}
+        self._fitted: dict[tuple[str, str], tuple[Probe, Probe]] = {}
+        self._types = plan.last_ids
+
+    def scores(self, key: ReadoutKey) -> JsonObject:
+        """A row: the strength, and by name the sums of test texts that scores are computed of, see `TextScores`."""
+        plan, labels = self.plan, self.plan.labels[key.name]
+        if key.number != self._layer:
+            self._layer, self._loaded, self._fitted = key.number, {}, {}
+        trained, control = self._at_trained_length(key.name, key.method)
+        reference, _ = self._at_trained_length(key.name, plan.reference)
+        test = self._part(labels, key.method, key.length, test=True)
+        scores = {"by_reference": reference.score(*test)}
+        if key.length == plan.trained_length:
+            scores |= {"inside": trained.score(*test), "chance": self._chance(labels, test)}
+            scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
+            strength = trained.strength
+        else:
+            refit, control = self._fit(key.name, key.method, key.length)
+            scores |= {"transfer": trained.score(*test), "refit": refit.score(*test)}
+            scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
+            strength = refit.strength
+        return {"strength": strength, "sums": {name: each.sums.tolist() for name, each in scores.items()}}
+
+    def _at_trained_length(self, name: str, method: str) -> tuple[Probe, Probe]:
+        if (name, method) not in self._fitted:
+            self._fitted[name, method] = self._fit(name, method, self.plan.trained_length)
+        return self._fitted[name, method]
+
+    def _fit(self, name: str, method: str, length: int) -> tuple[Probe, Probe]:
+        """A probe of the training texts, and one of the same strength of random labels by token type."""
+        labels = self.plan.labels[name]
+        fitted = fit_probe(*self._part(labels, method, length), kind=labels.kind)
+        control = self._part(self._control(name), method, length)
+        if len(np.unique(control[1])) < 2:  # of one token type
+            return fitted, fitted
+        return fitted, fit_probe(*control, kind=labels.kind, strength=fitted.strength)
+
+    def _control(self, name: str) -> Labels:
+        labels = self.plan.labels[name]
+        values = np.array(labels.values)
+        values[labels.known] = control_labels(values[labels.known], self._types[labels.known], self.plan.request.seed)
+        return replace(labels, values=values)
+
+    def _part(self, labels: Labels, method: str, length: int, *, test: bool = False) -> tuple[np.ndarray, ...]:
+        """States, labels and texts of the tokens with labels, to train on or to test on."""
+        half = slice(self.plan.training, None) if test else slice(self.plan.training)
+        if (method, length) not in self._loaded:
+            row = self.plan.layers.index(self._layer)
+            keys = [ReadoutKey(STATES, method, length, text, "") for text in range(len(self.plan.windows))]
+            each = [np.load(states_path(self.states, key), mmap_mode="r")[row] for key in keys]
+            self._loaded[method, length] = np.stack(each)
+        known = labels.known[half]
+        texts = np.broadcast_to(np.arange(len(labels.known))[half, None], known.shape)
+        return self._loaded[method, length][half][known], labels.values[half][known], texts[known]
+
+    def _chance(self, labels: Labels, test: tuple[np.ndarray, ...]) -> TextScores:
+        """The score of the training texts' most frequent label, or of their mean."""
+        values = labels.values[: self.plan.training][labels.known[: self.plan.training]]
+        common = float(values.mean()) if labels.kind == NUMBERS else Counter(values.tolist()).most_common(1)[0][0]
+        return Probe(_Always(common), labels.kind, None, frozenset()).score(*test)
+
+
+class _Always:
+    """Predicts one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def predict(self, states: np.ndarray) -> np.ndarray:
+        return np.full(len(states), self.value)
+
+
+def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | None) -> None:
+    """Journals the scores of all probes that it lacks, none begun after the deadline `until`."""
+    left = [key for key in plan.probes if key not in journal.rows]
+    prober = Prober(plan, states)
+    for key in Bar(left, desc="probing", unit="probe", disable=not left):
+        if is_over(until):
+            break
+        journal.add(key, prober.scores(key))
+
+
+def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
+    """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer."""
+    read, training, texts = list[DistanceRead](), range(plan.training), range(plan.training, len(plan.windows))
+
+    def layer_of(method: str, length: int, numbers: range, row: int) -> np.ndarray:
+        keys = [ReadoutKey(STATES, method, length, text, "") for text in numbers]
+        return np.stack([np.load(states_path(states, key), mmap_mode="r")[row] for key in keys])
+
+    for row, layer in enumerate(Bar(plan.layers, desc="measuring distances", unit="layer")):
+        fitted = StateReference.fit(layer_of(plan.reference, plan.trained_length, training, row))
+        for method in plan.ordered:
+            near = fitted.distances(layer_of(method, plan.trained_length, texts, row)).mean(1)
+            for length in plan.lengths[1:]:
+                of = compared(near, fitted.distances(layer_of(method, length, texts, row)).mean(1))
+                ratio = Interval(of.ratio, of.low, of.high)
+                read.append(
+                    DistanceRead(
+                        method=method, length=length, layer=layer, n=of.texts, distance=of.distance, inside=of.inside,
+                        ratio=ratio, direction=of.direction,
+                    )
+                )  # fmt: skip
+    return read
+
+
+def summarize(plan: ReadoutPlan, journal: Journal) -> Readout:
+    """The summary of the journal's rows of a plan."""
+    return _Summary(plan, journal.rows).summary()
+
+
+class _Summary:
+    def __init__(self, plan: ReadoutPlan, rows: JournalRows) -> None:
+        self.plan, self.rows = plan, rows
+        self._tests = max(1, len(plan.layers) * len(plan.lengths) * len(plan.methods))
+
+    def summary(self) -> Readout:
+        """All of it."""
+        plan = self.plan
+        return Readout(
+            **summary_of(plan),
+            reference=plan.reference,
+            hook=plan.request.hook,
+            lengths=list(plan.lengths),
+            layers=list(plan.layers),
+            tokens=plan.tokens,
+            training=plan.training,
+            test=len(plan.windows) - plan.training,
+            loss=student_interval(self._losses),
+            frequencies=float(self._frequencies.mean()),
+            is_trained=self._is_trained,
+            tasks_left=sum(key not in self.rows for key in (*plan.keys, *plan.probes)),
+            probed={name: Probed(x.kind, len(np.unique(x.values[x.known])), x.note) for name, x in plan.labels.items()},
+            lens=self._lens(),
+            probes=[row for key in plan.probes if (row := self._probe(key))],
+        )
+
+    def _of_texts(self, method: str, length: int) -> list[JsonObject]:
+        """The rows of the texts; empty unless all are there."""
+        keys = [ReadoutKey(STATES, method, length, text, "") for text in range(len(self.plan.windows))]
+        return [self.rows[key] for key in keys] if all(key in self.rows for key in keys) else []
+
+    @cached_property
+    def _losses(self) -> np.ndarray:
+        """By text, of the reference at M."""
+        return np.array([row["loss"] for row in self._of_texts(self.plan.reference, self.plan.trained_length)])
+
+    @cached_property
+    def _frequencies(self) -> np.ndarray:
+        """By text, the loss of its read tokens by how often tokens are in the training texts, each once more."""
+        plan = self.plan
+        size = plan.config.get_text_config().vocab_size
+        counts = np.bincount(np.concatenate(plan.windows[: plan.training]), minlength=size) + 1.0
+        return -np.log(counts / counts.sum())[plan.last_ids[:, 1:]].mean(1)
+
+    @cached_property
+    def _is_trained(self) -> bool:
+        if len(self._losses) < 2:
+            return False
+        gain = self._frequencies - self._losses
+        return bool(gain.mean() > half_width(gain))
+
+    def _lens(self) -> list[LensRead]:
+        read = []
+        for method in self.plan.ordered:
+            at_trained = _stacked(self._of_texts(method, self.plan.trained_length))
+            for length in self.plan.lengths:
+                values = _stacked(self._of_texts(method, length))
+                for row, layer in enumerate(self.plan.layers if values and at_trained else ()):
+                    excess = values["loss"][:, row] - at_trained["loss"][:, row]
+                    read.append(
+                        LensRead(
+                            method=method,
+                            length=length,
+                            layer=layer,
+                            n=len(excess),
+                            loss=student_interval(values["loss"][:, row]),
+                            excess=student_interval(excess),
+                            is_above=_above(excess, self._tests),
+                            **{name: float(values[name][:, row].mean()) for name in _LENS if name != "loss"},
+                        )
+                    )
+        return read
+
+    def _scores(self, key: ReadoutKey) -> dict[str, TextScores]:
+        kind = self.plan.labels[key.name].kind
+        known = self.plan.labels[key.name].known[self.plan.training :].any(1)
+        texts = np.flatnonzero(known) + self.plan.training
+        return {name: TextScores(kind, texts, np.array(sums)) for name, sums in self.rows[key]["sums"].items()}
+
+    def _probe(self, key: ReadoutKey) -> ProbeRead | None:
+        at_trained, like = key._replace(length=self.plan.trained_length), key._replace(method=self.plan.reference)
+        if not {key, at_trained, like} <= self.rows.keys():
+            return None
+        here, there, of_reference = (self._scores(each) for each in (key, at_trained, like))
+        beyond = key.length > self.plan.trained_length
+        inside, transfer, refit = there["inside"], here.get("transfer"), here.get("refit")
+        draws, tests = Bootstrap(len(inside.texts), self.plan.request.seed), self._tests
+        none = Interval(*[float("nan")] * 3)
+
+        def interval(scores: TextScores, minus: TextScores | None = None) -> Interval:
+            return draws.interval(scores, minus)
+
+        is_read = self._is_trained and all(
+            draws.is_clear(inside, there[other], tests) for other in ("control", "chance")
+        )
+        is_reference = key.method == self.plan.reference
+        back = here["by_reference"], of_reference["by_reference"]
+        return ProbeRead(
+            probe=key.name,
+            method=key.method,
+            length=key.length,
+            layer=key.number,
+            n=len(inside.texts),
+            tokens=int(inside.sums[:, 1].sum()),
+            strength=self.rows[key]["strength"],
+            chance=there["chance"].value,
+            inside=interval(inside),
+            transfer=interval(transfer or inside),
+            refit=interval(refit or inside),
+            by_reference=interval(back[0]),
+            control=interval(there["control"]),
+            control_refit=interval(here["control"]),
+            selectivity=interval(inside, there["control"]),
+            moved=interval(refit, transfer) if refit and transfer else none,
+            lost=interval(inside, refit) if refit else none,
+            returned=none if is_reference else interval(*back),
+            is_read=is_read,
+            is_moved=bool(refit and transfer and is_read and draws.is_clear(refit, transfer, tests)
+                          and draws.is_clear(refit, here["control"], tests)),
+            is_lost=bool(refit and is_read and draws.is_clear(inside, refit, tests)),
+            is_returned=bool(beyond and not is_reference and is_read and draws.is_clear(*back, tests)),
+        )  # fmt: skip
+
+
+def student_interval(values: np.ndarray) -> Interval:
+    """A mean over texts with Student's 95% interval, NaN for fewer than two."""
+    if len(values) < 2:
+        return Interval(float(values.mean()) if len(values) else float("nan"), float("nan"), float("nan"))
+    mean, half = float(values.mean()), float(half_width(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def _above(differences: np.ndarray, tests: int) -> bool:
+    """Whether paired differences are above 0 beyond chance, in one of so many tests (Bonferroni; Student's t)."""
+    if len(differences) < 3:
+        return False
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    return bool(differences.mean() > stdtrit(len(differences) - 1, 1 - 0.025 / tests) * error)
+
+
+def _stacked(rows: Sequence[JsonObject]) -> dict[str, np.ndarray]:
+    """What the lens read, (text, layer), by name; empty where it read nothing."""
+    if not rows or "lens" not in rows[0]:
+        return {}
+    return {name: np.array([row["lens"][name] for row in rows]) for name in _LENS}
+
+
+__all__ = ["estimate", "plan", "run_and_report"]
+
+
+def estimate(plan: ReadoutPlan, out: Path, *more: Any, overwrite: bool) -> Estimate:
+    """What a plan takes."""
+    text, passes = estimated(ReadoutExperiment, plan, out, *more, overwrite=overwrite)
+    return f"{text}\nthen {len(plan.probes)} probes, a few seconds each", passes
+
+
+def run_and_report(
+    plan: ReadoutPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+) -> CommandResult:
+    """Measures what the folder `out` lacks of the plan, and writes its results and report, as `run` does."""
+    experiment = ReadoutExperiment(plan)
+    runner.check(plan.request.load)
+    if runner.is_local:
+        experiment.check_memory()
+    with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
+        failed = run_tasks(experiment, journal, pool, until=until)
+        if all(key in journal.rows for key in plan.keys):
+            fit_all(plan, experiment.states, journal, until)
+    summary = summarize(plan, journal)
+    if all(key in journal.rows for key in plan.keys):
+        summary = replace(summary, distances=distances_of(plan, experiment.states))
+    text = as_text(headline(summary))
+    if journal.rows:
+        READOUT.write(out, summary)
+        text += f"\n\nwrote {write_readout(out, summary).parent}: report.html, summary.json, tables, states"
+    return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

@@ -1,0 +1,232 @@
+"""How far hidden states lie from the in-window distribution, on text: they collapse towards its centre, or grow.
+
+`drift` and thresholds look outwards, on one repeated word. On text the states of a model that reads too far often
+shrink instead: attention spreads over more keys, and an average of more values varies less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from pydantic.dataclasses import dataclass as checked
+
+from mesa.errors import Refused
+from probe.statistics import shown
+from probe.store.result_file import InWords, Number
+
+COMPONENTS = 64
+_FOLDS = 8
+_READ = 1024  # states of a text that are fitted
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class StateReference:
+    """The in-window distribution of a layer's states: principal components and their shrunk covariance.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> reference = StateReference.fit(rng.normal(size=(12, 64, 32)))
+        >>> round(float(reference.distances(0.5 * rng.normal(size=(64, 32))).mean()), 1)
+        0.2
+    """
+
+    components: Any
+    covariance: Any
+
+    @classmethod
+    def fit(cls, states: np.ndarray, components: int = COMPONENTS) -> StateReference:
+        """Fits to states (..., dim), by PCA and the Ledoit-Wolf covariance of whitened scores (both scikit-learn's).
+
+        At most `components`, as many as vary, and no more than a quarter of the number of states. Refused for none.
+        """
+        from sklearn.covariance import LedoitWolf
+        from sklearn.decomposition import PCA
+
+        rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
+        variance = np.linalg.eigvalsh(np.atleast_2d(np.cov(rows.T)))[::-1] if len(rows) > 1 else np.zeros(1)
+        count = min(components, len(rows) // 4, int((variance > 1e-10 * variance[0]).sum()))
+        if count < 1:
+            raise Refused(f"{len(rows)} states that vary in {count} directions; a distribution needs 4 that differ")
+        pca = PCA(count, whiten=True, svd_solver="full").fit(rows)
+        return cls(pca, LedoitWolf().fit(pca.transform(rows)))
+
+    def distances(self, states: np.ndarray) -> np.ndarray:
+        """Squared Mahalanobis distance over the number of components, of states (..., dim): 1 on average within M."""
+        rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
+        scores = self.components.transform(rows)
+        return (self.covariance.mahalanobis(scores) / scores.shape[1]).reshape(np.shape(states)[:-1])
+
+
+@checked(frozen=True)
+class StateDistance(InWords):
+    """The mean squared distance of a layer's states to the in-window distribution, beyond M and at M.
+
+    distance, inside: at the length, and at M, means over texts. ratio: their quotient; low, high: its 95% interval over
+    texts (bootstrap), NaN for fewer than four. Below 1 the states collapse towards the centre, above 1 they grow.
+    """
+
+    distance: Number
+    inside: Number
+    ratio: Number
+    low: Number
+    high: Number
+    texts: int
+
+    @property
+    def direction(self) -> str:
+        """'collapse' or 'growth' where the interval excludes 1, else 'level'. It is no failure by itself."""
+        return "collapse" if self.high < 1 else "growth" if self.low > 1 else "level"
+
+    def __str__(self) -> str:
+        """The ratio with its interval."""
+        return f"{shown(self.ratio, self.low, self.high, 'z.2f')} of the in-window distance"
+
+
+def state_distance(
+    inside: np.ndarray,
+    states: np.ndarray,
+    *,
+    reference: np.ndarray | None = None,
+    documents: Sequence[Any] | None = None,
+    components: int = COMPONENTS,
+) -> StateDistance:
+    """How far a layer's last states on texts lie from the in-window distribution, over how far those at M lie.
+
+    The distribution is fitted within M on other texts than the one that is measured: eight folds, or one a text.
+
+    Args:
+        inside: States at M of the same texts under the same method (text, token, dim).
+        states: Those at another length (text, token, dim), the texts in the same order; best of the same tokens.
+        reference: What is fitted (text, token, dim): in-window states of the unmodified model, of the same texts.
+            Default: `inside`.
+        documents: A label a text: those with the same one are left out of a fit together. Default: all differ.
+        components: Principal components; default 64.
+
+    Returns:
+        A `StateDistance`.
+
+    Raises:
+        Refused: Shapes differ, there are fewer than two texts, or values are not finite.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> inside = rng.normal(size=(8, 64, 32))
+        >>> shrunk = probe.state_distance(inside, 0.7 * inside)
+        >>> shrunk.direction, round(shrunk.ratio, 2)
+        ('collapse', 0.49)
+    """
+    reference = inside if reference is None else reference
+    near, far = text_distances(reference, (inside, states), documents=documents, components=components)
+    return compared(near.mean(1), far.mean(1))
+
+
+def compared(near: np.ndarray, far: np.ndarray) -> StateDistance:
+    """Of the mean distances (text,) at M and at another length."""
+    low, high = _interval(near, far)
+    return StateDistance(float(far.mean()), float(near.mean()), float(far.mean() / near.mean()), low, high, len(near))
+
+
+def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference: str = "origin") -> xr.Dataset:
+    """How far states on text lie from the in-window distribution, by position, over how far those within M lie.
+
+    The distribution is that of the reference's states at positions [M/4, M), of the other texts.
+
+    Args:
+        hidden: Hidden states (method, prompt, layer, position, dim), of two or more texts.
+        trained_length: M, tokens.
+        reference: The method whose states are fitted; default 'origin', or the first.
+
+    Returns:
+        A Dataset (method, layer, window), windows of M/4 positions by their first, from M/4 on:
+
+        - `ratio` = mean squared distance a component (`StateReference.distances`) over the method's own in [M/4, M),
+          means over texts: below 1 where states collapse towards the centre, above where they grow
+        - `low`, `high`: its 95% interval over texts (bootstrap); NaN for fewer than four
+        - `inside` (method, layer): the distance in [M/4, M); 1 is the reference's on the texts that are fitted
+
+    Raises:
+        Refused: There are fewer than two prompts, or positions within or beyond M were not captured.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> values = rng.normal(size=(1, 4, 1, 512, 32)) * np.where(np.arange(512) < 256, 1, 0.5)[:, None]
+        >>> labels = {"method": ["origin"], "prompt": list("abcd"), "layer": [0], "position": range(512)}
+        >>> hidden = xr.DataArray(values, labels | {"dim": range(32)}, [*labels, "dim"])
+        >>> probe.find_state_distance(hidden, 256)["ratio"].values.round(1).ravel().tolist()
+        [1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]
+    """
+    position, texts, window = hidden["position"].values, hidden.sizes.get("prompt", 1), trained_length // 4
+    methods, first = hidden["method"].values.tolist(), position // window * window
+    within = np.flatnonzero((position >= window) & (position < trained_length))
+    windows = [start for start in np.unique(first[position >= window]) if 2 * (first == start).sum() >= window]
+    if texts < 2 or len(within) < 8 or not windows or windows[-1] < trained_length:
+        raise Refused(
+            f"{texts} texts with {len(within)} positions in [{window}, {trained_length}), up to {position[-1]}; states "
+            "on text are compared over two texts or more, within M and beyond: store more, e.g. --texts 8"
+        )
+    fitted = within[:: max(1, len(within) // _READ)]
+    of = reference if reference in methods else methods[0]
+    rows = {name: np.empty((len(methods), hidden.sizes["layer"], len(windows))) for name in ("ratio", "low", "high")}
+    inside = np.empty((len(methods), hidden.sizes["layer"]))
+    for layer in range(hidden.sizes["layer"]):
+        at = hidden.isel(layer=layer).transpose("method", "prompt", "position", "dim")
+        known = at.sel({"method": of}).values[:, fitted]
+        for number, name in enumerate(methods):
+            distances = text_distances(known, [at.sel({"method": name}).values])[0]
+            near = distances[:, within].mean(1)
+            inside[number, layer] = near.mean()
+            for column, start in enumerate(windows):
+                far = distances[:, first == start].mean(1)
+                values = far.mean() / near.mean(), *_interval(near, far)
+                for key, value in zip(rows, values, strict=True):
+                    rows[key][number, layer, column] = value
+    axes = ("method", "layer", "window")
+    return xr.Dataset(
+        {name: (axes, values) for name, values in rows.items()} | {"inside": (axes[:2], inside)},
+        {"method": methods, "layer": hidden["layer"].values, "window": ("window", windows, {"units": "position"})},
+        {"trained_length": trained_length, "run": window, "reference": of, "hook": str(hidden.name), "texts": texts},
+    )
+
+
+def _interval(near: np.ndarray, far: np.ndarray) -> tuple[float, float]:
+    """The 95% interval of mean(far) / mean(near) over texts, NaN for fewer than four."""
+    if len(near) < 4:
+        return np.nan, np.nan
+    draws = np.random.default_rng(0).integers(0, len(near), (_DRAWS, len(near)))
+    low, high = np.quantile(far[draws].mean(1) / near[draws].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def text_distances(
+    reference: np.ndarray,
+    measured: Sequence[np.ndarray],
+    *,
+    documents: Sequence[Any] | None = None,
+    components: int = COMPONENTS,
+) -> list[np.ndarray]:
+    """Squared distances a component (text, token) of each of `measured` (text, token, dim), each text by the others.
+
+    reference: in-window states of the same texts, which are fitted. documents: as for `state_distance`.
+    """
+    texts = len(reference)
+    labels = np.unique(range(texts) if documents is None else list(documents), return_inverse=True)[1]
+    if {np.ndim(each) for each in (reference, *measured)} != {3} or {len(each) for each in measured} != {texts}:
+        raise Refused(
+            f"states are (text, token, dim) of {texts} texts each; got {[np.shape(each) for each in measured]}"
+        )
+    if not all(np.isfinite(each).all() for each in (reference, *measured)):
+        raise Refused("states are not finite; capture them again")
+    if labels.max() < 1:
+        raise Refused(f"{texts} texts of one document; a distribution fitted on other texts needs two documents")
+    distances = [np.empty(np.shape(each)[:2]) for each in measured]
+    for fold in range(min(_FOLDS, labels.max() + 1)):
+        left_out = labels % _FOLDS == fold
+        fitted = StateReference.fit(np.asarray(reference)[~left_out], components)
+        for values, of_length in zip(distances, measured, strict=True):
+            values[left_out] = fitted.distances(np.asarray(of_length)[left_out])
+    return distances

@@ -1,0 +1,85 @@
+"""The runs of rule.md, resumable: `python research/readout/run.py --model default --minutes 20`.
+
+Writes results/NAME.csv, a row a property, method and length in the judged layer, and results/NAME-lens.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from probe.commands.readout import ReadoutRequest
+from probe.commands.readout.plan import plan
+from probe.commands.readout.result import READOUT, ProbeRead, Readout
+from probe.commands.readout.run import run_and_report
+from probe.experiment.progress import deadline
+from probe.figures.export import csv_bytes, row_table
+from probe.store.result_file import having
+from research.script import load_options, make_parser, run
+
+PROPERTIES = ("previous-1", "previous-2", "previous-4", "open-line", "open-string", "position")
+METHODS = "origin,rerope,dynamic-ntk,mesa"
+_SCORES = ("inside", "control", "transfer", "refit", "by_reference", "selectivity", "moved", "lost", "returned")
+_CLAIMS = ("is_read", "is_moved", "is_lost", "is_returned")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs what the folder lacks, then writes both tables."""
+    _, trained = ReadoutRequest(model=args.model, trained_length=args.trained_length).checked_model()
+    request = ReadoutRequest(
+        model=args.model,
+        load=load_options(args),
+        trained_length=args.trained_length,
+        methods=METHODS,
+        properties=PROPERTIES,
+        lengths=tuple(trained * multiple for multiple in (2, 4, 8)),
+    )
+    out = args.out / Path(args.model).name
+    done = run_and_report(plan(request), out, overwrite=args.overwrite, until=deadline(args.minutes))
+    print(done.text)
+    if not done.left:
+        results = Path(__file__).parent / "results"
+        results.mkdir(exist_ok=True)
+        for name, rows in tables(READOUT.read(out)).items():
+            (results / f"{out.name}{name}.csv").write_bytes(csv_bytes(row_table(rows)))
+
+
+def tables(summary: Readout) -> dict[str, list[dict[str, Any]]]:
+    """Rows by the end of a file's name: of probes in the judged layer, and of the lens."""
+    probes = [
+        row
+        for name in summary.probed
+        for row in having(summary.probes, probe=name, layer=judged_layer(summary, name))
+        if row.length > summary.trained_length
+    ]
+    lens = [
+        {"method": row.method, "length": row.length, "layer": row.layer, **_ends("loss", row.loss),
+         **_ends("excess", row.excess), "is_above": row.is_above}
+        for row in summary.lens
+    ]  # fmt: skip
+    return {"": [_row(row) for row in probes], "-lens": lens}
+
+
+def judged_layer(summary: Readout, name: str) -> int:
+    """That with the largest selectivity at M under Origin."""
+    rows = having(summary.probes, probe=name, method="origin", length=summary.trained_length)
+    return max(rows, key=lambda row: row.selectivity.mean).layer
+
+
+def _row(row: ProbeRead) -> dict[str, Any]:
+    labels = {key: getattr(row, key) for key in ("probe", "method", "length", "layer", "n", "tokens", "chance")}
+    scores = [_ends(name, getattr(row, name)) for name in _SCORES]
+    claims = {name: getattr(row, name) for name in _CLAIMS}
+    return labels | {key: value for each in scores for key, value in each.items()} | claims
+
+
+def _ends(name: str, value: Any) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), (round(part, 4) for part in value), strict=True))
+
+
+if __name__ == "__main__":
+    run(main, make_parser(__doc__, "runs/readout", "readout"))

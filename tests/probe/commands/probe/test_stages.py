@@ -1,0 +1,129 @@
+"""What a run in stages measures next, and how often it decides wrongly, on drawn losses of the shipped model."""
+
+import numpy as np
+import pytest
+
+from probe.commands.probe.stages import Stages, candidates, in_order
+from probe.statistics import ONE_LOOK, Confidence, confidence_of, looks_of, student
+from probe.thresholds.failure import decided, measured_failure
+from research.sequential.run import TAILS, Simulated, at_threshold, on_curves
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return Simulated()
+
+
+def test_false_decisions_of_a_cell_are_at_most_5_percent():
+    rng = np.random.default_rng(1)
+    for row in at_threshold(1000, rng):
+        assert row["false"] <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000), row
+    assert all(row["any false"] < 0.05 for row in on_curves(500, rng))
+
+
+def test_one_look_in_place_of_several_would_decide_wrongly_more_often():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((20, 4000)) + 0.5
+    several, one = (
+        sum(decided(values[:look], confidence) != 0 for look in looks_of(20)) > 0
+        for confidence in (confidence_of({"looks": looks_of(20)}), Confidence(0.95, 3))
+    )
+    assert several.mean() < 0.06 < 0.08 < one.mean()
+
+
+def test_intervals_at_a_look_are_students_at_a_part_of_4_percent():
+    values = [0.1, 0.4, 0.2, 0.7]
+    confidence = confidence_of({"looks": [3, 6, 20]})
+    assert confidence.student(values) == student(values, 1 - 0.04 / 3)
+    assert confidence.student(values[:2]) == (None, None)
+    assert confidence_of({}) == ONE_LOOK
+    assert ONE_LOOK.student(values) == student(values)
+
+
+def test_the_first_texts_lie_far_apart():
+    assert in_order(20)[:4] == [0, 16, 8, 4]
+    assert sorted(in_order(11)) == list(range(11))
+
+
+def test_stated_lengths_are_the_only_ones():
+    assert candidates((128, 256, 700), 256, is_stated=True) == [256, 700]
+    assert candidates((64, 300), 256, is_stated=False) == [256, 272, 288, 300]
+
+
+def measure(stages, rows, simulated, noise, tasks):
+    for task in tasks:
+        name, method, length = task.key
+        if name == "nll-position":
+            scores = [{"length": end, "sample": 0, "metric": "nll", "value": 2.0 + (end > 600)} for end in (256, 640)]
+        elif name == "nll":
+            values = [simulated._at(simulated.loss, method, length) + noise[text] for text in task.inputs]
+            scores = [
+                {"length": length, "sample": text, "metric": "nll", "value": value}
+                for text, value in zip(task.inputs, values, strict=True)
+            ]
+        else:
+            is_hit = simulated._at(simulated.passkeys, method, length) > 0.5
+            scores = [
+                {"length": length, "sample": prompt, "metric": "accuracy", "value": float(is_hit)}
+                for prompt in task.inputs
+            ]
+        rows.setdefault(task.key, {"peak_mib": None, "scores": []})["scores"] += scores
+
+
+def test_an_interrupted_run_measures_the_same_as_one_that_was_not(simulated):
+    noise = np.random.default_rng(3).normal(0, 0.1, 20)
+    counts = {}
+    for cut in (None, 1):  # all tasks of a step, or one at a time, with stages begun again each time
+        rows = {}
+        stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+        while tasks := stages.tasks(rows):
+            measure(stages, rows, simulated, noise, tasks[:cut])
+            stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20) if cut else stages
+        counts[cut] = rows
+    assert {key: len(row["scores"]) for key, row in counts[None].items()} == {
+        key: len(row["scores"]) for key, row in counts[1].items()
+    }
+
+
+def test_brackets_hold_what_the_means_say_at_every_stage(simulated):
+    noise = np.random.default_rng(3).normal(0, 0.1, 20)
+    rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    truth = {method: simulated.failure(method) for method in simulated.methods}
+    widths = []
+    while tasks := stages.tasks(rows):
+        measure(stages, rows, simulated, noise, tasks)
+        if not stages.is_telling(rows):
+            continue
+        for failure in measured_failure(stages.scores(rows), 256).failures:
+            expected = truth[failure.method]
+            if failure.high is not None:
+                assert expected is not None
+                assert failure.after < expected <= failure.high
+            elif expected is not None and failure.longest >= expected:
+                assert failure.after is not None  # it is not said that it does not fail
+                assert failure.after < expected
+            if failure.method == "origin" and failure.high:
+                widths.append(failure.high - failure.after)
+    assert widths[-1] <= widths[0]
+    assert widths[-1] <= 96
+
+
+def test_unmeasured_methods_have_no_failure_and_few_texts_no_interval(simulated):
+    rows = {}
+    stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    while not stages.is_telling(rows):
+        measure(stages, rows, simulated, np.zeros(20), stages.tasks(rows))
+    measured = measured_failure(stages.scores(rows), 256)
+    assert [failure.method for failure in measured.failures] == ["origin"]
+    assert measured.failures[0].high is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tails", TAILS)
+def test_whole_runs_seldom_leave_out_the_truth(simulated, tails):
+    rng, wrong = np.random.default_rng(5), 0
+    for _ in range(10):
+        brackets, _ = simulated.run(tails, rng)
+        after, high = brackets["origin"]
+        wrong += not (after is not None and after < simulated.failure("origin") <= (high or 4096))
+    assert wrong <= 3

@@ -1,0 +1,115 @@
+"""Linear probes on any states: compared with scikit-learn's own, split by text, and refused."""
+
+import numpy as np
+import pytest
+from sklearn.dummy import DummyClassifier
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from mesa.errors import Refused
+from probe.commands.readout.probes import STRENGTHS, Bootstrap, control_labels, fit_probe
+
+TEXTS, TOKENS, DIM = 12, 30, 16
+
+
+def drawn(seed=0, noise=2.0):
+    """States (text, token, dim), classes and numbers that are partly in them."""
+    rng = np.random.default_rng(seed)
+    states, weights = rng.normal(size=(TEXTS, TOKENS, DIM)), np.random.default_rng(9).normal(size=(DIM, 4))
+    scores = states @ weights + noise * rng.normal(size=(TEXTS, TOKENS, 4))
+    return states, np.array(list("abcd"))[scores.argmax(-1)], scores[..., 0]
+
+
+@pytest.mark.parametrize("kind", STRENGTHS)
+def test_a_probe_is_the_one_that_scikit_learn_finds(kind):
+    states, names, numbers = drawn()
+    labels = names if kind == "classes" else numbers
+    train, test = slice(0, 6), slice(6, None)
+    groups = np.repeat(np.arange(6), TOKENS)
+    model, name = (LogisticRegression(max_iter=1000), "C") if kind == "classes" else (Ridge(), "alpha")
+    pipeline = make_pipeline(StandardScaler(), model)
+    grid = {f"{model.__class__.__name__.lower()}__{name}": STRENGTHS[kind]}
+    search = GridSearchCV(pipeline, grid, cv=GroupKFold(3)).fit(
+        states[train].reshape(-1, DIM), labels[train].ravel(), groups=groups
+    )
+    trained = fit_probe(states[train], labels[train], np.arange(6))
+    assert trained.strength == next(iter(search.best_params_.values()))
+    guessed = search.predict(states[test].reshape(-1, DIM))
+    expected = (
+        (guessed == labels[test].ravel()).mean() if kind == "classes" else r2_score(labels[test].ravel(), guessed)
+    )
+    scores = trained.score(states[test], labels[test], np.arange(6, 12))
+    assert scores.value == pytest.approx(expected, abs=1e-9)
+    assert 0.4 < scores.value < 0.95
+    low, high = Bootstrap(6).interval(scores)[1:]
+    assert low < scores.value < high
+
+
+def test_resamples_are_of_texts_and_paired():
+    states, names, _ = drawn()
+    trained = fit_probe(states[:6], names[:6], np.arange(6))
+    scores = trained.score(states[6:], names[6:], np.arange(6, 12))
+    same = Bootstrap(6).interval(scores, scores)
+    assert same == (0, 0, 0)
+    by_text = scores.sums[:, 0] / scores.sums[:, 1]
+    values = scores.resampled(np.eye(6))
+    np.testing.assert_allclose(values, by_text)
+    assert not Bootstrap(6).is_clear(scores, scores, 1)
+
+
+def test_random_labels_are_not_read():
+    states, names, _ = drawn()
+    names = np.random.default_rng(1).permutation(names.ravel()).reshape(names.shape)
+    trained = fit_probe(states[:6], names[:6], np.arange(6))
+    chance = fit_probe(states[:6], names[:6], np.arange(6), estimator=DummyClassifier())
+    scores, lazy = (each.score(states[6:], names[6:], np.arange(6, 12)) for each in (trained, chance))
+    assert not Bootstrap(6).is_clear(scores, lazy, 1)
+
+
+def test_a_control_is_random_by_token_type():
+    labels = np.array(list("aab") * 100)
+    types = np.arange(300) % 50
+    control = control_labels(labels, types)
+    assert all(len({*control[types == kind]}) == 1 for kind in range(50))
+    assert {*control} == {"a", "b"}
+    assert np.array_equal(control, control_labels(labels, types))
+    assert not np.array_equal(control, control_labels(labels, types, seed=1))
+
+
+def test_states_of_torch_and_an_estimator_of_the_users_are_taken():
+    torch = pytest.importorskip("torch")
+    states, names, _ = drawn()
+    own = LogisticRegression(C=0.5, max_iter=500)
+    trained = fit_probe(torch.from_numpy(states[:6]), names[:6], np.arange(6), estimator=own)
+    expected = own.fit(states[:6].reshape(-1, DIM), names[:6].ravel()).score(
+        states[6:].reshape(-1, DIM), names[6:].ravel()
+    )
+    assert trained.score(states[6:], names[6:], range(6, 12)).value == pytest.approx(expected)
+    assert trained.strength is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states, labels, groups: (states, labels[:3], groups), r"states \(6, 30, 16\) have no label for each"),
+        (lambda states, labels, groups: (states, labels, groups[:3]), r"groups \(3,\) do not name the text of each"),
+        (lambda states, labels, groups: (states, labels, groups * 0), "are of one text"),
+        (lambda states, labels, groups: (states, np.full_like(labels, "a"), groups), "all to train on are a"),
+        (lambda states, labels, groups: (states[:, :1], labels[:, :1], groups), "6 to train on are fewer than 20"),
+        (lambda states, labels, groups: (states * np.nan, labels, groups), "states are not finite"),
+    ],
+)
+def test_what_no_probe_can_be_trained_on_is_refused(change, message):
+    states, names, _ = drawn()
+    with pytest.raises(Refused, match=message):
+        fit_probe(*change(states[:6], names[:6], np.arange(6)))
+
+
+def test_texts_that_were_trained_on_are_not_scored():
+    states, names, _ = drawn()
+    trained = fit_probe(states[:6], names[:6], np.arange(6))
+    with pytest.raises(Refused, match="text 5 was trained on"):
+        trained.score(states[5:], names[5:], np.arange(5, 12))

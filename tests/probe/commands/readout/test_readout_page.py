@@ -1,0 +1,57 @@
+"""What a readout's page says and draws."""
+
+import pytest
+import readings
+from synthetic import evaluation, hidden_states, write_run
+
+from mesa.errors import Refused
+from probe.commands.probe.report import write_report
+from probe.commands.readout import page
+from probe.commands.readout.result import READOUT
+from probe.figures.section import figures_of
+from probe.run import open_run
+
+
+def test_the_answer_tells_lost_and_moved_of_the_layer_that_reads_best():
+    said = page.answers(readings.summary())
+    assert said == [
+        "previous-1, layer 1, origin at 1024 tokens: a probe reads 0.90 at M (control 0.30), the same probe 0.50 here, "
+        "one trained here 0.70: lost 0.20 [0.15, 0.25] and moved 0.20 [0.15, 0.25].",
+        "previous-1, layer 1, rerope at 1024 tokens: a probe reads 0.90 at M (control 0.30), the same probe 0.80 here, "
+        "one trained here 0.90: neither lost nor moved beyond chance; the reference's probe of M reads 0.80 here, "
+        "0.30 [0.25, 0.35] more than there.",
+        "Lens, origin at 1024 tokens: the loss leaves that at M from layer 0 on, by 1.00 [0.95, 1.05] nats/token.",
+        "Lens, rerope at 1024 tokens: the loss is not clearly above that at M (0.00 [-0.05, 0.05] nats/token).",
+    ]
+
+
+def test_nothing_is_claimed_of_a_model_that_is_not_trained():
+    first, *_, last = page.answers(readings.summary(trained=False))
+    assert first == "previous-1: nothing is claimed; the model's own loss at M is not below that of token frequencies."
+    assert last.endswith("nothing is claimed of what it knew.")
+
+
+def test_every_figure_is_exported_and_names_are_escaped(tmp_path):
+    hostile = "<script>alert(1)</script>"
+    summary = READOUT.read(readings.write(tmp_path, model=hostile))
+    assert {*figures_of(page.sections(summary))} == {*page.readout_export(summary).figures}
+    text = page.write_readout(tmp_path, summary).read_text()
+    assert hostile not in text
+    assert text.count("<figure ") == 4  # lost and moved, a map a method, the lens
+    assert (tmp_path / "readout" / "probes.csv").read_text().count("\n") == 9
+    assert page.probe_map(summary, "previous-1", "origin").cells[0][2].values.tolist() == [[0.8, 0.7], [0.9, 0.7]]
+    with pytest.raises(Refused, match="method 'mesa' was not measured; known: origin, rerope"):
+        page.readout_export(summary, methods=["mesa"])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_and_a_notebook_have_it(tmp_path):
+    folder = write_run(tmp_path, hidden_states(), evaluation())
+    with pytest.raises(FileNotFoundError, match="`mesa-lens readout --out"):
+        open_run(folder).readout()
+    readings.write(folder)
+    write_report(folder)
+    assert ">Lost or moved</h2>" in (folder / "report.html").read_text()
+    said = "(previous-1, layer 1, origin at 1024 tokens; 0.90): lost 0.20 [0.15, 0.25] and moved"
+    assert any(said in note for note in open_run(folder).verdict().notes)
+    assert "lost 0.20 [0.15, 0.25]" in open_run(folder).readout().text

@@ -1,0 +1,199 @@
+"""`mesa-lens readout` from the command line to its files: random weights, resumed, own labels, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+from commands import main
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from probe.commands.readout import ReadoutRequest
+from probe.commands.readout.page import answers
+from probe.commands.readout.plan import open_strings, plan
+from probe.commands.readout.result import READOUT
+from probe.thresholds.state_distance import StateReference
+
+M, LENGTH, TOKENS = 160, 320, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model's folder with a few texts in it."""
+    model = tiny.folder(tmp_path_factory.mktemp("model"), trained=M)
+    rng = np.random.default_rng(0)
+    words = ["a text", "of a few", "words,", "to make", "a", "tokenizer", "from", '"in quotes"', "\n"]
+    for number in range(4):
+        (model / f"text-{number}.txt").write_text(" ".join(rng.choice(words, 900)))
+    (model / "texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": (model / f"text-{number}.txt").read_text()}) for number in range(4))
+    )
+    return model
+
+
+def run(folder, out, *options):
+    some = ("--methods", "origin,rerope", "--lengths", str(LENGTH), "--samples", "8", "--tokens", str(TOKENS))
+    text = () if "--labels" in options else ("--text", str(folder / "texts.jsonl"))
+    return main(["readout", "--model", str(folder), "--out", str(out), *some, *text, *options])
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert run(folder, out, "--probe", "previous-1,position") == 0
+    return out
+
+
+def test_nothing_is_claimed_of_random_weights(whole):
+    summary = READOUT.read(whole)
+    assert (summary.training, summary.test, summary.lengths, summary.layers) == (4, 4, [M, LENGTH], [0, 1, 2])
+    assert len(summary.probes) == 2 * 2 * 2 * 3  # probes, methods, lengths, layers
+    assert len(summary.lens) == 2 * 2 * 3
+    assert not summary.is_trained
+    assert not any(row.is_read or row.is_moved or row.is_lost or row.is_returned for row in summary.probes)
+    (first, *_) = answers(summary)
+    assert first == "previous-1: nothing is claimed; the model's own loss at M is not below that of token frequencies."
+    assert "nothing is claimed" in (whole / "readout" / "report.html").read_text()
+
+
+def test_distances_are_those_of_the_states_that_are_kept(whole):
+    summary = READOUT.read(whole)
+
+    def states(length, texts):
+        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[1] for text in texts]
+
+    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[1] for text in range(4)]
+    fitted = StateReference.fit(np.stack(origin))
+    near, far = (fitted.distances(np.stack(states(length, range(4, 8)))).mean() for length in (M, LENGTH))
+    (row,) = [row for row in summary.distances if (row.method, row.layer) == ("rerope", 1)]
+    assert (row.n, row.length) == (4, LENGTH)
+    assert [row.inside, row.distance, row.ratio.mean] == pytest.approx([near, far, far / near])
+    assert not any(answer.startswith("States") for answer in answers(summary))  # random weights: no claim
+    assert (whole / "readout" / "distances.csv").is_file()
+
+
+def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, whole):
+    planned = plan(ReadoutRequest(
+        model=str(folder), methods="origin,rerope", lengths=(LENGTH,), samples=8, tokens=TOKENS,
+        text=str(folder / "texts.jsonl"),
+    ))  # fmt: skip
+    labels = planned.labels["previous-1"]
+    ids = np.stack([window[-TOKENS - 1 : -1] for window in planned.windows])
+    common = np.argsort(-np.bincount(ids[:4].ravel()))[:20]
+    assert np.array_equal(labels.known, np.isin(ids, common))
+
+    def states(method, length):
+        paths = [whole / "readout" / "states" / f"{method}-{length}-{text}.npy" for text in range(8)]
+        return np.stack([np.load(path)[1] for path in paths])
+
+    rows = {row.length: row for row in READOUT.read(whole).probes
+            if (row.probe, row.method, row.layer) == ("previous-1", "rerope", 1)}  # fmt: skip
+    known = labels.known
+
+    def fitted(length):
+        pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=rows[length].strength, max_iter=1000))
+        return pipeline.fit(states("rerope", length)[:4][known[:4]], ids[:4][known[:4]])
+
+    at = {length: (states("rerope", length)[4:][known[4:]], ids[4:][known[4:]]) for length in (M, LENGTH)}
+    assert rows[M].inside.mean == pytest.approx(fitted(M).score(*at[M]))
+    assert rows[LENGTH].inside == rows[M].inside
+    assert rows[LENGTH].transfer.mean == pytest.approx(fitted(M).score(*at[LENGTH]))
+    assert rows[LENGTH].refit.mean == pytest.approx(fitted(LENGTH).score(*at[LENGTH]))
+    assert rows[LENGTH].lost.mean == pytest.approx(rows[LENGTH].inside.mean - rows[LENGTH].refit.mean)
+    assert rows[LENGTH].moved.mean == pytest.approx(rows[LENGTH].refit.mean - rows[LENGTH].transfer.mean)
+
+
+def test_the_last_tokens_are_the_same_at_every_length_and_no_text_is_in_both_halves(folder):
+    planned = plan(ReadoutRequest(model=str(folder), lengths=(LENGTH,), samples=8, text=str(folder / "texts.jsonl")))
+    for text in range(8):
+        short, long = (planned.prompt(text, length) for length in (M, LENGTH))
+        assert (len(short), len(long)) == (M, LENGTH)
+        assert np.array_equal(short[-planned.tokens :], long[-planned.tokens :])
+    train, test = ({window.tobytes() for window in part} for part in (planned.windows[:4], planned.windows[4:]))
+    assert not train & test
+
+
+def test_a_run_that_lacks_states_reads_them_again_and_adds_probes(folder, whole, capsys):
+    before = READOUT.read(whole)
+    (lost := whole / "readout" / "states" / f"origin-{M}-3.npy").unlink()
+    assert run(folder, whole, "--probe", "previous-1,position,open-string") == 0
+    assert lost.is_file()
+    after = READOUT.read(whole)
+    assert [row for row in after.probes if row.probe != "open-string"] == before.probes
+    assert {row.probe for row in after.probes} == {"previous-1", "position", "open-string"}
+    capsys.readouterr()
+    assert main(["export", "readout", str(whole), "--format", "csv", "--out", str(whole / "files")]) == 0
+    assert {"lens.csv", "probes.csv"} <= {path.name for path in (whole / "files").iterdir()}
+
+
+def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path):
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [
+        {"text": text, "end": end + 4, "label": "late" if end > 1500 else "early"}
+        for text in texts
+        for end in range(0, len(text) - 10, 23)
+    ]
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert run(folder, tmp_path / "out", "--labels", str(file), "--probe", "none") == 0
+    summary = READOUT.read(tmp_path / "out")
+    assert summary.probed["labels"].kind == "classes"
+    assert {row.probe for row in summary.probes} == {"labels"}
+    planned = plan(ReadoutRequest(model=str(folder), labels=file, samples=8, lengths=(LENGTH,), properties=("none",)))
+    tokenizer, known = tiny.byte_level(), planned.labels["labels"].known
+    at = int(np.flatnonzero(known[0])[0])
+    token = tokenizer.decode(planned.last_ids[0][at])
+    assert any(token and token in text[row["end"] - 6 : row["end"] + 6] for row in rows for text in [row["text"]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--probe", "previous-99"], "--probe previous-99 is not known; known: previous-K (K from 0 to 32), position"),
+        (["--probe", "labels"], "--probe labels needs a file of them; name it by --labels"),
+        (["--lengths", "80"], f"--lengths 80 is below M = {M}"),
+        (["--tokens", "100"], "--tokens 100, and 1 before them, are more than half of the trained length 160"),
+        (["--hook", "nonsense"], "unknown hook 'nonsense'"),
+        (["--layers", "9"], "layer 9-9 is out of range"),
+        (["--lengths", "50k"], "51200 are needed; give a longer text"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(folder, tmp_path, capsys, options, message):
+    assert run(folder, tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a", "label": "x"}], "row 1 has text, label; it needs text, label, and token or end"),
+        ([{"text": "a", "token": "b", "label": "x"}], "token 'b', end None are no integers"),
+        ([{"text": "a few words", "token": 99, "label": "x"}], "text 0 has 3 tokens, none is 99"),
+        ([{"text": "9", "token": 0, "label": "x"}], "text 9 is not there; there are 8, from 0"),
+    ],
+)
+def test_labels_that_are_of_no_token_are_refused(folder, tmp_path, capsys, rows, message):
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert run(folder, tmp_path / "out", "--labels", str(file)) == 2
+    assert message in capsys.readouterr().err.replace("line 1", "row 1").splitlines()[-1]
+
+
+def test_copies_of_a_passage_in_both_halves_are_refused(folder, tmp_path, capsys):
+    text = (folder / "text-0.txt").read_text()
+    (file := tmp_path / "texts.jsonl").write_text("\n".join([json.dumps({"text": text})] * 2))
+    assert run(folder, tmp_path / "out", "--text", str(file)) == 2
+    assert "texts to train on and to test on overlap" in capsys.readouterr().err
+
+
+def test_strings_are_open_between_their_quotes():
+    def marks(text):
+        return "".join(".#"[bool(each)] for each in open_strings(list(text)))
+
+    assert marks("a = 'b c' + d") == "....####....."
+    assert marks("don't 'say'") == "......####."
+    assert marks("f'x' # it's") == ".##........"
+    assert marks('"""a "b" c"""d') == "#" * 10 + "." * 4
+    assert marks("'a\nb'") == "##..#"
+    assert marks(r"'a\'b'.") == "#####.."

@@ -1,0 +1,155 @@
+"""Distances of states on text to the in-window distribution: against scikit-learn's, and both ways."""
+
+import warnings
+
+import numpy as np
+import pytest
+import xarray as xr
+from sklearn.covariance import LedoitWolf
+from synthetic import hidden_states, write_run
+
+import mesa
+import probe
+from mesa.errors import Refused
+from probe.figures.states import distance_layers
+from probe.thresholds.state_distance import text_distances
+
+M, DIMS = 64, 24
+
+
+def correlated(rng, texts=8, tokens=64):
+    """States (text, token, dim) in which few directions carry most of the motion, about a centre far from 0."""
+    mixing = rng.normal(size=(DIMS, DIMS)) * np.geomspace(10, 0.1, DIMS)[:, None]
+    return rng.normal(size=(texts, tokens, DIMS)) @ mixing + 100, mixing
+
+
+def test_the_distance_is_that_of_the_covariance_in_all_directions():
+    rng = np.random.default_rng(0)
+    states, _ = correlated(rng)
+    reference = probe.StateReference.fit(states)
+    rows = states.reshape(-1, DIMS)
+    scores = (rows - rows.mean(0)) @ reference.components.components_.T
+    covariance = LedoitWolf().fit(scores / scores.std(0, ddof=1)).covariance_
+    expected = [score @ np.linalg.solve(covariance, score) / DIMS for score in (scores / scores.std(0, ddof=1))[:5]]
+    np.testing.assert_allclose(reference.distances(states[0, :5]), expected, rtol=1e-9)
+    assert 0.8 < reference.distances(states).mean() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("times", "direction", "ratio"), [(0.7, "collapse", 0.49), (1.0, "level", 1.0), (1.5, "growth", 2.25)]
+)
+def test_states_nearer_to_the_centre_collapse_and_those_further_out_grow(times, direction, ratio):
+    rng = np.random.default_rng(1)
+    inside, mixing = correlated(rng)
+    beyond = 100 + times * (rng.normal(size=inside.shape) @ mixing)
+    result = probe.state_distance(inside, beyond)
+    assert result.direction == direction
+    assert result.low < result.ratio < result.high
+    assert result.ratio == pytest.approx(ratio, rel=0.15)
+    assert str(result).startswith(f"{result.ratio:.2f} [")
+
+
+def test_each_text_is_measured_by_the_others():
+    rng = np.random.default_rng(2)
+    inside, _ = correlated(rng, texts=3)
+    inside[0] += 1000  # one text alone lies elsewhere: fitted on it too, it would look near
+    distances = text_distances(inside, [inside])[0]
+    assert distances[0].mean() > 100 * distances[1:].mean()
+    together = text_distances(inside, [inside], documents=["a", "b", "b"])[0]
+    assert together[1].mean() > 100  # fitted on text 0 alone
+
+
+def test_few_texts_have_no_interval_and_no_direction():
+    inside, _ = correlated(np.random.default_rng(3), texts=3)
+    result = probe.state_distance(inside, 0.1 * inside + 90)
+    assert np.isnan(result.low)
+    assert result.direction == "level"
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        (np.zeros((8, 64)), "text, token, dim"),
+        (np.zeros((7, 64, DIMS)), "of 8 texts"),
+        (np.full((8, 64, DIMS), np.nan), "not finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(states, words):
+    inside, _ = correlated(np.random.default_rng(4))
+    with pytest.raises(Refused, match=words):
+        probe.state_distance(inside, states)
+
+
+def test_states_that_do_not_vary_are_refused():
+    with pytest.raises(Refused, match="vary"):
+        probe.state_distance(np.ones((8, 64, DIMS)), np.ones((8, 64, DIMS)))
+
+
+def test_one_document_is_refused():
+    inside, _ = correlated(np.random.default_rng(4))
+    with pytest.raises(Refused, match="two documents"):
+        probe.state_distance(inside, inside, documents=["a"] * 8)
+
+
+def texts_of(shrunk):
+    """Hidden states of six texts under two methods; under Origin those of layer 1 beyond M are `shrunk`."""
+    hidden = hidden_states(prompts=[f"text-{number}" for number in range(6)], noise=0.2)
+    hidden = hidden.sel({"method": ["origin", "rerope"]}).copy()
+    rng = np.random.default_rng(5)
+    hidden.values[:] = rng.normal(size=hidden.shape)
+    hidden.values[0, :, 1, M:] *= shrunk
+    return hidden
+
+
+def test_a_run_shows_where_and_under_which_method_states_collapse():
+    distance = probe.find_state_distance(texts_of(0.5), M)
+    beyond = distance["ratio"].sel(window=slice(M, None))
+    assert beyond.sel({"method": "origin", "layer": 1}).max() < 0.35
+    others = beyond.sel({"method": "rerope"}).values
+    assert ((others > 0.8) & (others < 1.2)).all()
+    assert (distance["high"].sel(window=slice(M, None)).sel({"method": "origin", "layer": 1}) < 0.4).all()
+    assert distance_layers(distance) == [0, 1]
+    assert distance["window"].values[0] == M // 4
+
+
+def test_a_run_draws_and_exports_them(tmp_path):
+    run = probe.open_run(write_run(tmp_path, texts_of(0.5)))
+    result = run.distance()
+    assert result.names == ["state-distance-resid_post"]
+    assert "origin" in result.text
+    csv = dict(result.export.files("csv"))
+    assert any(name.startswith("state-distance-resid_post") for name in csv)
+    with pytest.raises(ValueError, match="layer 7"):
+        run.distance(layers=[7])
+
+
+def test_a_run_with_one_text_has_none(tmp_path):
+    run = probe.open_run(write_run(tmp_path, hidden_states(layers=1, dims=8)))
+    with pytest.raises(Refused, match="two texts"):
+        run.distance()
+
+
+def test_the_watch_warns_where_the_model_fails_and_not_under_a_method_that_holds():
+    loaded = mesa.load()
+    prompt = loaded.tokenizer(probe.heldout()[1][:2000], return_tensors="pt")
+    with pytest.warns(UserWarning, match="in-window distance"), probe.watch(loaded, samples=4) as watching:
+        output = loaded.model.generate(**prompt, max_new_tokens=9, do_sample=False, stopping_criteria=[watching])
+    assert watching.false_detection_rate == 0
+    assert 256 < watching.detections[0][1] <= 768
+    assert output.shape[1] == prompt["input_ids"].shape[1] + 1  # ended at its first detection
+    with warnings.catch_warnings(), probe.watch(loaded, samples=4) as watching:
+        warnings.simplefilter("error", UserWarning)
+        with mesa.applied(loaded.model, mesa.ReRoPE(trained_length=256)):
+            loaded.model.generate(**prompt, max_new_tokens=9, do_sample=False)
+    assert not watching.detections
+    assert len(watching.distances[0]) == (prompt["input_ids"].shape[1] + 8) // M - 1
+    with pytest.raises(Refused, match="layer 9"), probe.watch(loaded, layer=9):
+        pass
+    assert not loaded.model.model.layers[0]._forward_hooks
+
+
+def test_the_example_of_find_state_distance_has_labels():
+    distance = probe.find_state_distance(texts_of(1.0), M)
+    assert isinstance(distance, xr.Dataset)
+    assert distance.attrs["texts"] == 6
+    assert distance["inside"].dims == ("method", "layer")
