@@ -37,13 +37,24 @@ def page(context: Context) -> None:
     st.code(f"{command} --estimate", language=None, wrap_lines=True)
     ui.heading("Runs in progress")
     root = Path(context.root)
-    names = [name_of(status.path, root) for status in unfinished(root) if status.state == "running"]
+    names = _in_progress(root)
     if not names:
         address.keep()  # the address may name a run that has ended
-        st.markdown(ui.plain(f"No run under {root} is in progress. Reload this page once yours is."))
+        st.fragment(_waiting, run_every=_EVERY)(root)
         return
     name = address.select(st, "Run in progress", names, "running")
     st.fragment(_watched, run_every=_EVERY)(Entry(name, root if name == name_of(root, root) else root / name))
+
+
+def _in_progress(root: Path) -> list[str]:
+    return [name_of(status.path, root) for status in unfinished(root) if status.state == "running"]
+
+
+def _waiting(root: Path) -> None:
+    """Draws the page again once a run is there."""
+    if _in_progress(root):
+        st.rerun()
+    st.markdown(ui.plain(f"No run under {root} is in progress; yours is displayed here once it is."))
 
 
 def probe_command(model: str, minutes: int, root: Path) -> str:
