@@ -39,6 +39,10 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_dynamo.eval_frame:compile_wrapper": "a compiled function calls",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention with its log-sum-exp",
     },
+    "gguf 0.17 to 0.19": {
+        "GGUFReader._get": "a number at a place in the file",
+        "GGUFReader._get_field_parts": "a field of the header; arrays are left out, token by token they take a minute",
+    },
     "tqdm 4.66 to 4.70": {
         "tqdm._decr_instances": "a closed bar frees its line, as its own close does",
     },

@@ -49,6 +49,18 @@ def read_config(text: str, trained_length: int, option: str = "--config") -> Met
         raise Refused(f"{option} {text!r}: {error}") from None
 
 
+def read_configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
+    """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. Refused names a wrong one."""
+    methods = dict[str, Method]()
+    for text in texts:
+        if ":" not in text:
+            raise Refused(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
+        if text in methods:
+            raise Refused(f"--config {text!r} is passed twice")
+        methods[text] = read_config(text, trained_length)
+    return methods
+
+
 def wanted_names(names: str) -> list[str]:
     """The names in a comma-separated text, first the one named first.
 

@@ -322,13 +322,15 @@ def stated_text(config: Any, stated: int | None = None) -> str:
     for layer, size in windows_of(config).items():
         sizes.setdefault(size, []).append(layer)
     depth = config.num_hidden_layers
-    lines += [f"{_layers_of(layers, depth)} see {size} tokens" for size, layers in sorted(sizes.items())]
+    for size, layers in sorted(sizes.items()):
+        lines.append(f"{_layers_of(layers, depth)} see{'s' * (len(layers) == 1 < depth)} {size} tokens")
     rope, kinds = getattr(config, "rope_parameters", None), getattr(config, "layer_types", None) or []
     parts = {kind: part for kind, part in (rope or {}).items() if isinstance(part, Mapping)}
     for kind, part in (parts or ({"": rope} if rope else {})).items():
         layers = [layer for layer, of in enumerate(kinds) if of == kind]
         where = f" in {_layers_of(layers, depth)}" if layers else f" in {kind}" if kind else ""
-        lines.append(f"rotary base {part.get('rope_theta', 'not stated')}{where}{_scaling_text(part)}")
+        base = part.get("rope_theta")
+        lines.append(f"rotary base {base or 'not stated':{'.15g' if base else ''}}{where}{_scaling_text(part)}")
     return "; ".join(lines)
 
 
@@ -337,13 +339,17 @@ def _layers_of(layers: Sequence[int], depth: int) -> str:
 
 
 def _scaling_text(part: Mapping[str, Any]) -> str:
-    """How the model scales its frequencies as it is, in words; empty where it does not."""
+    """What the model does to its rotary frequencies as it is, in words; empty for nothing."""
     kind = part.get("rope_type", "default")
     factor = part.get("factor")
     before = part.get(_ORIGINAL)
     details = [*([f"factor {factor:g}"] if factor else []), *([f"{_ORIGINAL} {before}"] if before else [])]
     how = f" ({', '.join(details)})" if details else ""
-    return "" if kind == "default" else f", scaled already by {kind}{how}"
+    if kind == "dynamic":
+        return f", larger for prompts beyond M (dynamic{f', factor {factor:g}' if factor else ''})"
+    if kind == _PARTLY:
+        return f", which rotates a part of the pairs ({kind})"
+    return "" if kind in UNSCALED else f", scaled already by {kind}{how}"
 
 
 def table() -> str:

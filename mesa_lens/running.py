@@ -84,7 +84,8 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
             out = options.out.with_name(f"{options.out.name}-short") if options.out.exists() else options.out
             return f"in about half an hour: {resume_command(command.name, out, recorded(less, *own))}"
 
-        print_estimate(text, left, request, options.threads, shorter, as_json=options.json)
+        measured = getattr(planned, "speed", None)
+        print_estimate(text, left, request, options.threads, shorter, as_json=options.json, speed=measured)
         return 0
     with owned(options.out), resumable(options):
         results = run_and_report(planned, options.out, *own, overwrite=options.overwrite, until=until, runner=runner)
@@ -148,10 +149,12 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     longest = longest_that_fits(planned, speed, seconds)
     planned = replace(plan(request, *own, longest), speed=speed)
     full = "the request" if stated else "all that is measured by default"
-    first = format_seconds(seconds_of(stage_passes(planned), speed))
+    first = seconds_of(stage_passes(planned), speed)
+    until = f"about {format_seconds(first)} until all methods are measured"
+    more = "the same command goes on" if first > seconds else "then more texts, passkeys, narrower brackets"
     sys.stderr.write(
-        f"{full} takes about {takes} here; in stages, in {seconds / 60:g} minutes: up to {longest} tokens, about "
-        f"{first} until all methods are measured, then more texts, passkeys, narrower brackets while there is time\n"
+        f"{full} takes about {takes} here; in stages, in {seconds / 60:g} minutes: up to {longest} tokens, {until}, "
+        f"{more}\n"
     )
     return planned
 
@@ -189,11 +192,12 @@ def print_estimate(
     shorter: Callable[[Speed], str] = lambda speed: "",
     *,
     as_json: bool = False,
+    speed: Speed | None = None,
 ) -> None:
     """Prints an estimate, then the time that the passes left take on this machine, for which the model is loaded.
 
     left: as `passes_of` gives them. shorter: a line on what takes less, of a run that takes much longer than half an
-    hour. as_json: as {"estimate": its lines}.
+    hour. as_json: as {"estimate": its lines}. speed: the model's, where it was measured.
     """
     from probe.experiment.estimate import HALF_HOUR, seconds_of, time_text
     from probe.experiment.model_spec import ModelSpec
@@ -202,7 +206,8 @@ def print_estimate(
     if not as_json:
         print(text, flush=True)
     with computing(threads):
-        line, speed = time_text(left, ModelSpec(request.model, request.load), getattr(request, "executor", "fused"))
+        spec = ModelSpec(request.model, request.load)
+        line, speed = time_text(left, spec, getattr(request, "executor", "fused"), speed)
     lines = [line]
     if speed and seconds_of(left, speed) > 2 * HALF_HOUR:
         lines += filter(None, [shorter(speed)])

@@ -77,8 +77,8 @@ def _text_name(value: Any) -> str:
 
 
 def _split(value: Any) -> tuple[str, ...]:
-    """Names from a string with commas, or from a list; doubles go."""
-    parts = value.split(",") if isinstance(value, str) else value
+    """Names from a string with commas, or a list; doubles go. A config with commas, rerope:k=8,log_n=false, is one."""
+    parts = re.split(r",(?!\s*\w+\s*=)", value) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise Refused(f"{_SHORT.repr(value)} is not a list of names")
     if not all(part.strip() for part in parts):

@@ -14,8 +14,8 @@ from pydantic import Field
 from mesa.checkpoints.place import place_with_options
 from mesa.errors import Refused
 from mesa.methods import Method
-from mesa.settings import check_names, fitting_methods
-from mesa.support import as_trained_text, check_config, length_choice, windows_of
+from mesa.settings import check_names, fitting_methods, read_configs
+from mesa.support import as_trained_text, check_acts, check_config, check_method, length_choice, windows_of
 from mesa.support import trained_length as stated_length
 from probe.options import (
     Count,
@@ -190,6 +190,28 @@ class MethodsRequest(ModelRequest):
         warn_skipped(left_out)
         say_once(self.as_trained(config, trained_length))
         return methods
+
+
+@dataclass(frozen=True)
+class ConfigsRequest(MethodsRequest):
+    """The same with methods that have parameters, each a row of its own: several configs of a method in one run."""
+
+    configs: Repeated = option(
+        (),
+        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
+        key="config",
+        metavar="METHOD:PARAMETER=VALUE,...",
+        repeated=True,
+        group=METHODS_GROUP,
+    )
+
+    def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
+        """Then `configs`, by their texts."""
+        configs = read_configs(self.configs, trained_length)
+        for method in configs.values():
+            check_method(config, method)
+            check_acts(config, method)
+        return super().checked_methods(config, trained_length) | configs
 
 
 @cache

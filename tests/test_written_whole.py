@@ -16,6 +16,7 @@ ELSEWHERE = {
     "probe/figures/static.py": "to memory",
     "probe/figures/export.py": "to memory",
     "probe/store/cache.py": "to memory",
+    "mesa/models.py": "a folder that is renamed",
     "mesa_lens/fetch.py": "a folder that is renamed",
     "probe/glossary.py": "a page of the documentation",
 }

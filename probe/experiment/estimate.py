@@ -16,11 +16,14 @@ import torch
 from scipy.optimize import nnls
 
 from mesa.device import now
+from mesa.engine import structure
 from mesa.engine.plug import applied
 from mesa.errors import Refused
 from mesa.methods import Method, Origin
 from mesa.outside import with_last_logits
 from mesa.plan import Plan
+from mesa.support import is_rotary
+from probe.capture.memory import pass_flops
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import format_seconds
 from probe.experiment.run import Experiment
@@ -34,6 +37,7 @@ Estimate = tuple[str, Passes]
 """What a run takes in addition to time, in words, and the passes that are left."""
 HALF_HOUR = 1800.0  # seconds: what the command takes that is offered in place of a much longer one
 _SHORTEST = 32  # tokens
+_ENOUGH = 256  # tokens
 _TRIAL_S = 15.0  # of all timed passes, at most about
 
 
@@ -42,45 +46,89 @@ class Speed:
     """The measured speed of a model: seconds of a pass, of a token, and of a query-key pair.
 
     longest: tokens of the longest pass that was timed; the time of longer ones follows from their tokens and pairs.
+    windows: of each layer with attention, the tokens that it sees, None for all; default: all layers see all.
     """
 
     each: float
     token: float
     pair: float
     longest: int
+    windows: tuple[int | None, ...] = (None,)
 
     def seconds(self, tokens: float, length: int, method: Method | None = None) -> float:
         """Seconds of passes over `length` tokens that read `tokens` tokens in all; method: default the stock model.
 
         A method counts by the pairs that its plan computes scores of; what else it does is not counted.
         """
-        seen = length * (length + 1) / 2 if method is None else pairs(method.plan(length))
-        return tokens / length * (self.each + self.token * length + self.pair * seen)
+        plan = None if method is None else method.plan(length)
+        return tokens / length * (self.each + self.token * length + self.pair * _seen(length, self.windows, plan))
+
+
+def _seen(length: int, windows: Sequence[int | None], plan: Plan | None = None) -> float:
+    """Query-key pairs of a layer, on average over layers that see `windows` tokens (None: all); plan: of those."""
+    seen = {size: min(size or length, length) for size in windows}
+    of = {size: near * (length - near) + near * (near + 1) / 2 for size, near in seen.items()}
+    if plan is not None:
+        of[None] = pairs(plan)
+    return sum(of[size] for size in windows) / len(windows)
 
 
 def measure_speed(spec: ModelSpec, longest: int, executor: str = "fused") -> Speed:
     """Loads the model and times Origin's passes, at most `longest` tokens long, for at most about 15 s.
 
-    Lengths double while there is time, so that what grows with the tokens and with their pairs separate. Layers with
-    windows, experts or without attention count as they are. Raises what loading raises.
+    Lengths double while there is time, of slow models up to 256 tokens for four times as long. What grows with the
+    tokens and with their pairs is told apart where pairs are a third of the work at the longest length; in shorter
+    passes noise would decide that, and their ratio is that of the operations. Pairs are those of layers that see all
+    and of layers with windows. Raises what loading raises.
     """
     return speed_of(spec.loaded().model, longest, executor)
 
 
 def speed_of(model: Any, longest: int, executor: str = "fused") -> Speed:
     """As `measure_speed`, of a loaded model."""
-    length, times, ends = min(_SHORTEST, longest), dict[int, float](), time.perf_counter() + _TRIAL_S
+    depth = model.config.num_hidden_layers
+    windows = _windows(model) if executor == "fused" else (None,) * depth  # densely, all pairs are computed
+    length, times, began = min(_SHORTEST, longest), dict[int, float](), time.perf_counter()
     with applied(model, Origin(trained_length=longest), executor=executor), torch.inference_mode():
-        _timed(model, length)  # the first pass is slower
+        slowest = _timed(model, length)  # the first pass is slower
         while True:
-            times[length] = min(_timed(model, length) for _ in range(1 if max(times.values(), default=0) > 1 else 2))
-            if length == longest or time.perf_counter() + 3 * times[length] > ends:  # twice as long: 2 to 4 times
+            times[length] = min(_timed(model, length) for _ in range(1 if slowest > 1 else 2))
+            slowest = max(times.values())
+            least = began + _TRIAL_S * (1 if length >= _ENOUGH else 4)
+            if length == longest or time.perf_counter() + 3 * times[length] > least:  # twice as long: 2 to 4 times
                 break
             length = min(2 * length, longest)
     lengths, seconds = (np.array([*values], float) for values in (times, times.values()))
-    terms = np.stack([np.ones_like(lengths), lengths, lengths * (lengths + 1) / 2], axis=1)
-    (each, token, pair), _ = nnls(terms / seconds[:, None], np.ones_like(seconds))
-    return Speed(float(each), float(token), float(pair), length)
+    seen = np.array([_seen(tokens, windows) for tokens in times])
+    ratio = _pair_operations(model.config) * len(windows) / depth
+    if ratio * seen[-1] >= lengths[-1] / 2:
+        each, token, pair = _fitted([np.ones_like(lengths), lengths, seen], seconds)
+    else:
+        work = lengths + ratio * seen
+        each, token = _fitted([np.ones_like(lengths), work], seconds) if len(times) > 2 else (0.0, (seconds / work)[-1])
+        pair = ratio * token
+    return Speed(float(each), float(token), float(pair), length, windows)
+
+
+def _fitted(terms: Sequence[np.ndarray], seconds: np.ndarray) -> np.ndarray:
+    """Factors of the terms, none below 0, with the least relative errors of the seconds."""
+    return nnls(np.stack(terms, axis=1) / seconds[:, None], np.ones_like(seconds))[0]
+
+
+def _pair_operations(config: Any) -> float:
+    """Operations of a query-key pair in all layers, as a share of those of a token without its pairs."""
+    one, two = pass_flops(config, 1), pass_flops(config, 2)
+    square = two / 2 - one  # a pass takes token * length + square * length**2, and has half as many pairs
+    return 2 * square / (one - square)
+
+
+def _windows(model: Any) -> tuple[int | None, ...]:
+    """As in `Speed`. Chunks count as windows: they hold at most twice as many pairs as there are."""
+    if not is_rotary(model.config.model_type):
+        return (None,) * model.config.num_hidden_layers
+    sizes = structure.windows(model)
+    layers = sorted({attends.layer for attends in structure.structure_of(model).values()})
+    return tuple(sizes.get(layer) for layer in layers) or (None,)
 
 
 def _timed(model: Any, length: int) -> float:
@@ -150,13 +198,16 @@ def seconds_of(passes: Passes, speed: Speed) -> float:
     return sum(speed.seconds(count * length, length, method) for (method, length), count in passes.items())
 
 
-def time_text(passes: Passes, spec: ModelSpec, executor: str) -> tuple[str, Speed | None]:
-    """The time of all passes, as a line of text, and the speed; or why there is none, where it cannot be measured."""
+def time_text(passes: Passes, spec: ModelSpec, executor: str, speed: Speed | None = None) -> tuple[str, Speed | None]:
+    """The time of all passes, as a line of text, and the speed; or why there is none, where it cannot be measured.
+
+    speed: the model's, where it was measured.
+    """
     if not passes:
         return "time: none, no pass is left", None
     longest = max(length for _, length in passes)
     try:
-        speed = measure_speed(spec, longest, executor)
+        speed = speed or measure_speed(spec, longest, executor)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         return f"time: not measured ({' '.join(str(error).split()) or type(error).__name__})", None
     threads = torch.get_num_threads()

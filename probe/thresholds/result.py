@@ -115,7 +115,7 @@ class LevelByStages(Level):
     looks: list[int]
     """At how many prompts intervals are looked at; each holds for all looks together with 95%."""
     by_position: str
-    """Where the reference's loss rises in one pass over the longest length, in words."""
+    """Where the reference's loss is high in one pass over the longest length, in words."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,15 @@ _DRAWS = 1000
 class StateReference:
     """The in-window distribution of a layer's states: principal components and their shrunk covariance.
 
+    Args:
+        components: scikit-learn's PCA, whitened.
+        covariance: Its LedoitWolf of the whitened scores.
+
     Examples:
         >>> rng = np.random.default_rng(0)
-        >>> reference = StateReference.fit(rng.normal(size=(12, 64, 32)))
-        >>> round(float(reference.distances(0.5 * rng.normal(size=(64, 32))).mean()), 1)
-        0.2
+        >>> reference = probe.StateReference.fit(rng.normal(size=(12, 64, 32)))
+        >>> round(float(reference.distances(0.55 * rng.normal(size=(64, 32))).mean()), 1)
+        0.3
     """
 
     components: Any
@@ -154,11 +158,11 @@ def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference:
 
     Examples:
         >>> rng = np.random.default_rng(0)
-        >>> values = rng.normal(size=(1, 4, 1, 512, 32)) * np.where(np.arange(512) < 256, 1, 0.5)[:, None]
+        >>> values = rng.normal(size=(1, 4, 1, 512, 32)) * np.where(np.arange(512) < 256, 1, 0.55)[:, None]
         >>> labels = {"method": ["origin"], "prompt": list("abcd"), "layer": [0], "position": range(512)}
         >>> hidden = xr.DataArray(values, labels | {"dim": range(32)}, [*labels, "dim"])
         >>> probe.find_state_distance(hidden, 256)["ratio"].values.round(1).ravel().tolist()
-        [1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]
+        [1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 0.3]
     """
     position, texts, window = hidden["position"].values, hidden.sizes.get("prompt", 1), trained_length // 4
     methods, first = hidden["method"].values.tolist(), position // window * window

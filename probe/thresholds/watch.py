@@ -66,8 +66,8 @@ class StateWatch(StoppingCriteria):
                 if not any(row == detected for detected, _, _ in self.detections):
                     within = f"within M {self.false_detection_rate:.0%} of {self.windows} windows are"
                     warnings.warn(
-                        f"states of row {row} are at {ratio:.2f} of their in-window distance after {self._read} tokens "
-                        f"(limit {self.limit:g}; {within})",
+                        f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
+                        f"tokens (limit {self.limit:g}; {within})",
                         stacklevel=2,
                     )
                 self.detections.append((row, self._read, float(ratio)))
@@ -113,11 +113,12 @@ def watch(
     Examples:
         >>> loaded = mesa.load()
         >>> prompt = loaded.tokenizer(probe.heldout()[0][:6000], return_tensors="pt")
+        >>> import warnings
         >>> with warnings.catch_warnings(), probe.watch(loaded) as watching:
         ...     warnings.simplefilter("ignore")
         ...     output = loaded.model.generate(**prompt, max_new_tokens=100, stopping_criteria=[watching])
-        >>> watching.false_detection_rate, watching.detections[0][1]
-        (0.0, 640)
+        >>> watching.false_detection_rate, watching.detections[0][1] > loaded.model.config.max_position_embeddings
+        (0.0, True)
     """
     model, M = loaded.model, trained_length or stated_length(loaded.model.config)
     layers, window = layers_of(model), M // 4

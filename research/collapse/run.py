@@ -25,9 +25,10 @@ import mesa
 from mesa.decoder import layers_of, removed
 from mesa.methods import Method, make
 from mesa.plan import relative_positions
+from mesa.settings import read_configs
 from mesa.support import trained_length
 from probe.commands.predict.formula import Law, excess_curve, failure_length, far_keys_by_length, scored_queries
-from probe.commands.predict.run import auc, configs
+from probe.commands.predict.run import auc
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids, nll, text_windows
 from probe.eval_tasks.tasks import tail_prompts
@@ -72,7 +73,7 @@ def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method
     """By config, in the law's notation."""
     texts = list(dict.fromkeys(texts))
     plain = {text: make(text, trained) for text in texts if ":" not in text}
-    return {**plain, **configs([text for text in texts if ":" in text], trained)}
+    return {**plain, **read_configs([text for text in texts if ":" in text], trained)}
 
 
 def measure(args: argparse.Namespace) -> Any:

@@ -12,9 +12,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import mesa
+from mesa.settings import read_configs
 from probe.commands.predict import PredictRequest
 from probe.commands.predict.formula import POWERS, SCALE_POWERS, FarKeys, far_keys
-from probe.commands.predict.run import configs, plan
+from probe.commands.predict.run import plan
 from research.script import run
 
 LEAKY = tuple(f"leaky-rerope:k={k},log_n=false" for k in (1.2, 1.5, 2, 3, 4))
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
     trained, length = planned.trained_length, planned.longest
     model = mesa.load().model
     queries = np.unique(np.geomspace(trained // 2, length - 2, 96).astype(int))
-    methods = {"origin": mesa.make("origin", trained), **configs([*CONFIGS, *LOG_N], trained)}
+    methods = {"origin": mesa.make("origin", trained), **read_configs([*CONFIGS, *LOG_N], trained)}
     prompts = [text.tolist() for text in planned.texts]
     leak: dict[str, np.ndarray] = {}
     for name, method in methods.items():

@@ -15,7 +15,8 @@ import pandas as pd
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from probe.commands.predict.run import auc, configs  # noqa: E402
+from mesa.settings import read_configs  # noqa: E402
+from probe.commands.predict.run import auc  # noqa: E402
 from probe.thresholds.stated_window import NATS_ABOVE  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,7 +31,7 @@ def main() -> None:
     law, study = (json.loads(path.read_text()) for path in (RESULTS / "default.json", STUDY))
     trained, lengths = law["trained_length"], law["lengths"]
     known = {json.dumps(config, sort_keys=True): name for name, config in study["settings"]["configs"].items()}
-    judged = configs(list(law["configs"]), trained)
+    judged = read_configs(list(law["configs"]), trained)
     pairs = {name: known.get(json.dumps(method.describe(), sort_keys=True)) for name, method in judged.items()}
     pairs = {name: other for name, other in pairs.items() if other}
     print(f"{len(pairs)} configs of {len(judged)}: {', '.join(pairs)}")

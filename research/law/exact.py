@@ -18,8 +18,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from mesa.settings import read_configs
 from probe.commands.predict.formula import QUERIES, Law, failure_length, far_keys_by_length
-from probe.commands.predict.run import configs
 from probe.thresholds.stated_window import NATS_ABOVE
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +49,8 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
     """Of each rule: exact failure lengths, of how many, rms, and rms less the law's with its interval, nats/token."""
     data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     trained, lengths, stored = data["trained_length"], data["lengths"], data["configs"]
-    far = {text: far_keys_by_length(method, lengths, QUERIES) for text, method in configs([*stored], trained).items()}
+    methods = read_configs([*stored], trained)
+    far = {text: far_keys_by_length(method, lengths, QUERIES) for text, method in methods.items()}
     measured = np.array([row["measured"] for row in stored.values()])
     predicted = {}
     for rule, values in data["rules"].items():

@@ -18,8 +18,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from mesa.settings import read_configs
 from probe.commands.predict.formula import QUERIES, Law, far_keys_by_length
-from probe.commands.predict.run import configs
 from probe.statistics import wilson
 from probe.thresholds.failure import lasting
 from research.law.exact import MODELS, RESULTS, TRAINED
@@ -68,7 +68,7 @@ class Stored:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         self.name, self.lengths = name, data["lengths"]
         trained, rows = data["trained_length"], data["configs"]
-        methods = configs([*rows], trained)
+        methods = read_configs([*rows], trained)
         far = {text: far_keys_by_length(method, self.lengths, QUERIES) for text, method in methods.items()}
         self.configs, self.measured = [*rows], np.array([row["measured"] for row in rows.values()])
         self.has_far = np.array([keys.mean(keys.sums[0]) > 0 for keys in far.values()])  # config, length

@@ -236,7 +236,7 @@ def _cell(value: object) -> str:
         return ", ".join(f"{name} {share:.1%}" for name, share in value.items())
     if isinstance(value, float) and value > 30:
         return f"{value:,.0f}"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:z.4f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import json
 import anatomized
 import located
 import pytest
+import readings
 from pages import drawn, shown_texts
 from predicted import prediction
 from results import write_evaluation
@@ -28,6 +29,7 @@ def root(tmp_path_factory, undrawn):
     anatomized.write(root / "first")
     write_result(root / "first" / "anatomy" / "tokens.json", anatomized.tokens() | of_run(root / "first"))
     (root / "first" / "predict").mkdir()
+    readings.write(root / "first")
     write_result(root / "first" / "predict" / "prediction.json", prediction() | of_run(root / "first"))
     for name in ("mine", "other"):
         write_evaluation(root / name)

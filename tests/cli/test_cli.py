@@ -116,8 +116,8 @@ def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypa
     words = ["check", "--model", model, "--methods", "rerope", "--pretended", "24", "--trained-length", "99"]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"{model}: 10 passed, 0 failed, 0 not run\n")
-    assert "M = 99, as stated" in text
+    assert text.startswith(f"{model}: M = 99 tokens, by --trained-length; the config's max_position_embeddings")
+    assert f"\n{model}: 10 passed, 0 failed, 0 not run\n" in text
     monkeypatch.setitem(EXECUTORS, "fused", lambda *args: (args[3].repeat_interleave(2, 1) * 0, None))
     assert main([*words, "--json"]) == 1
     record = json.loads(capsys.readouterr().out)

@@ -6,8 +6,8 @@ import pytest
 from commands import main
 
 from mesa.errors import Refused
+from mesa.settings import read_configs
 from mesa_lens import cli
-from probe.commands.predict.run import configs
 from probe.evaluation import check_read
 from probe.request import EvalRequest
 
@@ -80,10 +80,10 @@ def test_a_text_that_no_task_reads_is_reported(capsys):
 
 
 def test_a_value_of_a_config_may_hold_commas():
-    (method,) = configs(["rerope:heads=0:0,3,window=8"], 64).values()
+    (method,) = read_configs(["rerope:heads=0:0,3,window=8"], 64).values()
     assert (method.heads, method.window) == (((0, (0, 3)),), 8)
     with pytest.raises(Refused, match=r"--config 'rerope:window': .*'rerope.window' is not"):
-        configs(["rerope:window"], 64)
+        read_configs(["rerope:window"], 64)
 
 
 @pytest.mark.parametrize("words", ["verify --claim 3.3 --claim 3.2", "probe --length 512 --length=512"])

@@ -18,7 +18,7 @@ def parsers(top):
 def last_of_each(words):
     """The words of a command line without the options, and their values, that stand again further on."""
     kept = [str(word) for word in words]
-    for option in {word for word in kept if word.startswith("--") and word != "--set"}:
+    for option in {word for word in kept if word.startswith("--") and word not in ("--set", "--config")}:
         while kept.count(option) > 1:
             begin = kept.index(option)
             end = next((at for at in range(begin + 1, len(kept)) if kept[at].startswith("--")), len(kept))

@@ -17,7 +17,8 @@ from probe.capture import capture
 from probe.capture import capture as capturing
 from probe.capture.spec import CaptureSpec
 from probe.commands.probe import plan as planning
-from probe.commands.probe import run
+from probe.commands.probe import prepared
+from probe.commands.probe import run as running
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
 from probe.eval_tasks import tasks
@@ -88,7 +89,7 @@ def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, 
 
 @pytest.mark.parametrize(
     ("place", "name", "calls_before", "calls"),
-    [(capture, "capture", 2, 3), (tasks, "nll", 4, 5), (run, "write_report", 1, 2)],
+    [(capture, "capture", 2, 3), (tasks, "nll", 4, 5), (running, "write_report", 1, 2)],
 )
 def test_a_terminated_run_goes_on_to_the_same_bytes(
     model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls
@@ -159,7 +160,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
     again = command_line(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for place, name, instead in (
-        (run, "check_memory", broken(MemoryError("no memory"))),
+        (prepared, "check_memory", broken(MemoryError("no memory"))),
         (shutil, "disk_usage", lambda path: SimpleNamespace(free=1)),
         (source, "load", broken(OSError("no weights"))),
     ):

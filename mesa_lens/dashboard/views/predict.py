@@ -59,7 +59,11 @@ def _predicted(prediction: Prediction, fitted: FittedLaw, method: Method, run: s
         st.info(ui.plain(f"Not predicted: keys are further away than any of {ORIGIN}'s within {longest} tokens."))
         return
     if not far.sums.any():
-        st.info(ui.plain(f"Not predicted: {NOT_COVERED} up to {longest} tokens; measure it (mesa-lens probe)."))
+        st.info(
+            ui.plain(
+                f"{method.name} is not predicted: {NOT_COVERED} up to {longest} tokens; measure it (mesa-lens probe)."
+            )
+        )
         return
     config = json.loads(json.dumps(method.describe()))
     rows = (row for row in prediction.methods.values() if row.failure and row.config == config)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from probe.commands import Command
-from probe.options import Count, Lengths, Repeated, TextName, option
-from probe.request import LENGTHS_HELP, METHODS_GROUP, STORED, TEXT_HELP, MethodsRequest
+from probe.options import Count, Lengths, TextName, option
+from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, ConfigsRequest
 from probe.run_folder import Layout
 
 
 @dataclass(frozen=True)
-class PredictRequest(MethodsRequest):
+class PredictRequest(ConfigsRequest):
     """What `predict_failure` predicts: a model, methods and lengths in tokens.
 
     Its fields are the options of `mesa-lens predict`; docs/commands.md lists them with their defaults
@@ -27,14 +27,6 @@ class PredictRequest(MethodsRequest):
         ('rerope', 3)
     """
 
-    configs: Repeated = option(
-        (),
-        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
-        key="config",
-        metavar="METHOD:PARAMETER=VALUE,...",
-        repeated=True,
-        group=METHODS_GROUP,
-    )
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="1.25, 1.5, 2, 3, 4, 6, 8x M")
     samples: Count = option(16, "texts; every measurement uses the same ones")
     text: TextName | None = option(None, f"text to score: {TEXT_HELP}", unset="the shipped one")

@@ -21,7 +21,6 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
-from mesa.settings import read_config
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.commands.predict import PredictRequest
@@ -184,7 +183,6 @@ def plan(request: PredictRequest) -> PredictPlan:
                 f"--set gives {name} parameters, but predictions rest on it as it is; give the variant a line of its "
                 f"own, such as --config {name}:log_n=true"
             )
-    methods |= configs(request.configs, trained)
     for method in methods.values():
         check_method(config, method)
     refused = {name: reason for name, method in methods.items() if (reason := unsupported_reason(method))}
@@ -203,18 +201,6 @@ def plan(request: PredictRequest) -> PredictPlan:
         )
     texts = tuple(np.concatenate([first, window]) for window in windows)
     return PredictPlan(request, config, trained, lengths, methods, refused, texts, text_source)
-
-
-def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
-    """Methods with parameters, by their texts, such as 'leaky-rerope:k=2,log_n=false'. Refused names a wrong one."""
-    methods = {}
-    for text in texts:
-        if ":" not in text:
-            raise Refused(f"--config {text!r} is not METHOD:PARAMETER=VALUE,..., e.g. leaky-rerope:k=2,log_n=false")
-        if text in methods:
-            raise Refused(f"--config {text!r} is given twice")
-        methods[text] = read_config(text, trained_length)
-    return methods
 
 
 def unsupported_reason(method: Method) -> str:

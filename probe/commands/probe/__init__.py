@@ -11,16 +11,16 @@ from typing import ClassVar, Literal
 from probe.capture.spec import CaptureSpec
 from probe.commands import Command
 from probe.options import CountOrZero, Lengths, Text, TextName, Tokens, option, options_in
-from probe.request import LENGTHS_HELP, METHODS, MethodsRequest
+from probe.request import LENGTHS_HELP, METHODS, ConfigsRequest
 from probe.run_folder import PROBE
 
 
 @dataclass(frozen=True)
-class ProbeRequest(MethodsRequest):
+class ProbeRequest(ConfigsRequest):
     """What `run_probe` measures: a model, methods, prompts and lengths in tokens.
 
     Its fields are the options of `mesa-lens probe`; docs/commands.md lists them with their defaults
-    (`method_settings` is --set).
+    (`method_settings` is --set, `configs` --config).
 
     Examples:
         >>> request = probe.ProbeRequest(methods="origin,rerope", method_settings=("rerope.window=64",))
@@ -29,7 +29,7 @@ class ProbeRequest(MethodsRequest):
     """
 
     default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = ("methods", "method_settings", "texts")
+    not_compared: ClassVar[tuple[str, ...]] = ("methods", "method_settings", "configs", "texts")
     length: Tokens | None = option(None, "tokens of the prompts whose hidden states are stored", unset="4x M")
     word: Text = option("hello", "the word that the main prompt repeats", key="prompt")
     text: TextName | None = option(

@@ -201,7 +201,7 @@ def _stored_by_default(
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
     if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
         return request, length
-    methods = len(wanted_names(request.methods or request.default_methods))
+    methods = len(wanted_names(request.methods or request.default_methods)) + len(request.configs)
     most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:

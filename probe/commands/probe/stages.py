@@ -330,10 +330,10 @@ class Stages(FailureByLength):
         if not self.by_position(rows)[0].size:
             return ""
         rises = self._rises(rows)
-        where = f"from about position {rises} on" if rises else "nowhere"
+        where = f"from about position {rises} on it is" if rises else "from no position on is it"
         return (
-            f"In one pass over {self.longest} tokens the loss of {self.reference} by position rises {NATS_ABOVE} "
-            f"nats/token above that inside M {where}"
+            f"Loss of {self.reference} by position, in one pass over {self.longest} tokens: {where} mostly more than "
+            f"{NATS_ABOVE} nats/token above that inside M"
         )
 
     # What the rows tell

@@ -196,6 +196,10 @@ def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
 
     Returns:
         An array like `labels`. The same type has the same label in any call with the same labels' values and seed.
+
+    Examples:
+        >>> probe.control_labels(["noun", "verb", "noun", "verb"], [7, 9, 7, 9]).tolist()
+        ['verb', 'noun', 'verb', 'noun']
     """
     labels, types = _array(labels), _array(types)
     drawn = {}

@@ -73,7 +73,8 @@ def test_the_kernels_interpreted():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases_file)]
     done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
-    assert "83 passed" in done.stdout
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import matrix
 import numpy as np
 import pytest
 import torch
@@ -46,6 +47,37 @@ def test_the_parts_of_a_pass_are_separated(model, monkeypatch, each, token, pair
     )
     assert estimate.seconds_of(PASSES, speed) == pytest.approx(truth, rel=1e-3)
     assert speed.seconds(3000, 1000) == pytest.approx(3 * speed.seconds(1000, 1000, ORIGIN))
+
+
+def test_layers_with_windows_are_linear_in_the_length(monkeypatch):
+    model = matrix.build("gemma3")  # a window of 17 tokens in one of two layers
+
+    def timed(_, length):
+        return 1e-5 * length + 1e-7 * (length**2 / 2 + 17 * length) / 2
+
+    monkeypatch.setattr(estimate, "_timed", timed)
+    speed = estimate.speed_of(model, 2**13)
+    assert speed.windows == (17, None)
+    assert speed.seconds(2**16, 2**16) == pytest.approx(timed(None, 2**16), rel=0.02)
+    assert speed.seconds(2**16, 2**16, REROPE) > speed.seconds(2**16, 2**16, make("streaming-llm", 64))
+    assert estimate.speed_of(model, 2**13, "dense").windows == (None, None)
+
+
+@pytest.mark.parametrize("seconds", [100.0, 3.0])
+def test_few_slow_passes_are_not_all_pairs(model, monkeypatch, seconds):
+    """A first pass of 32 tokens that takes long, on a busy machine, says little of one of 50,000."""
+    clock = SimpleNamespace(now=0.0)
+
+    def timed(_, length):
+        clock.now += seconds
+        return seconds
+
+    model.config.hidden_size, model.config.intermediate_size = 512, 1024
+    monkeypatch.setattr(estimate, "_timed", timed)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock.now)
+    speed = estimate.speed_of(model, 50_000)
+    assert clock.now < 4 * estimate._TRIAL_S or speed.longest == 32
+    assert speed.seconds(50_000, 50_000) < seconds * 50_000 / 32 * 20
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])

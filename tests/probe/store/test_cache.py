@@ -32,7 +32,7 @@ def number():
 def test_an_analysis_from_the_cache_has_the_same_numbers(run):
     first = analyse(run)
     analyse(run, work=partial(cached, run))
-    assert len(list((run.path.parent / DERIVED).iterdir())) == 3
+    assert len(list((run.path.parent / DERIVED).iterdir())) == 4
     again = analyse(run, work=lambda name, make: load(run, name))
     for one, other in ((first.crossings, again.crossings), (first.control, again.control)):
         xr.testing.assert_identical(one, other)

@@ -11,10 +11,11 @@ from synthetic import edit, hidden_states, write_run
 
 import probe
 from mesa.models import tokenizer_of
+from mesa.settings import read_configs
 from mesa_lens.cli import main
 from probe.commands.predict import PredictRequest
 from probe.commands.predict.result import PREDICTION
-from probe.commands.predict.run import configs, plan
+from probe.commands.predict.run import plan
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.sources import heldout, texts
 from probe.files import read_result
@@ -130,7 +131,7 @@ def test_a_run_without_a_prediction_names_the_command(tmp_path):
 )
 def test_a_wrong_config_is_named(text, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
-        configs([text], 256)
+        read_configs([text], 256)
     assert str(error.value).startswith(f"--config '{text}'")
 
 

@@ -126,3 +126,25 @@ def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measur
     error = capsys.readouterr().err
     assert re.search(r"layer 1 under origin has the value .*, beyond float16's range; store it", error)
     assert not (tmp_path / "out").exists()
+
+
+def test_two_configs_of_a_method_stand_in_one_run_by_their_texts(model, tmp_path, unpainted, capsys):
+    configs = ["rerope:window=8", "rerope:window=8,log_n=false"]
+    command = ["probe", "--model", model, "--methods", "origin,rerope", *f"--config {configs[0]}".split()]
+    command += "--length 400 --texts 0 --samples 0 --layers 0 --dims 0-3 --out".split()
+    assert main([*command, tmp_path / "run", "--config", configs[1]]) == 0
+    store = xr.open_zarr(tmp_path / "run" / "store.zarr")
+    names = ["origin", "rerope", *configs]
+    assert store["method"].values.tolist() == names
+    assert [json.loads(store.attrs["method_configs"])[name].get("window") for name in names] == [None, 20, 8, 8]
+    plain, small, unscaled = (store["resid_post"].sel({"method": name}).values for name in names[1:])
+    assert np.abs(plain - small).max() > 1e-3
+    assert np.abs(small - unscaled).max() > 1e-3
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(name in page for name in configs)
+    out = str(tmp_path / "figures")
+    chosen = ["--methods", ",".join(names[2:]), "--format", "npz", "--out", out]
+    assert main(["export", "heatmap", str(tmp_path / "run"), *chosen]) == 0
+    capsys.readouterr()
+    assert main([*command, tmp_path / "none", "--config", configs[0]]) == 2
+    assert f"--config {configs[0]!r} is passed twice" in capsys.readouterr().err
