@@ -255,6 +255,16 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     small.click().run()
     assert app.text_input(key="pairs").value == ":".join(small.key.split("-")[1:])
     assert "never" in {text.strip() for text in app.dataframe[0].value["mesa crosses at"]} <= {"never", "excluded"}
+    rows, crossed = len(app.dataframe[0].value), {}
+    for method in ("rerope", "mesa"):
+        app.selectbox(key="crossed").set_value(f"origin crosses, {method} does not").run()
+        crossed[method] = app.dataframe[0].value
+        assert {text.strip() for text in crossed[method][f"{method} crosses at"]} <= {"never"}
+        assert {"never", "excluded"}.isdisjoint(text.strip() for text in crossed[method]["origin crosses at"])
+    assert 0 < len(crossed["mesa"]) <= rows
+    app.selectbox(key="crossed").set_value("all").run()
+    assert len(app.dataframe[0].value) == rows
+    assert "origin fails" in json.dumps(figures(app))
     app.text_input(key="pairs").set_value("1:10, 2:20,7:1, abc, 01: 10").run()
     first, second = titles(app)
     assert "dim 10, layer 1" in first

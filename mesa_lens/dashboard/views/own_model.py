@@ -43,7 +43,7 @@ def page(context: Context) -> None:
         st.fragment(_waiting, run_every=_EVERY)(root)
         return
     name = address.select(st, "Run in progress", names, "running")
-    st.fragment(_watched, run_every=_EVERY)(Entry(name, root if name == name_of(root, root) else root / name))
+    st.fragment(_watched, run_every=_EVERY)(name, root if name == name_of(root, root) else root / name)
 
 
 def _in_progress(root: Path) -> list[str]:
@@ -64,8 +64,9 @@ def probe_command(model: str, minutes: int, root: Path) -> str:
     return f"mesa-lens probe --model {shown} --minutes {minutes} {join(['--out', str(root / name)])}"
 
 
-def _watched(entry: Entry) -> None:
+def _watched(name: str, path: Path) -> None:
     """How far it is, and the verdict of its last report: the first one has brackets already."""
+    entry = Entry(name, path)  # which reads each property once
     if (status := entry.status) is None:
         st.info("The run cannot be read; reload this page.")
         return
