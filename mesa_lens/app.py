@@ -47,7 +47,7 @@ def run(options: AppOptions) -> int:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
         raise Refused(f"--host {options.host!r} is not an address of this machine ({error})") from error
-    given = [host_name(name) for name in options.allow_host]
+    allowed = [host_name(name) for name in options.allow_host]
     script = Path(__file__).parent / "dashboard" / "server.py"
     settings = {
         "server.address": options.host,
@@ -63,8 +63,8 @@ def run(options: AppOptions) -> int:
         "theme.dark.primaryColor": "#56B4E9",
     }
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    flags += [f"--server.corsAllowedOrigins={scheme}://{name}" for name in given for scheme in ("http", "https")]
-    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve()), HOSTS_VARIABLE: ",".join(given)}
+    flags += [f"--server.corsAllowedOrigins={scheme}://{name}" for name in allowed for scheme in ("http", "https")]
+    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve()), HOSTS_VARIABLE: ",".join(allowed)}
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:

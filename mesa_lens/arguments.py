@@ -198,7 +198,7 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
     if args.overwrite and command.name == "probe":  # nothing is taken from what is written again
         return
     folder = RunFolder(args.out, command.layout.names if args.overwrite else ())
-    for key, value in folder.taken(vars(args), vars(args).get("given", ()), request.default_methods).items():
+    for key, value in folder.taken(vars(args), vars(args).get("passed", ()), request.default_methods).items():
         setattr(args, key, value)
 
 

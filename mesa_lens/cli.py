@@ -27,10 +27,10 @@ class _Once(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
-        given = vars(namespace).setdefault("given", set())
-        if option_string and self.dest in given:
-            raise argparse.ArgumentError(None, f"{option_string} is given twice; give one value")
-        given.add(self.dest)
+        passed = vars(namespace).setdefault("passed", set())
+        if option_string and self.dest in passed:
+            raise argparse.ArgumentError(None, f"{option_string} is passed twice; pass one value")
+        passed.add(self.dest)
         super().__call__(parser, namespace, values, option_string)
 
 

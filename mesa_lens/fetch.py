@@ -38,7 +38,7 @@ class FetchOptions:
         metavar="FILE",
     )
     cache: Folder | None = option(None, "where to keep it", unset="$MESA_LENS_CACHE, or the user's cache")
-    overwrite: bool = option(False, "fetch it anew")
+    overwrite: bool = option(False, "fetch it again")
 
 
 HELP = "download a real model (SmolLM2, Gemma 3 270M) for --model"

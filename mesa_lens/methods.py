@@ -74,7 +74,7 @@ def run_list(options: ListOptions, printing: JsonOptions) -> int:
         return 0
     print(
         f"Trained length M = {options.trained_length} tokens. "
-        "t: query, i: key, r = t - i, R: the distance it is given\n"
+        "t: query, i: key, r = t - i, R: the distance it is computed at\n"
     )
     for method in methods.values():
         note = " (experimental, not in `all`)" if method.experimental else ""

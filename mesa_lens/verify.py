@@ -42,21 +42,23 @@ HELP = "check the paper's theorems on models built from the proofs"
 EXAMPLE = "mesa-lens verify --claim 3.3 --M 64 --N 4"
 
 
-def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
+def run(request: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Checks the claims and prints them; returns 1 where one fails that must hold."""
     from probe.experiment.pool import computing
     from theory.claim import PAPER, summary
     from theory.claims import VerifyOptions, selected
 
-    if given.quick and given.full:
+    if request.quick and request.full:
         raise Refused("--quick and --full ask for the shortest and the longest inputs; take one of the two")
-    path = _checked(given.html)
-    settings = VerifyOptions(given.M, given.N, given.E, given.H, given.dtype, given.seed, given.quick, given.full)
-    checks = selected(given.claim)
-    _check_read(given, checks)
+    path = _checked(request.html)
+    settings = VerifyOptions(
+        request.M, request.N, request.E, request.H, request.dtype, request.seed, request.quick, request.full
+    )
+    checks = selected(request.claim)
+    _check_read(request, checks)
     unsuited = settings.unsuited(checks)
     checks = {name: check for name, check in checks.items() if name not in unsuited}
-    if not checks or given.claim in unsuited:
+    if not checks or request.claim in unsuited:
         raise Refused(next(iter(unsuited.values())))
     with computing(cpu.threads):
         bar = Bar(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
@@ -77,25 +79,25 @@ def run(given: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     return 0 if all(claim.ok for claim in claims) else 1
 
 
-def _check_read(given: ClaimOptions, checks: Mapping[str, Any]) -> None:
+def _check_read(request: ClaimOptions, checks: Mapping[str, Any]) -> None:
     """Raises Refused, naming the claims that read it, for an option that neither the checks nor the report read."""
     from theory.claims import CLAIMS
     from theory.claims.settings import read_by
 
     known = [item for item in options(ClaimOptions) if item.key in _SETTINGS]
-    changed = [item for item in known if item.of(given) != item.default]
-    if not changed or given.claim is None:
+    changed = [item for item in known if item.of(request) != item.default]
+    if not changed or request.claim is None:
         return
     used = set[str]().union(*(read_by(check.measure) for check in checks.values()))
-    if given.html is not None:
+    if request.html is not None:
         from theory.report import curves
 
         used |= read_by(curves)
     for item in changed:
         if item.key not in used:
             readers = [name for name, check in CLAIMS.items() if item.key in read_by(check.measure)]
-            flag = item.flag if item.is_flag else f"{item.flag} {item.of(given)}"
-            raise Refused(f"{flag} has no effect on --claim {given.claim}; it has on {', '.join(readers)}")
+            flag = item.flag if item.is_flag else f"{item.flag} {item.of(request)}"
+            raise Refused(f"{flag} has no effect on --claim {request.claim}; it has on {', '.join(readers)}")
 
 
 def _checked(path: Path | None) -> Path | None:

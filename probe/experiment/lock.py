@@ -138,7 +138,7 @@ def _create(folder: Path, option: str) -> list[Path]:
 
 def warn_finished(out: Path) -> None:
     """Says on stderr that the run in the folder `out` is finished."""
-    sys.stderr.write(f"finished already: {out}; --overwrite begins anew\n")
+    sys.stderr.write(f"finished already: {out}; --overwrite begins again\n")
 
 
 def how_to_resume(out: Path, overwrite: bool) -> str:

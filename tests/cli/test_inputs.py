@@ -91,7 +91,7 @@ def test_an_option_given_twice_is_refused(capsys, words):
     assert cli.main(words.split()) == 2
     option = words.split()[1]
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{option} is given twice; give one value" in line
+    assert f"{option} is passed twice; pass one value" in line
 
 
 def test_a_repeatable_option_is_given_twice():

@@ -108,7 +108,7 @@ def test_a_finished_run_loads_no_weights(model, uninterrupted, capsys, monkeypat
     monkeypatch.setattr(source, "load", None)
     assert main(command_line(model, uninterrupted)) == 0
     printed = capsys.readouterr()
-    assert f"finished already: {uninterrupted}; --overwrite begins anew" in printed.err
+    assert f"finished already: {uninterrupted}; --overwrite begins again" in printed.err
     assert f"wrote {uninterrupted / 'report.html'}" in printed.out
 
 

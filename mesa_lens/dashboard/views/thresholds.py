@@ -267,7 +267,7 @@ def _of_difference(table: pd.DataFrame, crossings: xr.Dataset) -> pd.DataFrame:
     counted = ~excluded(crossings).sel(at)
     kept = crosses.sel(first) & ~crosses.sel(other) & counted.sel(first) & counted.sel(other)
     st.caption(f"{int(kept.sum())} of {len(table)} dims.")
-    return table[kept.values]
+    return table.loc[kept.to_numpy()]
 
 
 def _draw(key: str, pairs: list[str]) -> None:
