@@ -49,11 +49,10 @@ def refused(model: Any) -> dict[str, str]:
 
 
 def lists(why: dict[str, dict[str, str]]) -> str:
-    """The three lists in Markdown, from what `refused` gave of each family."""
+    """A Markdown table of families by what can be done with them, from what `refused` gave of each family."""
     count = len(standard_methods())
     works = [family for family, reasons in why.items() if len(reasons) < count]
-    parts = [f"Work under all methods ({sum(not why[family] for family in works)}): "]
-    parts[0] += ", ".join(family for family in works if not why[family]) + "."
+    rows = [("Work under all methods", [family for family in works if not why[family]])]
     some: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for family in works:
         if why[family]:
@@ -61,34 +60,32 @@ def lists(why: dict[str, dict[str, str]]) -> str:
             some.setdefault(tuple(why[family]), {}).setdefault(said, []).append(family)
     for names, reasons in some.items():
         for reason, kinds in reasons.items():
-            parts.append(f"Work except under {', '.join(f'`{name}`' for name in names)}: {', '.join(kinds)}: {reason}.")
+            rows.append((f"Work except under {', '.join(f'`{name}`' for name in names)}: {reason}", kinds))
     none: dict[str, list[str]] = {}
     for family, reasons in why.items():
         if len(reasons) == count:
             none.setdefault(_reason(next(iter(reasons.values()))), []).append(family)
-    parts += [f"Refused: {', '.join(kinds)}: {reason}." for reason, kinds in none.items()]
+    rows += [(f"Refused: {reason}", kinds) for reason, kinds in none.items()]
     bridged, others = (
         [*matrix.BRIDGED, *matrix.BRIDGED_ALONE],
         sorted({*why} - {*matrix.BRIDGED, *matrix.BRIDGED_ALONE}),
     )
-    parts.append(
-        f"On `mesa.bridge`, logits and states with all hooks as without a bridge ({len(bridged)}; "
-        f"{', '.join(matrix.BRIDGED_ALONE)} without methods): {', '.join(sorted(bridged))}."
-    )
-    parts.append(f"Not on it ({len(others)}), as TransformerLens has no adapter for them: {', '.join(others)}.")
+    alone = ", ".join(matrix.BRIDGED_ALONE)
+    rows.append((f"On `mesa.bridge`: logits and states as without a bridge; {alone} without methods", sorted(bridged)))
+    rows.append(("Not on `mesa.bridge`: TransformerLens has no adapter", others))
     tried = {*matrix.TYPES.values(), *why}
     tried |= {kind.replace("-", "_") for kind in tried}
     others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind.replace("-", "_") not in tried)
-    parts.append(
-        f"Not tried, or no decoder of this kind ({len(others)} further types of transformers' "
-        f"`AutoModelForCausalLM`): {', '.join(others)}."
-    )
-    return "\n\n".join(parts) + "\n"
+    rows.append(("Not tried, or no decoder of this kind, of transformers' `AutoModelForCausalLM`", others))
+    table = ["| | number | model types |", "|---|---|---|"]
+    table += [f"| {what} | {len(kinds)} | {', '.join(kinds)} |" for what, kinds in rows]
+    return "\n".join(table) + "\n"
 
 
 def _reason(message: str) -> str:
     """The part of an error that does not name the model."""
-    return message.split("is not supported: ")[-1].split("cannot be attached to ")[-1].split(": ", 1)[-1]
+    reason = message.split("is not supported: ")[-1].split("cannot be attached to ")[-1].split(": ", 1)[-1]
+    return reason.removesuffix("; take another method")
 
 
 def tried_families() -> dict[str, dict[str, str]]:
@@ -102,9 +99,9 @@ def on_page() -> str:
 
 
 def sentences(listed: str, begin: str) -> set[str]:
-    """The families in the paragraphs of the lists that begin with this word."""
-    named = [part.partition(": ")[2].partition(":")[0] for part in listed.split("\n\n") if part.startswith(begin)]
-    return {name.strip(" .") for names in named for name in names.split(",")}
+    """The families in the rows of the table that begin with this word."""
+    named = [row.split(" | ")[-1] for row in listed.splitlines() if row.startswith(f"| {begin}")]
+    return {name.strip(" |") for names in named for name in names.split(",")}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_the_pythons_tried_are_those_named():
 
 
 def test_the_licence_names_that_of_every_file():
-    assert PROJECT["license"] == "Apache-2.0 AND PSF-2.0"
+    assert PROJECT["license"] == "Apache-2.0 AND Python-2.0.1"
     text = (ROOT / "mesa/shipped/heldout/LICENSE").read_text(encoding="utf-8")
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in text
     assert "mesa/shipped/heldout/LICENSE" in PROJECT["license-files"]

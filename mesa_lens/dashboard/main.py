@@ -34,6 +34,7 @@ _VIEWS = {
     "compare": ("Compare runs", ":material/compare_arrows:", "overview.compare", True, None),
     "results": ("Results", ":material/leaderboard:", "results.page", False, "eval"),
     "methods": ("Methods", ":material/apps:", "methods.page", False, None),
+    "own-model": ("Run your model", ":material/play_circle:", "own_model.page", False, None),
     "theory": ("Theory", ":material/functions:", "theory.page", False, None),
 }
 """Title, icon and function (in a module of views) of each page, whether it needs a run, and the command it shows."""

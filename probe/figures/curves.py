@@ -10,6 +10,7 @@ import xarray as xr
 
 from probe.figures.figure_data import (
     DASHES,
+    GREY,
     RED,
     Chart,
     Line,
@@ -55,7 +56,7 @@ def curves_chart(
         _score_panel(
             evaluation["tail_nll"].assign_attrs(evaluation.attrs, long_name="NLL", units="nats/token"),
             "Loss of the same last tokens (lower is better)",
-            Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), RED),
+            [Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), RED), *_truncation(measured)],
             trained,
             [failure for failure in measured.failures if failure.by_nll == failure.length],
             predicted or {},
@@ -66,7 +67,7 @@ def curves_chart(
             _score_panel(
                 evaluation["passkey"].assign_attrs(evaluation.attrs, long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
-                Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), RED),
+                [Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), RED)],
                 trained,
                 [failure for failure in measured.failures if failure.by_passkey == failure.length],
                 {},
@@ -103,10 +104,17 @@ def _rule_text(limit: str, is_judged: bool) -> str:
     return f"fails {limit}" if is_judged else f"{limit}, not judged"
 
 
+def _truncation(measured: MeasuredFailures) -> list[Rule]:
+    """The loss of truncation: the reference on the last M tokens alone, the same at every length beyond M."""
+    if measured.stated.is_wrong or measured.lengths[-1] <= measured.level_length or not np.isfinite(measured.level):
+        return []
+    return [Rule(measured.level, f"truncation to M {measured.level:z.2f}", GREY, "dot", right=True)]
+
+
 def _score_panel(
     scores: xr.DataArray,
     title: str,
-    rule: Rule,
+    rules: Sequence[Rule],
     trained: int,
     failures: Sequence[Failure],
     predicted: Mapping[str, PredictedFailure],
@@ -146,9 +154,9 @@ def _score_panel(
         x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (most > 1)} each",
         y_title=value_title(scores),
         lines=tuple(lines),
-        y_range=y_range(lines, [rule.at]),
+        y_range=y_range(lines, [rule.at for rule in rules]),
         points=tuple(points),
-        rules=(trained_rule(trained), rule),
+        rules=(trained_rule(trained), *rules),
         x_ticks=log_ticks(lengths),
         log_x=True,
         seen=seen_lines(lines, "the share of passkeys found is" if shares else "the mean NLL is"),

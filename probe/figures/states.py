@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -212,12 +212,15 @@ _MIDDLE = "#808080"  # seen on white and on black
 _WIDTH, _HEIGHT, _STEPS = 200, 90, 150  # pixels of a small picture, and points of a line in it
 
 
-def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: int) -> Chart:
+def threshold_chart(
+    hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: int, failures: Mapping[str, int] | None = None
+) -> Chart:
     """One dim's value over position at the first captured layer and at `layer`, where its threshold is observed.
 
     hidden (method, layer, position, dim) and search (from `probe.search`) are of one prompt. Values are smoothed as in
     the search. Both panels span the same range of values, so that their motions compare. Crossings, the threshold and
-    its limit are of `layer`, and are drawn in its panel only.
+    its limit are of `layer`, and are drawn in its panel only. failures: by method the length at which it was measured
+    to fail, in tokens; a vertical line each, where positions reach it.
     """
     smoothing, trained = search.attrs["smoothing"], search.attrs["trained_length"]
     layers = sorted({int(hidden["layer"].values[0]), layer})
@@ -231,6 +234,11 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     looks = zip(names.items(), ("dash", "dot"), strict=False)
     levels = [Rule(level, text, RED, dash, right=True) for (level, text), dash in looks]
     methods = values["method"].values.tolist()
+    levels += [
+        Rule(length, f"{name} fails", style(name)[0], "dot", vertical=True)
+        for name, length in (failures or {}).items()
+        if name in methods and length <= int(values["position"].values[-1])
+    ]
     texts = {method: _crossing_text(at.sel({"method": method})) for method in methods}
     left_out = {method for method in methods if bool(excluded(at.sel({"method": method})))}
     panels = []

@@ -27,9 +27,10 @@ from probe.thresholds.state_distance import StateReference, text_distances
 class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
-    distances: by row of the batch, (position after the window, ratio). detections: (row, position, ratio) of those
-    that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the `windows` within M that it
-    was fitted on, each by those of other prompts. As a stopping criterion it ends a row at its first detection.
+    All is of the latest prompt. distances: by row of the batch, (position after the window, ratio). detections: (row,
+    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the
+    `windows` within M that it was fitted on, each by those of other prompts. As a stopping criterion it ends a row at
+    its first detection.
     """
 
     reference: StateReference
@@ -42,6 +43,13 @@ class StateWatch(StoppingCriteria):
     detections: list[tuple[int, int, float]] = field(default_factory=list)
     _pending: Any = None
     _read: int = 0
+
+    def begin(self, before: int, mask: Any = None) -> None:
+        """Takes notice of a pass after so many cached tokens: without any, a prompt begins. Refused where it pads."""
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not mask.all():
+            raise Refused("prompts of a batch are padded, whose states have no distance; watch prompts of one length")
+        if not before:
+            self.distances, self.detections, self._pending, self._read = [], [], None, 0
 
     def read(self, states: np.ndarray) -> None:
         """Takes the states of new tokens (row, token, dim); each full window is evaluated once."""
@@ -84,10 +92,11 @@ def watch(
     """Watches the states of a layer for as long as it lasts, of one prompt and what is generated after it.
 
     The in-window distribution is that of `samples` prompts of M tokens under the unmodified model, from M/4 on. States
-    that collapse or grow are a symptom, not a failure; no loss is needed. One `generate` at a time, with a cache.
+    that collapse or grow are a symptom, not a failure; no loss is needed. A new prompt begins a new watch; rows of a
+    batch are of one length, and beam search, which exchanges them, is not followed.
 
     Args:
-        loaded: What `mesa.load` returns. A method may be attached inside or outside.
+        loaded: What `mesa.load` returns, without a method; attach one inside.
         texts: In-window texts. Default: the shipped held-out ones.
         layer: Whose output is watched; default 0.
         limit: The ratio to the mean in-window distance below which, and over which inverted, it warns; default 0.6,
@@ -99,7 +108,7 @@ def watch(
         A `StateWatch`; pass it as `stopping_criteria=[it]` to end at the first detection.
 
     Raises:
-        Refused: The layer is not there, or the texts are too short.
+        Refused: The layer is not there, M is below 16, the texts are too short, or, in a pass, a prompt is padded.
 
     Examples:
         >>> loaded = mesa.load()
@@ -115,6 +124,8 @@ def watch(
     layers, window = layers_of(model), M // 4
     if not 0 <= layer < len(layers):
         raise Refused(f"layer {layer} is not there; this model has layers 0-{len(layers) - 1}")
+    if M < 16:
+        raise Refused(f"trained_length={M} is below 16; windows of M/4 states are too short to compare")
     if not 0 < limit < 1:
         raise Refused(f"limit={limit} is not between 0 and 1: the ratio to the in-window distance that warns")
     prompts = tail_prompts(
@@ -135,5 +146,14 @@ def watch(
     ratios = by_window / (mean := float(by_window.mean()))
     false = float(((ratios < limit) | (ratios > 1 / limit)).mean())
     watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
-    with removed([layers[layer].register_forward_hook(lambda *each: watching.read(states(*each)))]):
+
+    def begin(module: Any, args: Any, options: Any) -> None:
+        cached = options.get("past_key_values")
+        watching.begin(0 if cached is None else int(cached.get_seq_length()), options.get("attention_mask"))
+
+    hooks = [
+        decoder_of(model).register_forward_pre_hook(begin, with_kwargs=True),
+        layers[layer].register_forward_hook(lambda *each: watching.read(states(*each))),
+    ]
+    with removed(hooks):
         yield watching

@@ -23,8 +23,8 @@ from probe.files import write_result
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
 M = 256
-PAGES = "overview mechanism anatomy tokens predict thresholds heatmaps compare results methods theory".split()
-TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
+PAGES = "overview mechanism anatomy tokens predict thresholds heatmaps compare results methods own-model theory".split()
+TITLES = {"compare": "Compare runs", "own-model": "Run your model", "mechanism": "Where inside?"}
 REGION = "methods=mesa&layers=1&layers=1&dims=4&dims=9&positions=choose&zoom=250&zoom=299"
 REGION_NAME = "second-repeated-heatmap-resid_post-minus-origin-mesa-layers1-dims4-9-positions250-299"
 ACCESS = (Path(__file__).parent / "access.js").read_text()

@@ -21,13 +21,14 @@ from mesa_lens.dashboard import runs
 from mesa_lens.dashboard.views import heatmaps
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.commands.probe.report import write_report
+from probe.experiment.lock import owned
 from probe.files import write_result
 from probe.run import open_run
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
 RUN_PAGES = "overview mechanism anatomy readouts thresholds heatmaps compare".split()
-PAGES = [*RUN_PAGES, *"results methods theory".split()]
+PAGES = [*RUN_PAGES, *"results methods own-model theory".split()]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -96,10 +97,31 @@ def test_the_overview_opens_with_the_answer_one_chart_and_the_way_on(opened):
     assert scores.startswith("Loss of the same last tokens (lower is better), by prompt length")
     assert passkeys.startswith("Retrieval: passkeys found")
     links = [link.proto.page for link in app.get("page_link")]
-    assert len(links) == 4
+    assert len(links) == 5
+    assert links[-1].endswith("own-model")
     text = "\n".join(element.value for element in app.markdown)  # names from stores stay text
     assert str(escape(HOSTILE)) in answer
     assert "<script>" not in text.replace("\\<", "")
+
+
+def test_the_command_for_a_model_of_ones_own_and_its_progress(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "mine")
+    app = run(tmp_path, monkeypatch, "own-model", model="a b/c; d", minutes="20")
+    command = f"mesa-lens probe --model 'a b/c; d' --minutes 20 --out {tmp_path}/c--d-"
+    assert [code.value.startswith(command) for code in app.code] == [True, True]
+    assert app.code[1].value == f"{app.code[0].value} --estimate"
+    assert "No run under" in shown_texts(app)
+    with owned(tmp_path / "mine"):
+        app = run(tmp_path, monkeypatch, "own-model", running="mine")
+        assert app.code[0].value == (
+            f"mesa-lens probe --model <hub id or local path> --minutes 10 --out {tmp_path}/mine"
+        )
+        assert f"{tmp_path}/mine: running" in app.code[2].value
+        html = "".join(part.proto.body for part in app.get("html"))
+        assert "Failure begins between 64 and 128 tokens" in html
+        (tmp_path / "mine" / "summary.json").unlink()
+        assert "Its first report" in shown_texts(run(tmp_path, monkeypatch, "own-model"))
+    assert "No run under" in shown_texts(run(tmp_path, monkeypatch, "own-model", running="mine"))
 
 
 def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
@@ -233,6 +255,16 @@ def test_thresholds_follow_the_rule_the_ranking_and_what_is_typed(opened):
     small.click().run()
     assert app.text_input(key="pairs").value == ":".join(small.key.split("-")[1:])
     assert "never" in {text.strip() for text in app.dataframe[0].value["mesa crosses at"]} <= {"never", "excluded"}
+    rows, crossed = len(app.dataframe[0].value), {}
+    for method in ("rerope", "mesa"):
+        app.selectbox(key="crossed").set_value(f"origin crosses, {method} does not").run()
+        crossed[method] = app.dataframe[0].value
+        assert {text.strip() for text in crossed[method][f"{method} crosses at"]} <= {"never"}
+        assert {"never", "excluded"}.isdisjoint(text.strip() for text in crossed[method]["origin crosses at"])
+    assert 0 < len(crossed["mesa"]) <= rows
+    app.selectbox(key="crossed").set_value("all").run()
+    assert len(app.dataframe[0].value) == rows
+    assert "origin fails" in json.dumps(figures(app))
     app.text_input(key="pairs").set_value("1:10, 2:20,7:1, abc, 01: 10").run()
     first, second = titles(app)
     assert "dim 10, layer 1" in first

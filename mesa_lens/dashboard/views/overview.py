@@ -60,6 +60,7 @@ def page(context: Context) -> None:
             ui.buttons(lambda: export, ui.file_stem(context.run.name, "curves"), ui.FORMS, ("csv",))
     ui.draw([scores(summary)], "overview")
     _provenance(run, summary)
+    st.page_link(context.pages["own-model"], label="Run your model: the command, its estimate and its progress")
 
 
 def _cards(context: Context) -> None:

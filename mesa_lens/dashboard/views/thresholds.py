@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
-from mesa_lens.dashboard.runs import Context, choose_states, qualified, searched, states
+from mesa_lens.dashboard.runs import Context, Entry, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
+from probe.commands.probe.result import run_summary
 from probe.commands.probe.verdict import crossings_at_restarts, listed
 from probe.figures.states import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
@@ -19,7 +21,7 @@ from probe.run import Run
 from probe.store.select import reference_method
 from probe.thresholds.analysis import plans_of
 from probe.thresholds.search import CrossingRule
-from probe.thresholds.threshold_onset import best, crossing_texts
+from probe.thresholds.threshold_onset import best, crossing_texts, excluded
 
 _MOST = 6  # figures drawn at once
 _GALLERY, _SMALL = 10, "max(150px, 18%)"  # dims drawn small, and their width: five side by side, two on a phone
@@ -58,7 +60,7 @@ def page(context: Context) -> None:
     with above:
         counts = qualified(entry, hook, trained, rule)
         _opening(run, hidden, crossings, {name: count for name, count in counts.items() if name != prompt})
-        pairs = _drawn(hidden, crossings, view)
+        pairs = _drawn(hidden, crossings, view, _failures(entry))
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*ui.FORMS, "html")  # csv: crossings, and values
         stem = ui.file_stem(*view, *(f"{layer}-{dim}" for layer, dim in pairs))
@@ -66,6 +68,12 @@ def page(context: Context) -> None:
             ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
     with below:
         _ranking(crossings)
+
+
+def _failures(entry: Entry) -> dict[str, int]:
+    """By method the length at which it was measured to fail, of the run's report; empty without one."""
+    methods = summary.methods if (summary := run_summary(entry.path, entry.run)) else ()
+    return {row.method: row.measured.length for row in methods if row.measured and row.measured.length is not None}
 
 
 def _opening(run: Run, hidden: xr.DataArray, crossings: xr.Dataset, others: dict[str, int]) -> None:
@@ -87,7 +95,9 @@ def _opening(run: Run, hidden: xr.DataArray, crossings: xr.Dataset, others: dict
     st.caption(ui.plain(f"{DIM} {THRESHOLD_DIM}"))
 
 
-def _drawn(hidden: xr.DataArray, crossings: xr.Dataset, view: list[str]) -> list[tuple[int, int]]:
+def _drawn(
+    hidden: xr.DataArray, crossings: xr.Dataset, view: list[str], failures: dict[str, int]
+) -> list[tuple[int, int]]:
     """A figure of each chosen (layer, dim), which are returned. view: what pictures' names start with."""
     gallery = st.container()
     pairs = _pairs(crossings)
@@ -95,7 +105,7 @@ def _drawn(hidden: xr.DataArray, crossings: xr.Dataset, view: list[str]) -> list
         _gallery(hidden, crossings, pairs)
     for layer, dim in pairs:
         file = ui.file_stem(*view, f"{layer}-{dim}")
-        ui.show(threshold_chart(hidden, crossings, layer, dim), f"layer{layer}-dim{dim}", file=file)
+        ui.show(threshold_chart(hidden, crossings, layer, dim, failures), f"layer{layer}-dim{dim}", file=file)
     st.caption(ui.plain(_MEANING))
     return pairs
 
@@ -220,6 +230,7 @@ def _ranking(crossings: xr.Dataset) -> None:
     else:
         st.caption("No dim qualifies; these have the highest scores.")
         table = table.sort_values("score", ascending=False).head(_FEW)
+    table = _of_difference(table, crossings)
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
     texts = crossing_texts(crossings.sel(at))
@@ -240,6 +251,23 @@ def _ranking(crossings: xr.Dataset) -> None:
             **{name: st.column_config.TextColumn(alignment="right", help=_EXCLUDED) for name in methods.values()},
         },
     )
+
+
+def _of_difference(table: pd.DataFrame, crossings: xr.Dataset) -> pd.DataFrame:
+    """The rows of the dims that the reference crosses and a chosen method does not, where it is not excluded."""
+    names = crossings["method"].values.tolist()
+    reference = reference_method(names)
+    choices = {f"{reference} crosses, {name} does not": name for name in names if name != reference}
+    chosen = address.select(st, "Dims", ["all", *choices], "crossed")
+    if chosen == "all":
+        return table
+    at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
+    crosses = crossings["crossing"].notnull().sel(at)
+    first, other = ({"method": name} for name in (reference, choices[chosen]))
+    counted = ~excluded(crossings).sel(at)
+    kept = crosses.sel(first) & ~crosses.sel(other) & counted.sel(first) & counted.sel(other)
+    st.caption(f"{int(kept.sum())} of {len(table)} dims.")
+    return table[kept.values]
 
 
 def _draw(key: str, pairs: list[str]) -> None:

@@ -148,7 +148,7 @@ def probe_map(summary: Readout, probe: str, method: str) -> Heatmaps | None:
         }
         chosen = columns[:1] if field == "inside" else columns
         blocks.append(tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
-    title = f"{probe} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
+    title = f"{_what(probe)} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
     return tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
 
 
@@ -159,8 +159,8 @@ def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
         return None
     panels = []
     for field, title in {
-        "lost": "Lost: at M less trained here",
-        "moved": "Moved: trained here less trained at M",
+        "lost": "Lost: trained and read at M, minus trained and read here",
+        "moved": "Moved: trained here minus trained at M, both read here",
     }.items():
         lines = []
         for method in dict.fromkeys(row.method for row in rows):
@@ -170,9 +170,15 @@ def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
             f"{row.method} {ranged(*getattr(row, field))}" for row in having(rows, layer=_shown_layer(summary, probe))
         ]
         panels.append(
-            _panel(title, _SCORES[summary.probed[probe].kind], lines, f"{field.capitalize()}: {'; '.join(seen)}.")
+            _panel(
+                title,
+                f"difference in {_SCORES[summary.probed[probe].kind]}",
+                lines,
+                f"{field.capitalize()}: {'; '.join(seen)}.",
+            )
         )
-    title = f"{probe}: lost or moved? {at_length(summary.model, summary.trained_length, length)}, 95% intervals"
+    of = at_length(summary.model, summary.trained_length, length)
+    title = f"{_what(probe)}: lost or moved? Linear probes, {of}, 95% intervals"
     return Chart(title, same_range(panels))
 
 
@@ -188,7 +194,11 @@ def lens_chart(summary: Readout) -> Chart | None:
             lines += [_line(label, rows, [row.loss for row in rows], look)] if rows else []
         longest = max(row.length for row in summary.lens if row.method == method)
         leaves = summary.leaves(method, longest)
-        rule = [] if leaves is None else [Rule(leaves, f"{longest} tokens leave M", nth(0)[0], "dot", vertical=True)]
+        rule = (
+            []
+            if leaves is None
+            else [Rule(leaves, f"{longest} tokens: above M from here", nth(0)[0], "dot", vertical=True)]
+        )
         last = having(summary.lens, method=method, length=longest)[-1]
         seen = f"{method}: at {longest} tokens {ranged(*last.excess)} nats/token above M in the last layer."
         panels.append(_panel(method, "loss (nats/token)", lines, seen, rule))
@@ -219,7 +229,7 @@ def _line(label: str, rows: Sequence[Any], values: Sequence[Interval], look: tup
 
 def _panel(title: str, y_title: str, lines: Sequence[Line], seen: str, rules: Sequence[Rule] = ()) -> Panel:
     layers = sorted({int(layer) for line in lines for layer in line.x})
-    zero = [Rule(0.0, "", "#666666")] if y_title in _SCORES.values() else []
+    zero = [Rule(0.0, "", "#666666")] if y_title.startswith("difference") else []
     step = -(-len(layers) // 12)
     return Panel(
         title,
@@ -231,6 +241,11 @@ def _panel(title: str, y_title: str, lines: Sequence[Line], seen: str, rules: Se
         x_ticks=tuple(layers[::step]),
         seen=seen,
     )
+
+
+def _what(probe: str) -> str:
+    """What is probed, with its meaning where the name alone does not tell it."""
+    return f"{probe} (the token {probe[9:]} before)" if probe.startswith("previous-") else probe
 
 
 def _shown_layer(summary: Readout, probe: str) -> int:

@@ -56,13 +56,14 @@ class ReadoutKey(NamedTuple):
 class Labels:
     """Of every text's last tokens (text, token): values, which of them there are, and the choice in words.
 
-    kind: `classes` or `numbers`.
+    kind: `classes` or `numbers`. documents: of each text its document's number, where labels are alike in a document.
     """
 
     kind: str
     values: np.ndarray
     known: np.ndarray
     note: str = ""
+    documents: np.ndarray | None = None
 
 
 Piece = tuple[int, int, int]
@@ -225,6 +226,8 @@ def check_property(name: str, request: ReadoutRequest) -> None:
 def _layers(request: ReadoutRequest, config: Any) -> list[int]:
     """The layers that are read: those with the hook, and for the lens the last. Refused for one that is not there."""
     hook, chosen = request.hook, parse_ranges(request.layers, "--layers")
+    if hasattr(config.get_text_config(), "altup_num_inputs"):
+        raise Refused(f"layers of this {config.model_type} model pass on several streams, which no lens or probe reads")
     if hook in HOOKS and hook not in OF_LAYERS:
         check_adapted(config, f"--hook {hook}", f"take {' or '.join(OF_LAYERS)}")
     if hook in HOOKS and ".attn." in HOOKS[hook].path and chosen is None:
@@ -264,9 +267,14 @@ def _documents(
         if token is None:
             if number not in starts:
                 starts[number] = _starts(tokenizer, documents[number])
+            if not 0 < row.end <= len(written[number]):
+                size = len(written[number])
+                raise Refused(f"{request.labels}: text {number} has {size} characters, no label ends at {row.end}")
             token = int(np.searchsorted(starts[number], row.end)) - 1  # the last that begins before the end
         if not 0 <= token < len(documents[number]):
             raise Refused(f"{request.labels}: text {number} has {len(documents[number])} tokens, none is {token}")
+        if own[number][token] not in ("", row.label):
+            raise Refused(f"{request.labels}: token {token} of text {number} has two labels; leave one out")
         own[number][token] = row.label
     return documents, source, own
 
@@ -285,7 +293,7 @@ def given_labels(path: Path) -> list[GivenLabel]:
     given = []
     for number, row in rows(path):
         where = f"{path}, row {number}"
-        if "text" not in row or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
+        if row.get("text") in (None, "") or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
             raise Refused(f"{where} has {', '.join(map(str, row))}; it needs text, label, and token or end")
         place = {key: row.get(key) for key in ("token", "end")}
         if all(value in (None, "") for value in place.values()):
@@ -294,7 +302,7 @@ def given_labels(path: Path) -> list[GivenLabel]:
             at = {key: None if value in (None, "") else int(value) for key, value in place.items()}
         except (TypeError, ValueError):
             raise Refused(f"{where}: token {place['token']!r}, end {place['end']!r} are no integers") from None
-        text = int(row["text"]) if str(row["text"]).isdigit() else str(row["text"])
+        text = int(row["text"]) if re.fullmatch("-?[0-9]+", str(row["text"])) else str(row["text"])
         given.append(GivenLabel(text, at["token"], at["end"] or 0, str(row["label"])))
     if not given:
         raise Refused(f"{path} holds no labels")
@@ -374,9 +382,13 @@ def labels_of(
         values = np.concatenate([half.last(own, tokens) for half in halves])
         known = values != ""
         numbers = _numbers({*values[known].tolist()})
+        of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
+        numbered = np.concatenate([half.last(of, tokens) for half in halves])
+        pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
+        alike = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
         if numbers is None:
-            return Labels(CLASSES, values.astype(str), known)
-        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known)
+            return Labels(CLASSES, values.astype(str), known, documents=alike)
+        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=alike)
     is_open = open_lines if name == OPEN_LINE else open_strings
     wanted = {number for half in halves for number, _, _ in half.pieces}
     by_document = [
@@ -462,7 +474,12 @@ def _check_known(name: str, labels: Labels, training: int) -> None:
 
 
 def _check_apart(windows: Sequence[np.ndarray], training: int, tokens: int) -> None:
-    """Refused where the tokens that are read of a test text are those of a training text."""
-    trained = {window[-tokens:].tobytes() for window in windows[:training]}
-    if any(window[-tokens:].tobytes() in trained for window in windows[training:]):
+    """Refused where half of the tokens that are read of a test text are, in a row, read of a training text."""
+    size = max(1, tokens // 2)
+
+    def runs(chosen: Sequence[np.ndarray]) -> set[bytes]:
+        return {part.tobytes() for each in chosen for part in np.lib.stride_tricks.sliding_window_view(each, size)}
+
+    last = [np.ascontiguousarray(window[-tokens:]) for window in windows]
+    if runs(last[:training]) & runs(last[training:]):
         raise Refused("texts to train on and to test on overlap: a passage is in both; give texts without copies")

@@ -58,7 +58,7 @@ class ProbeRead:
     length: int
     layer: int
     n: int
-    """Number of test texts with labels."""
+    """Number of test texts with labels; of documents, where labels are alike in a document."""
     tokens: int
     """Labels in these."""
     strength: Number

@@ -324,10 +324,15 @@ class _Summary:
         return read
 
     def _scores(self, key: ReadoutKey) -> dict[str, TextScores]:
-        kind = self.plan.labels[key.name].kind
-        known = self.plan.labels[key.name].known[self.plan.training :].any(1)
-        texts = np.flatnonzero(known) + self.plan.training
-        return {name: TextScores(kind, texts, np.array(sums)) for name, sums in self.rows[key]["sums"].items()}
+        labels = self.plan.labels[key.name]
+        texts = np.flatnonzero(labels.known[self.plan.training :].any(1)) + self.plan.training
+        sums = {name: np.array(each) for name, each in self.rows[key]["sums"].items()}
+        if labels.documents is not None:  # texts of a document are right or wrong together
+            texts, of = np.unique(labels.documents[texts], return_inverse=True)
+            sums = {
+                name: np.stack([each[of == one].sum(0) for one in range(len(texts))]) for name, each in sums.items()
+            }
+        return {name: TextScores(labels.kind, texts, each) for name, each in sums.items()}
 
     def _probe(self, key: ReadoutKey) -> ProbeRead | None:
         at_trained, like = key._replace(length=self.plan.trained_length), key._replace(method=self.plan.reference)

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from sklearn.covariance import LedoitWolf
 from synthetic import hidden_states, write_run
@@ -146,6 +147,26 @@ def test_the_watch_warns_where_the_model_fails_and_not_under_a_method_that_holds
     with pytest.raises(Refused, match="layer 9"), probe.watch(loaded, layer=9):
         pass
     assert not loaded.model.model.layers[0]._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_watch_is_of_the_latest_prompt_with_a_cache_or_without():
+    loaded, greedy = mesa.load(), {"max_new_tokens": 3, "do_sample": False}
+    ids = [loaded.tokenizer(text[:1600], return_tensors="pt")["input_ids"][:, :400] for text in probe.heldout()[:2]]
+    with probe.watch(loaded, samples=2) as watching:
+        loaded.model.generate(ids[0], **greedy)
+        of_one = watching.distances
+        loaded.model.generate(ids[0], use_cache=False, **greedy)
+        np.testing.assert_allclose(watching.distances, of_one, rtol=1e-4)
+        loaded.model.generate(torch.cat(ids), **greedy)
+        np.testing.assert_allclose(watching.distances[:1], of_one, rtol=1e-4)
+        assert len(watching.distances) == 2
+        mask = torch.ones(2, 400)
+        mask[1, :9] = 0
+        with pytest.raises(Refused, match="prompts of a batch are padded"):
+            loaded.model.generate(torch.cat(ids), attention_mask=mask, **greedy)
+    with pytest.raises(Refused, match="trained_length=2 is below 16"), probe.watch(loaded, trained_length=2):
+        pass
 
 
 def test_the_example_of_find_state_distance_has_labels():

@@ -1,6 +1,7 @@
 """`mesa-lens readout` from the command line to its files: random weights, resumed, own labels, and what it refuses."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import open_strings, plan
+from probe.commands.readout.plan import ReadoutKey, open_strings, plan
 from probe.commands.readout.result import READOUT
+from probe.commands.readout.run import _Summary
 from probe.thresholds.state_distance import StateReference
 
 M, LENGTH, TOKENS = 160, 320, 40
@@ -172,6 +174,13 @@ def test_what_cannot_be_read_is_refused_in_one_line(folder, tmp_path, capsys, op
         ([{"text": "a", "token": "b", "label": "x"}], "token 'b', end None are no integers"),
         ([{"text": "a few words", "token": 99, "label": "x"}], "text 0 has 3 tokens, none is 99"),
         ([{"text": "9", "token": 0, "label": "x"}], "text 9 is not there; there are 8, from 0"),
+        ([{"text": -1, "token": 0, "label": "x"}], "text -1 is not there; there are 8, from 0"),
+        ([{"text": None, "token": 0, "label": "x"}], "it needs text, label, and token or end"),
+        ([{"text": "a few words", "end": 12, "label": "x"}], "text 0 has 11 characters, no label ends at 12"),
+        (
+            [{"text": "a", "token": 0, "label": each} for each in "xy"],
+            "token 0 of text 0 has two labels; leave one out",
+        ),
     ],
 )
 def test_labels_that_are_of_no_token_are_refused(folder, tmp_path, capsys, rows, message):
@@ -180,9 +189,33 @@ def test_labels_that_are_of_no_token_are_refused(folder, tmp_path, capsys, rows,
     assert message in capsys.readouterr().err.replace("line 1", "row 1").splitlines()[-1]
 
 
-def test_copies_of_a_passage_in_both_halves_are_refused(folder, tmp_path, capsys):
+def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_path):
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+
+    def planned(label):
+        rows = [{"text": text, "end": end, "label": label(number, end)}
+                for number, text in enumerate(texts) for end in range(20, len(text), 23)]  # fmt: skip
+        (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        labels = plan(
+            ReadoutRequest(model=str(folder), labels=file, samples=16, lengths=(LENGTH,), properties=("none",))
+        )
+        return labels.labels["labels"]
+
+    assert planned(lambda number, end: "ab"[end % 2]).documents is None
+    (alike := planned(lambda number, end: "abba"[number]))
+    assert len({*alike.documents[8:].tolist()}) == 2
+    row = ReadoutKey("probe", "origin", M, 0, "labels")
+    rows = {row: {"sums": {"inside": [[1, 2]] * 8}}}
+    scores = _Summary(SimpleNamespace(training=8, labels={"labels": alike}, layers=[0], lengths=[M], methods=[0]), rows)
+    assert scores._scores(row)["inside"].sums.sum(0).tolist() == [8, 16]
+    assert len(scores._scores(row)["inside"].texts) == 2
+
+
+@pytest.mark.parametrize("shift", [0, 30])
+def test_copies_of_a_passage_in_both_halves_are_refused(folder, tmp_path, capsys, shift):
     text = (folder / "text-0.txt").read_text()
-    (file := tmp_path / "texts.jsonl").write_text("\n".join([json.dumps({"text": text})] * 2))
+    texts = [json.dumps({"text": text}), json.dumps({"text": text[shift:]})]
+    (file := tmp_path / "texts.jsonl").write_text("\n".join(texts))
     assert run(folder, tmp_path / "out", "--text", str(file)) == 2
     assert "texts to train on and to test on overlap" in capsys.readouterr().err
 
