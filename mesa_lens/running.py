@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesa.errors import Failed
+from mesa.errors import Failed, Refused
 from mesa_lens.arguments import AddedOptions, FittedOptions, OutputOptions, TimedOptions, WorkerOptions
 from probe.commands import Command, resume_command
 from probe.experiment.journal import recorded
@@ -123,8 +123,17 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     """
     plan, estimate, _ = command.load()
     there = {} if options.overwrite else RunFolder(options.out).settings
+    if options.minutes is not None and not getattr(request, "samples", 1):
+        raise Refused(f"--minutes {options.minutes:g} with --samples 0: nothing is measured; leave one of them out")
     if "stages" in there:
-        planned = plan(request, *own, int(there["longest"]))
+        longest, length = int(there["longest"]), request.length
+        if length and length > longest:
+            raise Refused(
+                f"--length {length}: the run in {options.out} measures up to {longest} tokens, and does not grow; "
+                "give --overwrite or another --out"
+            )
+        planned = plan(request, *own, longest)
+        estimate(planned, options.out, *own, overwrite=False)  # refused before the model is loaded
         return replace(planned, speed=_speed(planned, options))
     said = StringIO()
     with redirect_stderr(said):  # what a plan says is said once
@@ -132,7 +141,7 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(type(request), name)]
     passes = estimate(planned, Path(os.devnull), *own, overwrite=True)[1]
     by_default = options.minutes is None and not stated and options.runner == "local" and not options.estimate
-    in_time = options.minutes is not None and getattr(request, "samples", 1)
+    in_time = options.minutes is not None
     if not in_time and (not by_default or there or operations(planned, passes) < CHEAP_RUN):
         sys.stderr.write(said.getvalue())
         return planned

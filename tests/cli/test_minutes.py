@@ -86,6 +86,23 @@ def test_stages_are_refused_where_a_full_run_is(model, tmp_path, speed, capsys):
     assert "stages" in capsys.readouterr().err
 
 
+def test_other_options_are_refused_before_the_model_is_loaded(model, tmp_path, speed, capsys):
+    out = tmp_path / "run"
+    command = ["probe", "--model", model, "--methods", "origin", "--out", str(out)]
+    assert main([*command, "--samples", "3", "--minutes", "0.3"]) == 0
+    measured = len(speed)
+    refused = {
+        ("--samples", "3", "--length", "3000"): f"the run in {out} measures up to ",
+        ("--samples", "4"): "another samples (3 there, 4 now)",
+        ("--samples", "0", "--minutes", "1"): "--minutes 1 with --samples 0",
+    }
+    for more, text in refused.items():
+        capsys.readouterr()
+        assert main([*command, *more]) == 2
+        assert text in capsys.readouterr().err
+    assert len(speed) == measured
+
+
 def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, speed, capsys):
     out = tmp_path / "run"
     assert main(["probe", "--model", model, "--minutes", "0.01", "--out", str(out)]) == 2

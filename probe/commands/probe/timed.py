@@ -123,7 +123,7 @@ def stage_passes(plan: ProbePlan) -> Passes:
 def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
     """What the stages take, in words and passes, and what is measured in the folder `out` already."""
     check_folder(plan, out)
-    rows = {} if overwrite else known_rows(out / JOURNAL)
+    rows = {} if overwrite else stages_of(plan, _documents(plan)).open_journal(out).rows
     passes = stage_passes(plan)
     there = sum(len(row.get("scores", ())) for row in rows.values())
     done = f"\n{there} scores are in {out} already; the time is of a run from the start" if there else ""
