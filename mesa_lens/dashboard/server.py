@@ -138,7 +138,8 @@ async def shell(_: Request) -> HTMLResponse:
     return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
 
 
-PAGES = "overview mechanism anatomy readouts tokens predict thresholds heatmaps compare results methods own-model theory".split()
+PAGES = "overview mechanism anatomy readouts tokens predict thresholds heatmaps compare results methods".split()
+PAGES += ["own-model", "theory"]
 """The names of the pages in the address; those of `main.PAGES`, which loads them."""
 ROUTES = [Route(f"/{name}", shell) for name in ("", *PAGES, *pages_of_packages())]
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)
