@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -50,9 +51,26 @@ def losses(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([cross_entropy(model.lm_head(rows).float(), tokens, reduction="none") for rows, tokens in slices])
 
 
+def journal() -> list[dict[str, Any]]:
+    """The passes that were run."""
+    return [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
+
+
+def table(width: int = 4096) -> list[list[float]]:
+    """Beyond M, of each `width` tokens: the first, Origin's loss, its loss on the second half alone, each method's."""
+    curves = {(row["method"], row["start"]): row["loss"] for row in journal()}
+    alone = curves.pop(("origin", M))
+    rows, bins = [], width // BIN
+    for first in range(M // BIN, 2 * M // BIN, bins):
+        losses = [curve[first : first + bins] for curve in curves.values()]
+        losses.insert(1, alone[first - M // BIN :][:bins])
+        rows.append([first * BIN, *(round(sum(each) / len(each), 2) for each in losses)])
+    return rows
+
+
 def main() -> None:
     """Runs what the journal lacks."""
-    rows = [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
+    rows = journal()
     known = {(row["method"], row["start"], row["length"]) for row in rows}
     loaded = mesa.load("gemma3-270m")
     ids = loaded.tokenizer("\n".join(topics.values()), return_tensors="pt")["input_ids"][0]
