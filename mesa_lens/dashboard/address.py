@@ -54,9 +54,9 @@ def open_page(path: str) -> None:
     page.shown, page.is_missing = {}, False
 
 
-def keep() -> None:
-    """Leaves in the address what was not read: the widgets that would read it were not drawn."""
-    _page().is_missing = True
+def keep(name: str | None = None) -> None:
+    """Leaves in the address what was not read, if `name` is there: the widgets that would read it were not drawn."""
+    _page().is_missing = name is None or name in _page().unread
 
 
 def write() -> list[str]:

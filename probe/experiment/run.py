@@ -206,7 +206,7 @@ def run_tasks(
     with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose) as progress:
         if journal is not None and experiment.unit == "token":
             tokens, longest = sum(task.weight for task in tasks), max(task.length for task in tasks)
-            text = f"{len(tasks)} tasks, {tokens:,} tokens, at most {longest} in one"
+            text = f"{len(tasks)} task{'s' * (len(tasks) > 1)}, {tokens:,} tokens, at most {longest} in one"
             progress.write(f"{text}; --estimate gives the time; after an interrupt the same command continues")
         while tasks:
             attempted |= set(tasks)

@@ -30,7 +30,9 @@ def test_without_a_prediction_the_page_names_the_command_and_with_a_refusal_its_
 
 def test_moving_a_parameter_moves_the_failure(opened):
     app = opened(prediction())
-    assert "Not predicted: not covered, since no key is at a distance of M or more up to 512 tokens" in shown_texts(app)
+    assert "is not predicted: not covered, since no key is at a distance of M or more up to 512 tokens" in shown_texts(
+        app
+    )
     app.slider(key="predict.leaky-rerope.k").set_value(1.2).run()
     assert "Predicted: leaky-rerope fails at" in shown_texts(app)
     app.selectbox(key="predicted").set_value("rerope").run()
@@ -56,4 +58,4 @@ def test_log_n_is_not_predicted_where_it_was_not_measured(opened):
     app = opened(summary)
     assert "what log n takes away was not measured" in shown_texts(app)
     app.checkbox(key="predict.leaky-rerope.log_n").uncheck().run()
-    assert "Not predicted: not covered" in shown_texts(app)
+    assert "is not predicted: not covered" in shown_texts(app)

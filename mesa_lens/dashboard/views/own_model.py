@@ -39,7 +39,7 @@ def page(context: Context) -> None:
     root = Path(context.root)
     names = _in_progress(root)
     if not names:
-        address.keep()  # the address may name a run that has ended
+        address.keep("running")  # the address may name a run that has ended
         st.fragment(_waiting, run_every=_EVERY)(root)
         return
     name = address.select(st, "Run in progress", names, "running")
