@@ -186,7 +186,10 @@ def test_readouts_open_with_the_answer_and_follow_their_selectors(opened):
     assert "lost 0.20 [0.15, 0.25] and moved 0.20 [0.15, 0.25]" in shown_texts(app)
     assert "previous-1 (the token 1 before): lost or moved?" in titles(app)[0]
     app.selectbox(key="readout_method").set_value("rerope").run()
-    for part, text in (("Layers and lengths", "previous-1 (the token 1 before) under rerope"), ("Lens", "What the lens reads by layer")):
+    for part, text in (
+        ("Layers and lengths", "previous-1 (the token 1 before) under rerope"),
+        ("Lens", "What the lens reads by layer"),
+    ):
         app.segmented_control(key="readout_figures").set_value(part).run()
         assert text in titles(app)[0]
     assert not app.exception
