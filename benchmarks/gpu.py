@@ -140,7 +140,7 @@ def states_of(size: Size, shape: tuple[int, int, int], tokens: int, batch: int =
 
 
 def bound_to(method: Any, tokens: int, dim: int, device: str, start: int = 0, **scoring: Any) -> Schedule:
-    """A method's schedule for so many tokens, with Llama's rotary frequencies."""
+    """A method's schedule for `tokens` tokens, with Llama's rotary frequencies."""
     frequencies = 500000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     rotation = Rotation(RotaryLayout(0, dim // 2), frequencies.float().to(device), base=rotary_base(frequencies))
     return Schedule(method.plan(tokens, tokens), start, method.cached_position, rotation, **scoring)

@@ -35,7 +35,7 @@ _DUAL_CHUNK = {"version": "0.5.18", "types": ("qwen2", "qwen2_moe", "qwen3_moe",
 _OWN_ROTARY = ("phimoe", "recurrent_gemma")
 """Their rotary modules are not transformers' common ones, and take fewer keys."""
 _NORMED = ("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat")
-_UNTURNED = ("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
+_WITHOUT_POSITIONS = ("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Models whose full-attention layers have no positions."""
 _NEVER = 1e30  # divides a frequency that is to be 0; JSON has no infinity
 
@@ -164,7 +164,9 @@ def _rope(method: Method, config: Any, length: int) -> dict[str, Any] | str:
         return f"models of type {kind} read no such rotary parameters" if stated else "it rotates nothing"
     if method.name == "yarn" and kind in _NORMED:
         return "its queries and keys are normed after they are rotated, so that servers cannot raise them"
-    if method.name == "yarn" and (kind in _UNTURNED or not all(getattr(config, "no_rope_layers", None) or [1])):
+    if method.name == "yarn" and (
+        kind in _WITHOUT_POSITIONS or not all(getattr(config, "no_rope_layers", None) or [1])
+    ):
         return "some layers have no positions: servers leave their scores, Mesa Lens raises them"
     kept = as_trained(windows_of(config), method)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
@@ -221,7 +223,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _rotary_dims(config: Any, part: Mapping[str, Any]) -> int | str:
-    """Dims of a head that turn, or why that is not one number."""
+    """Dims of a head that are rotated, or why that is not one number."""
     each = getattr(config, "per_layer_config", None)
     sizes = {getattr(each[layer], "head_dim", None) for layer in range(config.num_hidden_layers)} if each else {0}
     dims = 0 if len(sizes) > 1 else int(_head_dim(config) * (part.get("partial_rotary_factor") or 1.0))

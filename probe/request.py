@@ -194,11 +194,11 @@ class MethodsRequest(ModelRequest):
 
 @dataclass(frozen=True)
 class ConfigsRequest(MethodsRequest):
-    """The same with methods that have parameters, each a row of its own: several configs of a method in one run."""
+    """The same with methods that have parameters, each in its own row: several configs of a method in one run."""
 
     configs: Repeated = option(
         (),
-        "add a method with these parameters as a row of its own, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
+        "add a method with these parameters in its own row, e.g. leaky-rerope:k=2,log_n=false; may be repeated",
         key="config",
         metavar="METHOD:PARAMETER=VALUE,...",
         repeated=True,

@@ -388,12 +388,10 @@ class Attachment:
         scoring = arguments["softcap"], arguments["s_aux"], weight
         call = _LayerCall(self, attends, running.span, heads, chosen, executor, scale, scoring)
         output, weights = None if hooks else call.jointly(running, first_key, query, key, value), None
-        if output is not None:
-            pass
-        elif running.padded:
+        if output is None and running.padded:
             unseen = -math.inf if hooks else 0.0
             output, weights = _padded(call.by_plan, running.groups, unseen, first_key, query, key, value)
-        else:
+        elif output is None:
             output, weights = call.by_plan(running.groups[0], first_key, query, key, value)
         if hooks:
             if weights is None:  # all rows are padding

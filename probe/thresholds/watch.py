@@ -16,6 +16,7 @@ import mesa
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.errors import Refused
 from mesa.models import Loaded
+from mesa.progress import Bar
 from mesa.support import trained_length as stated_length
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids, text_windows
@@ -45,7 +46,7 @@ class StateWatch(StoppingCriteria):
     _read: int = 0
 
     def begin(self, before: int, mask: Any = None) -> None:
-        """Takes notice of a pass after so many cached tokens: without any, a prompt begins. Refused where it pads."""
+        """Notes a pass after `before` cached tokens: without any, a prompt begins. Refused for a padded one."""
         if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not mask.all():
             raise Refused("prompts of a batch are padded, whose states have no distance; watch prompts of one length")
         if not before:
@@ -138,7 +139,7 @@ def watch(
 
     hook = layers[layer].register_forward_hook(lambda *each: kept.append(states(*each)[0, window:]))
     with torch.no_grad(), removed([hook]), mesa.applied(model, mesa.Origin(trained_length=M)):
-        for ids in prompts:
+        for ids in Bar(prompts, desc="fitting the in-window distribution", unit="prompt", leave=False):
             decoder_of(model)(input_ids=torch.tensor(ids[None], device=model.device), use_cache=False)
     inside = np.stack(kept)
     distances = text_distances(inside, [inside])[0]

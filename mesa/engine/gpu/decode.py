@@ -80,7 +80,7 @@ def by_two_launches(schedule: Schedule, query: Tensor, key: Tensor, value: Tenso
 def _laid(
     schedule: Schedule, batch: int, heads: int, key_heads: int, dtype: torch.dtype, device: torch.device
 ) -> DecodeLayout | None:
-    """What is read, cut up for so many key heads of all texts; laid out once for all layers. None for nothing."""
+    """What is read, cut up for `key_heads` key heads of all texts; laid out once for all layers. None for nothing."""
     members = [(member, key_ranges(member.schedule, device, dtype)) for member in schedule.members]
     members = [(member, ranges) for member, ranges in members if ranges.ranges]
     if not members:
@@ -178,7 +178,7 @@ def _row_rotation(
 
 
 def _joined(parts: list[tuple[Any, int]], nothing: float) -> Tensor | None:
-    """Tensors (state, ..) one after the other, where one is None so many of a number; None where all are."""
+    """Tensors (state, ..) one after the other, `nothing` in place of one that is None; None where all are."""
     like = next((part for part, _ in parts if part is not None), None)
     if like is None or len(parts) == 1:
         return like

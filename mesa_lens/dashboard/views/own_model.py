@@ -58,7 +58,7 @@ def _waiting(root: Path) -> None:
 
 
 def probe_command(model: str, minutes: int, root: Path) -> str:
-    """The command line that probes a model in so many minutes, into a folder below `root` that is named after it."""
+    """The command line that probes a model within these minutes, into a folder below `root` that is named after it."""
     name = safe_name(Path(model).name) if model else "mine"
     shown = quote(model) if model else _MODEL
     return f"mesa-lens probe --model {shown} --minutes {minutes} {join(['--out', str(root / name)])}"

@@ -63,6 +63,7 @@ from probe.options import parse_ranges
 from probe.request import warn_skipped
 from probe.statistics import half_width, wilson
 from probe.store.result_file import having
+from probe.store.select import reference_method
 
 PARTS = ("heads", "retrieval", "tokens")
 """What is measured, in this order."""
@@ -104,7 +105,7 @@ class AnatomyPlan:
     @property
     def reference(self) -> str:
         """The method that others are compared with: Origin, or the first."""
-        return "origin" if "origin" in self.methods else next(iter(self.methods))
+        return reference_method(list(self.methods))
 
     @property
     def keys(self) -> Iterator[AnatomyKey]:

@@ -136,9 +136,9 @@ class Stages(FailureByLength):
     def _tasks_of(self, key: EvalKey, samples: Sequence[int]) -> list[Task]:
         size = max(1, _TASK_TOKENS // key.length)
         parts = [tuple(samples[first : first + size]) for first in range(0, len(samples), size)]
-        whole = eval_tasks(self.plan, [key])[0]
+        full = eval_tasks(self.plan, [key])[0]
         return [
-            Task(whole.kind, key, whole.memory_bytes, whole.best_bytes, 0, part, key.length * len(part), key.length)
+            Task(full.kind, key, full.memory_bytes, full.best_bytes, 0, part, key.length * len(part), key.length)
             for part in parts
         ]
 

@@ -49,7 +49,7 @@ from probe.store.select import reference_method
 _LEAST = 1.25
 """Of M: at the shortest longest length all of the last M/4 tokens, whose loss is read, lie beyond M."""
 _WITH_STATES = 3
-"""A report of hidden states takes about so many times as long as one without."""
+"""A report of hidden states takes about this many times as long as one without."""
 _SHARE = 0.6
 """Of the time, what the stages up to the methods' may take by estimate: the rest is for what stays open."""
 
@@ -87,7 +87,7 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
     free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
     lengths = [length for length in lengths if prompt_bytes(plan.config, length, number) < free] or lengths[:1]
     needed = {length: _nominal(plan, length, documents, speed) for length in lengths}
-    if fitting := [length for length, (whole, _) in needed.items() if whole <= _SHARE * seconds]:
+    if fitting := [length for length, (nominal, _) in needed.items() if nominal <= _SHARE * seconds]:
         return max(fitting)
     least = needed[lengths[0]][1]
     if least > seconds:

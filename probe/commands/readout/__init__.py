@@ -38,11 +38,11 @@ class ReadoutRequest(MethodsRequest):
     lengths: Lengths | None = option(None, f"{LENGTHS_HELP}; M is added", unset="M, 2x M and 4x M")
     samples: Count = option(64, "texts; probes are trained on half of them, and read on the others")
     tokens: Count | None = option(None, "last tokens of each text that are read", unset="96, or M/4 where that is less")
-    classes: Classes = option(20, "previous-K tells so many tokens apart, the most frequent ones")
+    classes: Classes = option(20, "how many of the most frequent tokens previous-K tells apart")
     hook: Text = option("resid_post", "TransformerLens hook that is read; the lens reads resid_post alone")
     layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; the last is added")
     labels: InputPath | None = option(
-        None, "your own labels: csv or jsonl with text, token (or start and end, in characters) and label"
+        None, "your own labels: csv, tsv or jsonl with text, token (or end, in characters) and label"
     )
     text: TextName | None = option(None, f"text that is read: {TEXT_HELP}", unset="the shipped one")
 

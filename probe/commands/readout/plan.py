@@ -29,6 +29,7 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
+from probe.store.select import reference_method
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
@@ -56,7 +57,7 @@ class ReadoutKey(NamedTuple):
 class Labels:
     """Of every text's last tokens (text, token): values, which of them there are, and the choice in words.
 
-    kind: `classes` or `numbers`. documents: of each text its document's number, where labels are alike in a document.
+    kind: `classes` or `numbers`. documents: of each text its document's number, where those of a document are the same.
     """
 
     kind: str
@@ -92,7 +93,7 @@ class Half:
 class ReadoutPlan:
     """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
 
-    labels: by what is probed. documents, given: fingerprints of the texts, and of the user's labels.
+    labels: by what is probed. documents, user_labels: fingerprints of the texts, and of the user's labels.
     """
 
     request: ReadoutRequest
@@ -107,7 +108,7 @@ class ReadoutPlan:
     labels: dict[str, Labels]
     documents: str
     text_source: TextSource
-    given: str = ""
+    user_labels: str = ""
 
     @property
     def trained_length(self) -> int:
@@ -117,7 +118,7 @@ class ReadoutPlan:
     @property
     def reference(self) -> str:
         """The method that others are compared with: Origin, or the first."""
-        return "origin" if "origin" in self.methods else next(iter(self.methods))
+        return reference_method(list(self.methods))
 
     @property
     def ordered(self) -> list[str]:
@@ -155,7 +156,7 @@ class ReadoutPlan:
             "prompts": PROMPTS,
             **identity(self.request.model, self.config),
             "documents": self.documents,
-            **({"given": self.given} if self.given else {}),
+            **({"labels": self.user_labels} if self.user_labels else {}),
         }
 
     def prompt(self, text: int, length: int) -> np.ndarray:
@@ -206,10 +207,10 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     for name, each in labels.items():
         _check_known(name, each, training)
     _check_apart(windows, training, tokens)
-    given = "" if own is None else checksum([each.tolist() for each in own])
+    user_labels = "" if own is None else checksum([each.tolist() for each in own])
     return ReadoutPlan(
         request, config, methods, lengths, tokens, layers, windows, training, first, labels,
-        ids_fingerprint(documents), text_source, given,
+        ids_fingerprint(documents), text_source, user_labels,
     )  # fmt: skip
 
 
@@ -242,8 +243,8 @@ def _documents(
     """The documents' token ids, what they are, and by document the user's labels of their tokens, "" where none is."""
     if request.labels is None:
         return *documents_of(tokenizer, request.text), None
-    given = given_labels(request.labels)
-    texts = [row.text for row in given]
+    labelled = read_labels(request.labels)
+    texts = [row.text for row in labelled]
     if all(isinstance(text, int) for text in texts):
         documents, source = documents_of(tokenizer, request.text)
         by_name = texts_by_name(request.text)
@@ -259,7 +260,7 @@ def _documents(
         source = TextSource(str(request.labels), {request.labels.name: len(written)}, sum(map(len, documents)))
     numbers = {text: number for number, text in enumerate(written)}
     own, starts = [np.full(len(ids), "", object) for ids in documents], dict[int, np.ndarray]()
-    for row in given:
+    for row in labelled:
         number = row.text if isinstance(row.text, int) else numbers[row.text]
         if not 0 <= number < len(documents):
             raise Refused(f"{request.labels}: text {number} is not there; there are {len(documents)}, from 0")
@@ -279,7 +280,7 @@ def _documents(
     return documents, source, own
 
 
-class GivenLabel(NamedTuple):
+class LabelRow(NamedTuple):
     """A row of the user's labels. text: itself, or its number. token: its number; else `end`, in characters."""
 
     text: str | int
@@ -288,9 +289,9 @@ class GivenLabel(NamedTuple):
     label: str
 
 
-def given_labels(path: Path) -> list[GivenLabel]:
+def read_labels(path: Path) -> list[LabelRow]:
     """The rows of a csv, tsv or jsonl file: `text`, `token` or `end`, and `label`. Raises Refused, naming the row."""
-    given = []
+    labelled = []
     for number, row in rows(path):
         where = f"{path}, row {number}"
         if row.get("text") in (None, "") or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
@@ -303,10 +304,10 @@ def given_labels(path: Path) -> list[GivenLabel]:
         except (TypeError, ValueError):
             raise Refused(f"{where}: token {place['token']!r}, end {place['end']!r} are no integers") from None
         text = int(row["text"]) if re.fullmatch("-?[0-9]+", str(row["text"])) else str(row["text"])
-        given.append(GivenLabel(text, at["token"], at["end"] or 0, str(row["label"])))
-    if not given:
+        labelled.append(LabelRow(text, at["token"], at["end"] or 0, str(row["label"])))
+    if not labelled:
         raise Refused(f"{path} holds no labels")
-    return given
+    return labelled
 
 
 def _starts(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
@@ -385,14 +386,14 @@ def labels_of(
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
-        alike = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
+        same = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
         if numbers is None:
-            return Labels(CLASSES, values.astype(str), known, documents=alike)
-        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=alike)
+            return Labels(CLASSES, values.astype(str), known, documents=same)
+        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
     is_open = open_lines if name == OPEN_LINE else open_strings
-    wanted = {number for half in halves for number, _, _ in half.pieces}
+    used = {number for half in halves for number, _, _ in half.pieces}
     by_document = [
-        is_open(token_texts(tokenizer, ids.tolist())) if number in wanted else np.zeros(len(ids), bool)
+        is_open(token_texts(tokenizer, ids.tolist())) if number in used else np.zeros(len(ids), bool)
         for number, ids in enumerate(documents)
     ]
     values = np.concatenate([half.last(by_document, tokens) for half in halves])

@@ -86,7 +86,7 @@ class Probe:
 def fit_probe(
     states: Any, labels: Any, groups: Any, *, estimator: Any = None, strength: float | None = None, kind: str = ""
 ) -> Probe:
-    """A linear probe of `labels` in `states`, its strength chosen by cross-validation that holds out whole texts.
+    """A linear probe of `labels` in `states`, its strength chosen by cross-validation that holds out full texts.
 
     Names are told apart by LogisticRegression, numbers by Ridge, after a StandardScaler.
 
@@ -137,7 +137,7 @@ def linear(kind: str, strength: float) -> Any:
 
 
 def chosen_strength(states: np.ndarray, labels: np.ndarray, groups: np.ndarray, kind: str) -> float:
-    """The strength with the best mean score over folds that hold out whole texts; the stronger penalty of equals."""
+    """The strength with the best mean score over folds that hold out full texts; the stronger penalty of equals."""
     from sklearn.model_selection import GroupKFold, cross_val_score
 
     folds = list(GroupKFold(min(FOLDS, len(np.unique(groups)))).split(states, labels, groups))
@@ -229,7 +229,7 @@ class Bootstrap:
         return Interval(value, float(low), float(high))
 
     def is_clear(self, scores: TextScores, minus: TextScores, tests: int) -> bool:
-        """Whether the difference is above 0 beyond chance, in one of so many tests (Bonferroni; Student's t)."""
+        """Whether the difference is above 0 beyond chance, in one of `tests` tests (Bonferroni; Student's t)."""
         if self.texts < 3:
             return False
         difference = scores.resampled(self.weights) - minus.resampled(self.weights)

@@ -58,7 +58,7 @@ class ProbeRead:
     length: int
     layer: int
     n: int
-    """Number of test texts with labels; of documents, where labels are alike in a document."""
+    """Number of test texts with labels; of documents, where all labels of a document are the same."""
     tokens: int
     """Labels in these."""
     strength: Number

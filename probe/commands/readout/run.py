@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 
 from mesa.decoder import check_layers
 from mesa.engine.bridge import hooked
@@ -40,7 +39,8 @@ from probe.experiment.run import CommandResult, Experiment, opened, run_tasks, s
 from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
-from probe.statistics import half_width
+from probe.statistics import half_width, student
+from probe.store.result_file import or_nan
 from probe.thresholds.state_distance import StateReference, compared
 
 _LENS = tuple(QUANTITIES)
@@ -381,18 +381,13 @@ class _Summary:
 
 def student_interval(values: np.ndarray) -> Interval:
     """A mean over texts with Student's 95% interval, NaN for fewer than two."""
-    if len(values) < 2:
-        return Interval(float(values.mean()) if len(values) else float("nan"), float("nan"), float("nan"))
-    mean, half = float(values.mean()), float(half_width(values))
-    return Interval(mean, mean - half, mean + half)
+    mean = float(values.mean()) if len(values) else float("nan")
+    return Interval(mean, *map(or_nan, student(values.tolist())))
 
 
 def _above(differences: np.ndarray, tests: int) -> bool:
-    """Whether paired differences are above 0 beyond chance, in one of so many tests (Bonferroni; Student's t)."""
-    if len(differences) < 3:
-        return False
-    error = differences.std(ddof=1) / np.sqrt(len(differences))
-    return bool(differences.mean() > stdtrit(len(differences) - 1, 1 - 0.025 / tests) * error)
+    """Whether paired differences are above 0 beyond chance, in one of `tests` tests (Bonferroni; Student's t)."""
+    return len(differences) > 2 and bool(differences.mean() > half_width(differences, 1 - 0.05 / tests))
 
 
 def _stacked(rows: Sequence[JsonObject]) -> dict[str, np.ndarray]:
