@@ -57,7 +57,7 @@ def _probed(summary: Readout) -> Iterator[str]:
             yield f"{probe}: nothing is claimed; {_why_not(summary, rows)}."
             continue
         for row in having(rows, layer=layer):
-            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(row)}"
+            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(row, summary.reference)}"
 
 
 def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
@@ -70,7 +70,7 @@ def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
     )
 
 
-def _scores_text(row: ProbeRead) -> str:
+def _scores_text(row: ProbeRead, reference: str) -> str:
     """Scores at M and beyond, and what of the difference is lost and what moved."""
     text = (
         f"a probe reads {_n(row.inside)} at M (control {_n(row.control)}), the same probe {_n(row.transfer)} here, "
@@ -82,7 +82,8 @@ def _scores_text(row: ProbeRead) -> str:
     text += f": {' and '.join(parts)}" if parts else ": neither lost nor moved beyond chance"
     if row.is_returned:
         text += (
-            f"; the reference's probe of M reads {_n(row.by_reference)} here, {ranged(*row.returned)} more than there"
+            f"; the probe trained under {reference} at M reads {_n(row.by_reference)} here, {ranged(*row.returned)} "
+            f"more than under {reference}"
         )
     return f"{text}."
 
@@ -106,7 +107,10 @@ def _lens_sentences(summary: Readout) -> Iterator[str]:
         if layer is None:
             yield f"Lens, {method} at {longest} tokens: the loss is not clearly above that at M ({excess})."
         else:
-            yield f"Lens, {method} at {longest} tokens: the loss leaves that at M from layer {layer} on, by {excess}."
+            yield (
+                f"Lens, {method} at {longest} tokens: from layer {layer} on the loss is above that at M, in the last "
+                f"layer by {excess}."
+            )
 
 
 def _distance_sentences(summary: Readout) -> Iterator[str]:

@@ -18,9 +18,10 @@ def test_the_answer_tells_lost_and_moved_of_the_layer_that_reads_best():
         "previous-1, layer 1, origin at 1024 tokens: a probe reads 0.90 at M (control 0.30), the same probe 0.50 here, "
         "one trained here 0.70: lost 0.20 [0.15, 0.25] and moved 0.20 [0.15, 0.25].",
         "previous-1, layer 1, rerope at 1024 tokens: a probe reads 0.90 at M (control 0.30), the same probe 0.80 here, "
-        "one trained here 0.90: neither lost nor moved beyond chance; the reference's probe of M reads 0.80 here, "
-        "0.30 [0.25, 0.35] more than there.",
-        "Lens, origin at 1024 tokens: the loss leaves that at M from layer 0 on, by 1.00 [0.95, 1.05] nats/token.",
+        "one trained here 0.90: neither lost nor moved beyond chance; the probe trained under origin at M reads "
+        "0.80 here, 0.30 [0.25, 0.35] more than under origin.",
+        "Lens, origin at 1024 tokens: from layer 0 on the loss is above that at M, in the last layer by "
+        "1.00 [0.95, 1.05] nats/token.",
         "Lens, rerope at 1024 tokens: the loss is not clearly above that at M (0.00 [-0.05, 0.05] nats/token).",
     ]
 
