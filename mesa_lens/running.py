@@ -159,7 +159,7 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     planned = replace(plan(request, *own, longest), speed=speed)
     full = "the request" if stated else "all that is measured by default"
     first = seconds_of(stage_passes(planned), speed)
-    until = f"about {format_seconds(first)} until all methods are measured"
+    until = f"about {format_seconds(first)} until all methods are measured there"
     more = "the same command goes on" if first > seconds else "then more texts, passkeys, narrower brackets"
     sys.stderr.write(
         f"{full} takes about {takes} here; in stages, in {seconds / 60:g} minutes: up to {longest} tokens, {until}, "

@@ -39,15 +39,15 @@ def test_stages_are_measured_reported_and_gone_on_with(model, tmp_path, speed, c
     command = ["probe", "--model", model, "--methods", "origin,rerope", "--samples", "5", "--out", str(out)]
     assert main([*command, "--minutes", "0.3"]) == 0
     said = capsys.readouterr()
-    assert "up to 200 tokens" in said.err  # 1.25 M: no more fits 18 s at half a second a pass
+    assert "up to 320 tokens" in said.err  # 2 M, of which one pass takes less than an eighth of 18 s
     assert "the same command continues" in said.err
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["level"]["looks"] == [5]
-    assert attributes(out)["longest"] == 200
+    assert attributes(out)["longest"] == 320
     first = rows(out)
     assert main(command) == 0  # a run in stages stays one, without --minutes too
     assert rows(out)[: len(first) - 1] == first[: len(first) - 1]
-    assert attributes(out)["longest"] == 200
+    assert attributes(out)["longest"] == 320
     assert open_run(out).hidden.data_vars  # nothing else was left: hidden states are captured
     assert status_of(out).state == "finished"
     capsys.readouterr()

@@ -31,7 +31,7 @@ BY_POSITION = "nll-position"
 """The task that tells where to look: the loss by position in one pass."""
 FEW = 2
 """Texts at each length of the first search."""
-_TASK_TOKENS = 2**15  # of one task at most, but for one prompt: a run ends between tasks
+_TASK_TOKENS = 2**14  # of one task at most, but for one prompt: a run ends between tasks
 _COARSE, _FINE = 4, 16
 """A bracket is narrowed to M / 4 first, at last to M / 16."""
 
@@ -46,12 +46,13 @@ class Step(NamedTuple):
 STAGES = (
     "where to look: Origin's loss by position",
     "Origin's failure, few texts",
-    "the methods at M, at the bracket and at the longest length",
+    "the methods at M and where Origin fails",
     "more texts where the interval leaves failure open",
+    "the methods at the longest length",
     "passkeys",
     "narrower brackets, more prompts",
 )
-POSITION, SEARCH, METHODS, TEXTS, PASSKEYS, NARROWER = STAGES
+POSITION, SEARCH, METHODS, TEXTS, LONGEST, PASSKEYS, NARROWER = STAGES
 
 
 def candidates(lengths: Sequence[int], trained: int, is_stated: bool) -> list[int]:
@@ -165,12 +166,13 @@ class Stages(FailureByLength):
             yield Step(SEARCH, self._nll([reference], [length], few))
         ends = [length for length in self._ends(rows) if length is not None]
         yield Step(SEARCH, self._nll([reference], [*self._inside, trained, *ends], first))
-        for length in (longest, trained):
+        for length in (self._beyond(rows), trained):
             yield Step(METHODS, self._nll(names, [length], first))
-        within = [name for name in names if not any(trained < at < longest for at in self._measured(rows, name))]
-        yield Step(METHODS, self._nll(within, ends[-1:], first))
         for name in names:
             yield from self._decide(rows, TEXTS, name, second)
+        yield Step(LONGEST, self._nll(names, [longest], first))
+        for name in names:
+            yield from self._decide(rows, LONGEST, name, second)
         if self.has_passkey(trained):
             yield Step(PASSKEYS, self._passkeys([reference], [trained], second))
             if BY_PASSKEY in self._judged_by(rows):
@@ -213,6 +215,11 @@ class Stages(FailureByLength):
             rises = None if beyond or near else self._rises(rows)
             return (rises or self.longest) if self.longest not in beyond else None
         return self._between(before, after, _COARSE)
+
+    def _beyond(self, rows: JournalRows) -> int:
+        """Where methods are compared first: where the reference fails, by position clearly; else at the longest."""
+        _, fails = self._ends(rows)
+        return max(fails, self._rises(rows) or 0) if fails else self.longest
 
     def _between(self, before: int | None, after: int | None, width: int) -> int | None:
         """The length nearest to the middle that may be measured, where both are more than M / `width` apart."""

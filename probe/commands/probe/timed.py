@@ -42,6 +42,7 @@ from probe.experiment.progress import format_seconds, is_over
 from probe.experiment.run import CommandResult, run_tasks
 from probe.experiment.task import Task, TasksLost
 from probe.run_folder import RunFolder
+from probe.statistics import looks_of
 from probe.store import store
 from probe.store.reader import EVALUATION, TOKENS, open_run, partial_path, store_of, whole_passes
 from probe.store.select import reference_method
@@ -52,6 +53,8 @@ _WITH_STATES = 3
 """A report of hidden states takes about this many times as long as one without."""
 _SHARE = 0.6
 """Of the time, what the stages up to the methods' may take by estimate: the rest is for what stays open."""
+_SHARE_BY_POSITION = 1 / 8
+"""Of the time, what one pass may take that shows where Origin's loss rises, up to 2 M."""
 
 
 def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
@@ -68,8 +71,9 @@ def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
 def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
     """The longest length at which the stages up to the methods' take at most `_SHARE` of the seconds.
 
-    Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. Where none does, the
-    shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
+    Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. At least up to 2 M
+    where one pass is short: methods are compared where Origin's loss rises, before the longest length. Where neither
+    fits, the shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
     """
     request, trained = plan.request, plan.trained_length
     documents = _documents(plan)
@@ -87,7 +91,13 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
     free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
     lengths = [length for length in lengths if prompt_bytes(plan.config, length, number) < free] or lengths[:1]
     needed = {length: _nominal(plan, length, documents, speed) for length in lengths}
-    if fitting := [length for length, (nominal, _) in needed.items() if nominal <= _SHARE * seconds]:
+    fitting = [
+        length
+        for length, (nominal, _) in needed.items()
+        if nominal <= _SHARE * seconds
+        or (length <= 2 * trained and speed.seconds(length, length) <= _SHARE_BY_POSITION * seconds)
+    ]
+    if fitting:
         return max(fitting)
     least = needed[lengths[0]][1]
     if least > seconds:
@@ -129,8 +139,8 @@ def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
     done = f"\n{there} scores are in {out} already; the time is of a run from the start" if there else ""
     return (
         f"in stages: {'; '.join(STAGES)}; hidden states of {len(plan.prompts)} prompt, {plan.length} tokens\n"
-        f"lengths from M = {plan.trained_length} to {plan.longest} tokens; texts and passkeys at a length: 2, then "
-        f"up to {plan.request.samples} where the interval leaves failure open\n"
+        f"lengths from M = {plan.trained_length} to {plan.longest} tokens; texts and passkeys at a length: "
+        f"{' or '.join(map(str, looks_of(plan.request.samples)))}, more where the interval leaves failure open\n"
         f"up to the methods at M, around the bracket and at {plan.longest} tokens: {sum(passes.values()):,.0f} passes"
         f"{done}"
     ), passes
