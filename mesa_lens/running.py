@@ -155,7 +155,8 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     if not in_time and seconds_of(passes, speed) <= seconds:
         sys.stderr.write(said.getvalue())
         return planned
-    longest = longest_that_fits(planned, speed, seconds)
+    # the plan's request may have a --length of its own: what fits into the store by default
+    longest = longest_that_fits(replace(planned, request=request), speed, seconds)
     planned = replace(plan(request, *own, longest), speed=speed)
     full = "the request" if stated else "all that is measured by default"
     first = seconds_of(stage_passes(planned), speed)
