@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, make_dataclass
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -113,16 +114,20 @@ KINDS = {
     ),
     "anatomy": ("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
     "readout": ("What linear probes and a lens read by layer and length.", "methods lengths", "--format svg,csv"),
+    "needles": ("What `eval` found by length and depth of the answer.", "methods lengths", "--format svg,csv"),
 }
 """What each kind shows, the parameters of its call, and an example.
 
-The call is the method of `Run` of this name; of locate, anatomy and readout, which need no store, their `*_export`. A
-test holds the parameters to the calls' signatures: they are not imported here, where every command is parsed.
+The call is the method of `Run` of this name; of `OF_COMMANDS`, which need no store, the one named there. A test holds
+the parameters to the calls' signatures: they are not imported here, where every command is parsed.
 """
-
-
-_OF_COMMANDS = ("locate", "anatomy", "readout")
-"""Kinds that are there with their command."""
+OF_COMMANDS = {
+    "locate": ("locate", "LOCATED", "located_export"),
+    "anatomy": ("anatomy", "ANATOMY", "anatomy_export"),
+    "readout": ("readout", "READOUT", "readout_export"),
+    "needles": ("eval", "EVALUATED", "needles_export"),
+}
+"""Kinds that are there with their command; what it wrote, in its `result`, and the call, in its `page`."""
 
 
 def options_of(kind: str) -> type[ExportOptions]:
@@ -142,7 +147,7 @@ def add(subcommands: Any) -> None:
     command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for kind, (about, _, flags) in KINDS.items():
-        if kind in _OF_COMMANDS and kind not in commands():
+        if kind in OF_COMMANDS and OF_COMMANDS[kind][0] not in commands():
             continue
         texts = {"example": example.format(kind, flags), "help": about, "description": about}
         add_command(kinds, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
@@ -166,19 +171,10 @@ def check(options: ExportOptions) -> None:
 
 
 def opened(options: ExportOptions) -> Any:
-    """The run in the folder, or what `locate`, `anatomy` or `readout` wrote there."""
-    if options.kind == "locate":
-        from probe.commands.locate.result import LOCATED
-
-        return LOCATED.read(options.store)
-    if options.kind == "anatomy":
-        from probe.commands.anatomy.result import ANATOMY
-
-        return ANATOMY.read(options.store)
-    if options.kind == "readout":
-        from probe.commands.readout.result import READOUT
-
-        return READOUT.read(options.store)
+    """The run in the folder, or what a command wrote there."""
+    if options.kind in OF_COMMANDS:
+        command, result, _ = OF_COMMANDS[options.kind]
+        return getattr(import_module(f"probe.commands.{command}.result"), result).read(options.store)
     from probe.run import open_run
 
     return open_run(options.store)
@@ -190,18 +186,9 @@ def exported(options: ExportOptions, source: Any) -> Export:
     values: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if ALL in values["methods"]:
         del values["methods"]
-    if options.kind == "locate":
-        from probe.commands.locate.page import located_export
-
-        return located_export(source, **values)
-    if options.kind == "anatomy":
-        from probe.commands.anatomy.page import anatomy_export
-
-        return anatomy_export(source, **values)
-    if options.kind == "readout":
-        from probe.commands.readout.page import readout_export
-
-        return readout_export(source, **values)
+    if options.kind in OF_COMMANDS:
+        command, _, call = OF_COMMANDS[options.kind]
+        return getattr(import_module(f"probe.commands.{command}.page"), call)(source, **values)
     from probe.figures.heatmap import CELLS
     from probe.store.select import hook_values, in_ranges
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mesa.errors import Refused
 from probe.commands.eval.result import (
+    DEPTHS,
     Cell,
     Evaluated,
     HarnessScores,
+    Needles,
     difference_tables,
     mean_tables,
     measure,
@@ -20,12 +24,25 @@ from probe.commands.eval.result import (
     places,
 )
 from probe.figures.curves import MEAN, seen_lines, y_range
-from probe.figures.export import rendered
-from probe.figures.figure_data import Chart, Line, Panel, log_ticks, style, trained_rule
+from probe.figures.export import Export, chosen_labels, rendered
+from probe.figures.figure_data import (
+    Chart,
+    Drawable,
+    Heatmap,
+    Heatmaps,
+    Line,
+    Panel,
+    Scale,
+    log_ticks,
+    style,
+    tile_map,
+    tiles,
+    trained_rule,
+)
 from probe.figures.section import Section
 from probe.files import write
 from probe.glossary import about
-from probe.store.result_file import NOT_RECORDED
+from probe.store.result_file import NOT_RECORDED, having, ranged
 from probe.tables import Table
 
 
@@ -51,7 +68,77 @@ def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
         values = rows.set_index(["method", "length"])[["mean", "low", "high", "n"]].astype(float).to_xarray()
         labels = {name: list(dict.fromkeys(rows[name])) for name in ("method", "length")}
         numbers[f"{task}-{metric}"] = values.reindex(labels).assign_attrs(task=task)
+    for name in needle_maps(result):
+        rows = pd.DataFrame(having(result.needles, task=name.removesuffix(_DEPTH)))
+        labels = {axis: list(dict.fromkeys(rows[axis])) for axis in ("method", "length")} | {"depth": PARTS}
+        values = rows.set_index([*labels])[["found", "low", "high", "n"]].astype(float).to_xarray()
+        numbers[name] = values.reindex(labels).assign_attrs(task=name)
     return numbers
+
+
+_DEPTH = "-depth"
+PARTS = [part / DEPTHS for part in range(DEPTHS)]
+"""Where each part of a prompt begins."""
+
+
+def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
+    """By task what is found by depth of the answer and length, a block a method; none of one depth alone."""
+    maps = {}
+    for task in dict.fromkeys(row.task for row in result.needles):
+        rows = having(result.needles, task=task)
+        if len({row.depth for row in rows}) < 2:
+            continue
+        lengths = sorted({row.length for row in rows})
+        methods = [name for name in result.methods if having(rows, method=name)]
+        blocks = [_needle_block(having(rows, method=name), lengths, name) for name in methods]
+        least = min(rows, key=lambda row: (row.found, row.length))
+        figure = tile_map(
+            f"{task}: share found, by length and depth of the answer (0%: start of the prompt). {result.model}, "
+            f"M = {result.trained_length}",
+            "share found",
+            blocks,
+            Scale(0.0, 1.0, 2),
+        )
+        maps[f"{task}{_DEPTH}"] = replace(figure, seen=f"Least found: {least.method}, {_where(least)}.")
+    return maps
+
+
+def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> Heatmap:
+    """Tiles of one method, lengths across and depths down."""
+    at = {(PARTS.index(row.depth), lengths.index(row.length)): row for row in rows}
+    triples = {place: (row.found, row.low, row.high) for place, row in at.items()}
+    block = tiles(method, list(map(str, lengths)), range(DEPTHS), triples, Scale(0.0, 1.0, 2))
+    texts = np.full(block.values.shape, "", dtype=object)
+    for place, row in at.items():
+        texts[place] = f"{method}, {_where(row)}"
+    ticks = {number: f"{begin:.0%}" for number, begin in enumerate(PARTS)}
+    return replace(block, texts=texts, muted=None, x_title="length (tokens)", y_title="depth, from", y_ticks=ticks)
+
+
+def _where(row: Needles) -> str:
+    """A tile in words."""
+    part = f"depth {row.depth:.0%} to {row.depth + 1 / DEPTHS:.0%}"
+    return f"{row.length} tokens, {part}: {ranged(row.found, row.low, row.high)} of {row.n}"
+
+
+def needles_export(
+    result: Evaluated, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Export:
+    """Maps of what is found by length and depth as `TASK-depth`, and their numbers; default: all.
+
+    Raises Refused for a method or length that is not there, and where no depth was recorded.
+    """
+    known = {"method": list(result.methods), "length": sorted({row.length for row in result.needles})}
+    chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
+    rows = [row for row in result.needles if row.method in chosen["method"] and row.length in chosen["length"]]
+    part = replace(result, needles=rows)
+    maps = needle_maps(part)
+    if not maps:
+        raise Refused(
+            "no task whose answers stand at different depths is there; run e.g. `mesa-lens eval --task passkey`"
+        )
+    numbers = evaluation_numbers(part)
+    return Export(maps, {name: numbers[name] for name in maps})
 
 
 def write_curves(result: Evaluated, folder: Path) -> list[Path]:
@@ -97,12 +184,12 @@ def sections(result: Evaluated) -> list[Section]:
     reference = "origin" if "origin" in result.methods else next(iter(result.methods))
     charts = evaluation_charts(result)
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
-    drawn = {task: chart for task, chart in charts.items() if task not in _COSTS}
+    drawn: dict[str, Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}
     parts = [
         Section(
             "",
             [about(result.model, result.trained_length, reference, result.trained_length_by, result.as_trained)],
-            drawn,
+            drawn | needle_maps(result),
         ),
         Section("", sentences(result), tables=list(difference_tables(scores))),
         Section("All scores", tables=list(mean_tables(scores)), folded=True),

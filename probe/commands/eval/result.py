@@ -16,6 +16,9 @@ from probe.statistics import shown
 from probe.store.result_file import Number, ResultFile, RunSummary, or_nan
 from probe.tables import Table, cross_table
 
+DEPTHS = 5
+"""Parts of a prompt, by which answers are counted."""
+
 
 class Sample(NamedTuple):
     """A score of one prompt or text, a row of samples.csv."""
@@ -28,6 +31,7 @@ class Sample(NamedTuple):
     score: float
     seconds: float | None = None
     peak_mib: float | None = None
+    depth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,25 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Needles:
+    """What is found of the answers in one part of the prompt, under a method, at a length."""
+
+    task: str
+    method: str
+    length: int
+    """In tokens."""
+    depth: float
+    """Where the part begins, 0 being the prompt's start; it is 1 / `DEPTHS` of the prompt."""
+    found: Number
+    """Mean of the task's first metric."""
+    low: Number
+    """95% interval over samples; NaN where there is none."""
+    high: Number
+    n: int
+    """Number of samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated(RunSummary):
     """The summary of `mesa-lens eval`."""
 
@@ -78,6 +101,8 @@ class Evaluated(RunSummary):
     tasks_left: int
     cells: list[Cell]
     """Lengths in order."""
+    needles: list[Needles] = field(default_factory=list)
+    """Of tasks whose answer stands at a place in the prompt; by task, method, length and depth, in order."""
     version: Literal[1] = 1
 
 
@@ -140,6 +165,25 @@ def summarize(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[
             )
         )
     return cells
+
+
+def needles(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[Needles]:
+    """The scores by where in the prompt the answer stands, in `DEPTHS` parts; parts without samples are left out."""
+    grouped: dict[tuple[str, str, int, int], list[float]] = {}
+    for row in samples:
+        if row.depth is not None and row.metric == tasks[row.task].metrics[0].name:
+            part = min(int(row.depth * DEPTHS), DEPTHS - 1)
+            grouped.setdefault((row.task, row.method, row.length, part), []).append(row.score)
+    rows = []
+    for (task, method, length, part), values in sorted(grouped.items(), key=lambda item: item[0][2:]):
+        low, high = map(or_nan, interval(values, tasks[task].metrics[0]))
+        share, found = part / DEPTHS, float(np.mean(values))
+        rows.append(
+            Needles(
+                task=task, method=method, length=length, depth=share, found=found, low=low, high=high, n=len(values)
+            )
+        )
+    return rows
 
 
 def of_methods(cells: Sequence[Cell]) -> list[Cell]:

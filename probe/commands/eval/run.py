@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions
 from probe.commands.eval.harness import RESULTS, run_harness
 from probe.commands.eval.page import harness_table, notes, sections, title, write_curves
-from probe.commands.eval.result import EVALUATED, Evaluated, Sample, score_tables, summarize
+from probe.commands.eval.result import EVALUATED, Evaluated, Sample, needles, score_tables, summarize
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
 from probe.evaluation import plan_evaluation as plan_tasks
@@ -53,8 +53,8 @@ def run_evaluation(
 
     Returns:
         An `Evaluated`: `cells` by task, method and length, each with `mean` and its 95% interval `low` to `high`, in
-        `unit`, `n`, and `difference` to the first method; `tasks_left`; `out_of_memory` and `failed`, what could not be
-        run.
+        `unit`, `n`, and `difference` to the first method; `needles`, what is found by length and depth of the answer;
+        `tasks_left`; `out_of_memory` and `failed`, what could not be run.
 
     Raises:
         FileExistsError: The folder holds another evaluation.
@@ -91,6 +91,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         failed=failed,
         tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
         cells=summarize(samples, TASKS),
+        needles=needles(samples, TASKS),
     )
     if journal.rows:  # else it would make the folder look like another program's
         EVALUATED.write(out, summary)
@@ -99,7 +100,17 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
 
 def _samples(rows: JournalRows) -> list[Sample]:
     return [
-        Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
+        Sample(
+            str(task),
+            str(method),
+            score.length,
+            score.sample,
+            score.metric,
+            score.value,
+            score.seconds,
+            row["peak_mib"],
+            score.depth,
+        )
         for (task, method, _), row in rows.items()
         for score in scores_of(row)
     ]
