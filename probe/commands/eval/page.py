@@ -71,7 +71,7 @@ def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
     for name in needle_maps(result):
         rows = pd.DataFrame(having(result.needles, task=name.removesuffix(_DEPTH)))
         labels = {axis: list(dict.fromkeys(rows[axis])) for axis in ("method", "length")} | {"depth": PARTS}
-        values = rows.set_index([*labels])[["found", "low", "high", "n"]].astype(float).to_xarray()
+        values = rows.set_index([*labels])[["mean", "low", "high", "n"]].astype(float).to_xarray()
         numbers[name] = values.reindex(labels).assign_attrs(task=name)
     return numbers
 
@@ -91,7 +91,7 @@ def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
         lengths = sorted({row.length for row in rows})
         methods = [name for name in result.methods if having(rows, method=name)]
         blocks = [_needle_block(having(rows, method=name), lengths, name) for name in methods]
-        least = min(rows, key=lambda row: (row.found, row.length))
+        least = min(rows, key=lambda row: (row.mean, row.length))
         figure = tile_map(
             f"{task}: share found, by length and depth of the answer (0%: start of the prompt). {result.model}, "
             f"M = {result.trained_length}",
@@ -106,7 +106,7 @@ def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
 def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> Heatmap:
     """Tiles of one method, lengths across and depths down."""
     at = {(PARTS.index(row.depth), lengths.index(row.length)): row for row in rows}
-    triples = {place: (row.found, row.low, row.high) for place, row in at.items()}
+    triples = {place: (row.mean, row.low, row.high) for place, row in at.items()}
     block = tiles(method, list(map(str, lengths)), range(DEPTHS), triples, Scale(0.0, 1.0, 2))
     texts = np.full(block.values.shape, "", dtype=object)
     for place, row in at.items():
@@ -118,7 +118,7 @@ def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) 
 def _where(row: Needles) -> str:
     """A tile in words."""
     part = f"depth {row.depth:.0%} to {row.depth + 1 / DEPTHS:.0%}"
-    return f"{row.length} tokens, {part}: {ranged(row.found, row.low, row.high)} of {row.n}"
+    return f"{row.length} tokens, {part}: {ranged(row.mean, row.low, row.high)} of {row.n}"
 
 
 def needles_export(

@@ -79,7 +79,7 @@ class Needles:
     """In tokens."""
     depth: float
     """Where the part begins, 0 being the prompt's start; it is 1 / `DEPTHS` of the prompt."""
-    found: Number
+    mean: Number
     """Mean of the task's first metric."""
     low: Number
     """95% interval over samples; NaN where there is none."""
@@ -177,11 +177,9 @@ def needles(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[Ne
     rows = []
     for (task, method, length, part), values in sorted(grouped.items(), key=lambda item: item[0][2:]):
         low, high = map(or_nan, interval(values, tasks[task].metrics[0]))
-        share, found = part / DEPTHS, float(np.mean(values))
+        share, mean = part / DEPTHS, float(np.mean(values))
         rows.append(
-            Needles(
-                task=task, method=method, length=length, depth=share, found=found, low=low, high=high, n=len(values)
-            )
+            Needles(task=task, method=method, length=length, depth=share, mean=mean, low=low, high=high, n=len(values))
         )
     return rows
 

@@ -14,10 +14,10 @@ from probe.evaluation import TASKS
 from probe.figures.section import figures_of
 
 
-def result(depths, found):
-    """Of both methods at two lengths one sample at each depth; `found` says which."""
+def result(depths, answered):
+    """Of both methods at two lengths one sample at each depth; `answered` says which."""
     rows = [
-        Sample("passkey", method, length, number, "accuracy", float(found(method, length, depth)), depth=depth)
+        Sample("passkey", method, length, number, "accuracy", float(answered(method, length, depth)), depth=depth)
         for method in ("origin", "rerope")
         for length in (256, 1024)
         for number, depth in enumerate(depths)
@@ -37,9 +37,9 @@ def late(method, length, depth):
 def test_answers_are_counted_by_where_they_stand():
     rows = result(EVEN, late).needles
     assert {row.n for row in rows} == {20 // DEPTHS}
-    found = {row.depth: row.found for row in rows if (row.method, row.length) == ("origin", 1024)}
-    assert [*found.items()] == [(0, 0), (0.2, 0), (0.4, 0), (0.6, 0.5), (0.8, 1)]
-    middle = next(row for row in rows if row.found == 0.5)
+    answered = {row.depth: row.mean for row in rows if (row.method, row.length) == ("origin", 1024)}
+    assert [*answered.items()] == [(0, 0), (0.2, 0), (0.4, 0), (0.6, 0.5), (0.8, 1)]
+    middle = next(row for row in rows if row.mean == 0.5)
     assert 0 < middle.low < 0.5 < middle.high < 1
     (last,) = (row for row in result([1.0], late).needles if (row.method, row.length) == ("origin", 256))
     assert last.depth == 0.8  # an answer at the very end
@@ -62,7 +62,7 @@ def test_it_is_exported_and_an_earlier_summary_is_read(tmp_path, capsys):
     EVALUATED.write(tmp_path, result(EVEN, late))
     assert main(["export", "needles", str(tmp_path), "--methods", "origin", "--format", "csv,svg"]) == 0
     csv = (tmp_path / "exports" / "passkey-depth.csv").read_text().splitlines()
-    assert csv[0] == "method,length,depth,found,low,high,n"
+    assert csv[0] == "method,length,depth,mean,low,high,n"
     assert len(csv) == 1 + 2 * DEPTHS
     earlier = EVALUATED.read(tmp_path)
     with pytest.raises(Refused, match="length 512 was not measured; known: 256, 1024"):
