@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass, make_dataclass
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -107,32 +106,21 @@ KINDS = {
         "methods",
         "--format svg,csv",
     ),
-    "locate": (
-        "What methods and clamps in one layer or head recover.",
-        "methods lengths measures",
-        "--format svg,csv",
-    ),
-    "anatomy": ("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
-    "readout": ("What linear probes and a lens read by layer and length.", "methods lengths", "--format svg,csv"),
-    "needles": ("What `eval` found by length and depth of the answer.", "methods lengths", "--format svg,csv"),
 }
-"""What each kind shows, the parameters of its call, and an example.
+"""What each kind shows, the parameters of its call, which is the method of `Run` of this name, and an example.
 
-The call is the method of `Run` of this name; of `OF_COMMANDS`, which need no store, the one named there. A test holds
-the parameters to the calls' signatures: they are not imported here, where every command is parsed.
+A test holds the parameters to the calls' signatures: they are not imported here, where every command is parsed.
 """
-OF_COMMANDS = {
-    "locate": ("locate", "LOCATED", "located_export"),
-    "anatomy": ("anatomy", "ANATOMY", "anatomy_export"),
-    "readout": ("readout", "READOUT", "readout_export"),
-    "needles": ("eval", "EVALUATED", "needles_export"),
-}
-"""Kinds that are there with their command; what it wrote, in its `result`, and the call, in its `page`."""
+
+
+def kinds() -> dict[str, tuple[str, str, str]]:
+    """`KINDS`, and those of the commands that name one (`Command.export`), which need no store."""
+    return KINDS | {name: command.export for name, command in commands().items() if command.export}
 
 
 def options_of(kind: str) -> type[ExportOptions]:
     """The options of a kind, as a dataclass."""
-    about, parameters, _ = KINDS[kind]
+    about, parameters, _ = kinds()[kind]
     fields = [(name, *_FLAGS[name]) for name in parameters.split()]
     cls = make_dataclass(f"{kind.capitalize()}Options", fields, bases=(ExportOptions,), frozen=True, kw_only=True)
     cls.kind, cls.__doc__ = kind, about
@@ -145,12 +133,10 @@ def add(subcommands: Any) -> None:
     epilog = f"example: {example.format('drift', KINDS['drift'][-1])}"
     shows = "write a run's figures and numbers as files"
     command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
-    kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for kind, (about, _, flags) in KINDS.items():
-        if kind in OF_COMMANDS and OF_COMMANDS[kind][0] not in commands():
-            continue
+    parsers = command.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind, (about, _, flags) in kinds().items():
         texts = {"example": example.format(kind, flags), "help": about, "description": about}
-        add_command(kinds, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
+        add_command(parsers, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
 
 
 def check(options: ExportOptions) -> None:
@@ -170,34 +156,26 @@ def check(options: ExportOptions) -> None:
         raise Refused(f"--top {top} chooses the best dims, --pairs names them: leave one out")
 
 
-def opened(options: ExportOptions) -> Any:
-    """The run in the folder, or what a command wrote there."""
-    if options.kind in OF_COMMANDS:
-        command, result, _ = OF_COMMANDS[options.kind]
-        return getattr(import_module(f"probe.commands.{command}.result"), result).read(options.store)
-    from probe.run import open_run
+def exported(options: ExportOptions, opened: Any) -> Export:
+    """The figures and their numbers: the kind's call, with the options that are set.
 
-    return open_run(options.store)
-
-
-def exported(options: ExportOptions, source: Any) -> Export:
-    """The figures and their numbers: the kind's call, with the options that are set. source: what `opened` returns."""
-    names = KINDS[options.kind][1].split()
+    opened: the run; None for a command's kind.
+    """
+    names = kinds()[options.kind][1].split()
     values: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if ALL in values["methods"]:
         del values["methods"]
-    if options.kind in OF_COMMANDS:
-        command, _, call = OF_COMMANDS[options.kind]
-        return getattr(import_module(f"probe.commands.{command}.page"), call)(source, **values)
+    if opened is None:
+        return commands()[options.kind].on_page("export")(options.store, **values)
     from probe.figures.heatmap import CELLS
     from probe.store.select import hook_values, in_ranges
 
     for name, axis in (("layers", "layer"), ("dims", "dim")):
         if name in values:
-            values[name] = in_ranges(hook_values(source, values.get("hook")), axis, values[name])[axis].values.tolist()
+            values[name] = in_ranges(hook_values(opened, values.get("hook")), axis, values[name])[axis].values.tolist()
     if "cells" in values:
         values["cells"] = None if values["cells"] else CELLS
-    result = getattr(source, options.kind)(**values)
+    result = getattr(opened, options.kind)(**values)
     if not result.names:
         raise Refused(f"{result.text}; name some with --pairs")
     return result.export
@@ -206,12 +184,13 @@ def exported(options: ExportOptions, source: Any) -> Export:
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
     from probe.figures.export import NUMBERS, check_size
+    from probe.run import open_run
 
     check(options)
-    source = opened(options)
-    run_folder = getattr(source, "folder", options.store)  # a store's own path may be passed in place of its run's
+    opened = open_run(options.store) if options.kind in KINDS else None
+    run_folder = opened.folder if opened else options.store  # a store's own path may be passed in place of its run's
     folder = read_as(Folder, run_folder / "exports") if options.out is None else options.out
-    export = exported(options, source)
+    export = exported(options, opened)
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
     former = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

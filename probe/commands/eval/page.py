@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.commands.eval.result import (
     DEPTHS,
+    EVALUATED,
     Cell,
     Evaluated,
     HarnessScores,
@@ -24,7 +26,7 @@ from probe.commands.eval.result import (
     places,
 )
 from probe.figures.curves import MEAN, seen_lines, y_range
-from probe.figures.export import Export, chosen_labels, rendered
+from probe.figures.export import Export, chosen_labels, labels_text, rendered
 from probe.figures.figure_data import (
     Chart,
     Drawable,
@@ -121,24 +123,28 @@ def _where(row: Needles) -> str:
     return f"{row.length} tokens, {part}: {ranged(row.mean, row.low, row.high)} of {row.n}"
 
 
-def needles_export(
+def evaluation_export(
     result: Evaluated, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
 ) -> Export:
-    """Maps of what is found by length and depth as `TASK-depth`, and their numbers; default: all.
+    """Curves as `TASK`, what is found by length and depth as `TASK-depth`, and their numbers; default: all.
 
-    Raises Refused for a method or length that is not there, and where no depth was recorded.
+    Raises Refused for a method or length that is not there.
     """
-    known = {"method": list(result.methods), "length": sorted({row.length for row in result.needles})}
+    known = {"method": list(result.methods), "length": sorted({row.length for row in result.cells})}
     chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
-    rows = [row for row in result.needles if row.method in chosen["method"] and row.length in chosen["length"]]
-    part = replace(result, needles=rows)
-    maps = needle_maps(part)
-    if not maps:
-        raise Refused(
-            "no task whose answers stand at different depths is there; run e.g. `mesa-lens eval --task passkey`"
-        )
-    numbers = evaluation_numbers(part)
-    return Export(maps, {name: numbers[name] for name in maps})
+    cells, needles = (
+        [row for row in rows if row.method in chosen["method"] and row.length in chosen["length"]]
+        for rows in (result.cells, result.needles)
+    )
+    if not cells:
+        raise Refused(f"nothing is there for {labels_text(chosen)}; run `mesa-lens eval` into this folder")
+    part = replace(result, cells=cells, needles=needles)
+    return Export({**evaluation_charts(part), **needle_maps(part)}, evaluation_numbers(part))
+
+
+def export(folder: Path, **chosen: Any) -> Export:
+    """`evaluation_export` of what is in the folder; NotFound where nothing is."""
+    return evaluation_export(EVALUATED.read(folder), **chosen)
 
 
 def write_curves(result: Evaluated, folder: Path) -> list[Path]:

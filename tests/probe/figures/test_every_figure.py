@@ -7,7 +7,7 @@ import located
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from mesa_lens.export import KINDS, OF_COMMANDS
+from mesa_lens.export import KINDS
 from probe.commands.anatomy import page as anatomy
 from probe.commands.anatomy.result import ANATOMY
 from probe.commands.locate import page as locate
@@ -29,8 +29,6 @@ def exports(run):
     """The names of the figures that `mesa-lens export` writes of a run."""
     captured = run.hidden["prompt"].values.tolist()
     for kind, (_, parameters, _) in KINDS.items():
-        if kind in OF_COMMANDS:
-            continue
         prompts = [*run.analysis().drifts] if kind == "drift" else captured  # of several texts their mean is judged
         for prompt in prompts if "prompt" in parameters.split() else [None]:
             yield from getattr(run, kind)(**({} if prompt is None else {"prompt": prompt})).export.figures

@@ -7,7 +7,7 @@ from results import COMMON
 
 from mesa.errors import Refused
 from mesa_lens.cli import main
-from probe.commands.eval.page import needle_maps, needles_export, sections
+from probe.commands.eval.page import needle_maps, evaluation_export, sections
 from probe.commands.eval.result import DEPTHS, EVALUATED, Evaluated, Sample, needles, summarize
 from probe.eval_tasks.tasks import PASSKEY
 from probe.evaluation import TASKS
@@ -58,17 +58,17 @@ def test_a_map_has_a_block_a_method_and_says_what_its_tiles_mean():
     assert needle_maps(result([0.5] * 4, late)) == {}  # --depth 0.5
 
 
-def test_it_is_exported_and_an_earlier_summary_is_read(tmp_path, capsys):
+def test_it_is_exported_and_an_earlier_summary_is_read(tmp_path):
     EVALUATED.write(tmp_path, result(EVEN, late))
-    assert main(["export", "needles", str(tmp_path), "--methods", "origin", "--format", "csv,svg"]) == 0
+    assert main(["export", "eval", str(tmp_path), "--methods", "origin", "--format", "csv,svg"]) == 0
     csv = (tmp_path / "exports" / "passkey-depth.csv").read_text().splitlines()
     assert csv[0] == "method,length,depth,mean,low,high,n"
     assert len(csv) == 1 + 2 * DEPTHS
+    assert (tmp_path / "exports" / "passkey.svg").is_file()
     earlier = EVALUATED.read(tmp_path)
     with pytest.raises(Refused, match="length 512 was not measured; known: 256, 1024"):
-        needles_export(earlier, lengths=[512])
-    with pytest.raises(Refused, match="no task whose answers stand at different depths"):
-        needles_export(result([0.5], late))
+        evaluation_export(earlier, lengths=[512])
+    assert {*evaluation_export(result([0.5], late)).figures} == {"passkey"}
 
 
 def test_the_depth_is_where_the_answer_stands(monkeypatch):
