@@ -7,7 +7,7 @@ from results import COMMON
 
 from mesa.errors import Refused
 from mesa_lens.cli import main
-from probe.commands.eval.page import needle_maps, evaluation_export, sections
+from probe.commands.eval.page import evaluation_export, needle_maps, sections
 from probe.commands.eval.result import DEPTHS, EVALUATED, Evaluated, Sample, needles, summarize
 from probe.eval_tasks.tasks import PASSKEY
 from probe.evaluation import TASKS
