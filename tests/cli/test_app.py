@@ -399,7 +399,7 @@ def test_a_click_on_a_point_of_the_curves_links_to_what_is_stored_there(opened, 
     clicked(monkeypatch, {"x": 4096.0, "y": 2.5, "legendgroup": "rerope"})  # longer than what is stored
     opened("overview", run="first")
     labels = [options["label"] for title, options in links if title == "Heatmaps" and "label" in options]
-    assert labels[-1] == "Hidden states of tokens 128 to 191"
+    assert labels[-1] == "Hidden states of tokens 256 to 319"
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):
