@@ -22,7 +22,7 @@ from mesa.support import check_config, check_method, trained_length
 from probe.capture.memory import check_memory, peak_bytes
 from probe.commands.locate.interventions import Edit, Item
 from probe.commands.locate.interventions import run as one_pass
-from probe.commands.locate.plan import PairedLosses
+from probe.commands.locate.run import PairedLosses
 from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids

@@ -14,8 +14,8 @@ from mesa_lens.cli import main
 from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as anatomy_plan
 from probe.commands.locate import LocateRequest
-from probe.commands.locate.plan import plan as locate_plan
 from probe.commands.locate.result import LOCATED
+from probe.commands.locate.run import plan as locate_plan
 from probe.commands.predict import PredictRequest
 from probe.commands.predict.run import plan as predict_plan
 from probe.commands.probe import ProbeRequest
