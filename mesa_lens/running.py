@@ -145,7 +145,7 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
     if not in_time and (not by_default or there or operations(planned, passes) < CHEAP_RUN):
         sys.stderr.write(said.getvalue())
         return planned
-    from probe.commands.probe.timed import longest_that_fits, stage_passes
+    from probe.commands.probe.run import longest_that_fits, stage_passes
     from probe.experiment.estimate import HALF_HOUR, seconds_of
     from probe.experiment.progress import format_seconds
 

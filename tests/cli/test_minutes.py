@@ -65,7 +65,7 @@ def test_random_weights_give_no_verdict_that_a_method_helps(model, tmp_path, spe
 
 def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, speed, monkeypatch, capsys):
     out = tmp_path / "run"
-    monkeypatch.setattr("probe.commands.probe.timed._Run.captured", lambda self, tokens: None)
+    monkeypatch.setattr("probe.commands.probe.run._Run.captured", lambda self, tokens: None)
     assert main(["probe", "--model", model, "--methods", "origin,mesa", "--minutes", "0.3", "--out", str(out)]) == 0
     run = open_run(out)
     assert "hidden states are not captured yet" in " ".join(repr(run.verdict()).split())

@@ -10,7 +10,7 @@ from probe import evaluation
 from probe.commands.anatomy import run as anatomy
 from probe.commands.locate import run as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
-from probe.commands.probe.prepared import prepare
+from probe.commands.probe.run import prepare
 from probe.commands.readout import plan as readout
 
 PLANS = {

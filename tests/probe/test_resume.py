@@ -17,7 +17,6 @@ from probe.capture import capture
 from probe.capture import capture as capturing
 from probe.capture.spec import CaptureSpec
 from probe.commands.probe import plan as planning
-from probe.commands.probe import prepared
 from probe.commands.probe import run as running
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
@@ -160,7 +159,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
     again = command_line(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for place, name, instead in (
-        (prepared, "check_memory", broken(MemoryError("no memory"))),
+        (running, "check_memory", broken(MemoryError("no memory"))),
         (shutil, "disk_usage", lambda path: SimpleNamespace(free=1)),
         (source, "load", broken(OSError("no weights"))),
     ):
