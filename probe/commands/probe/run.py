@@ -70,7 +70,6 @@ from probe.store.reader import (
 )
 from probe.store.select import reference_method
 
-
 # What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
 
 
