@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from probe.commands.probe import ProbeRequest
     from probe.commands.probe.report import curves_export, drift_export, threshold_export, write_report
     from probe.commands.probe.run import run_probe
-    from probe.commands.readout.probes import control_labels, fit_probe
+    from probe.commands.readout.plan import control_labels, fit_probe
     from probe.commands.readout.run import lens_readout
     from probe.eval_tasks.sources import heldout
     from probe.evaluation import plan_evaluation
@@ -58,7 +58,7 @@ _MODULES = {
     "probe.commands.probe": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
     "probe.commands.readout.run": "lens_readout",
-    "probe.commands.readout.probes": "control_labels fit_probe",
+    "probe.commands.readout.plan": "control_labels fit_probe",
     "probe.store.select": "hook_values",
     "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",

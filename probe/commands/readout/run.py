@@ -30,8 +30,20 @@ from probe.capture.capture import capture, capture_states
 from probe.capture.memory import peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.readout.page import headline, write_readout
-from probe.commands.readout.plan import LENS, NUMBERS, STATES, Labels, ReadoutKey, ReadoutPlan, plan
-from probe.commands.readout.probes import Bootstrap, Probe, TextScores, control_labels, fit_probe
+from probe.commands.readout.plan import (
+    LENS,
+    NUMBERS,
+    STATES,
+    Bootstrap,
+    Labels,
+    Probe,
+    ReadoutKey,
+    ReadoutPlan,
+    TextScores,
+    control_labels,
+    fit_probe,
+    plan,
+)
 from probe.commands.readout.result import READOUT, TABLES, DistanceRead, Interval, LensRead, Probed, ProbeRead, Readout
 from probe.eval_tasks.score import logits_bytes, nll
 from probe.experiment.estimate import Estimate, estimated
