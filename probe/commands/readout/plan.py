@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from mesa.engine.bridge import check_adapted
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
@@ -232,6 +231,8 @@ def _layers(request: ReadoutRequest, config: Any) -> list[int]:
     if hasattr(config.get_text_config(), "altup_num_inputs"):
         raise Refused(f"layers of this {config.model_type} model pass on several streams, which no lens or probe reads")
     if hook in HOOKS and hook not in OF_LAYERS:
+        from mesa.engine.bridge import check_adapted  # with transformer-lens, which plans and probes do without
+
         check_adapted(config, f"--hook {hook}", f"take {' or '.join(OF_LAYERS)}")
     if hook in HOOKS and ".attn." in HOOKS[hook].path and chosen is None:
         return list(attending_layers(config))
