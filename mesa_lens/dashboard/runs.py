@@ -25,7 +25,7 @@ from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, judged_drifts
 from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
-    from probe.commands.eval.result import Evaluated, HarnessScores
+    from probe.commands.eval.page import Evaluated, HarnessScores
     from probe.commands.probe.result import Summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
@@ -42,7 +42,7 @@ def _kinds() -> dict[str, tuple[ResultFile[Any], tuple[str, ...]]]:
     """The file that is read, and others that must be there; none without `mesa-lens eval`."""
     if EVALUATION not in commands():
         return {}
-    from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+    from probe.commands.eval.page import EVALUATED, HARNESS_SCORES
 
     return {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 

@@ -23,7 +23,7 @@ from mesa.fingerprints import IDENTITY
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval import HarnessOptions
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import EvalPlan, eval_key
 from probe.experiment.journal import JournalRows, recorded

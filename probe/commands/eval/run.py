@@ -12,8 +12,18 @@ import pandas as pd
 from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions
 from probe.commands.eval.harness import RESULTS, run_harness
-from probe.commands.eval.page import harness_table, notes, sections, title, write_curves
-from probe.commands.eval.result import EVALUATED, Evaluated, Sample, score_tables, summarize
+from probe.commands.eval.page import (
+    EVALUATED,
+    Evaluated,
+    Sample,
+    harness_table,
+    notes,
+    score_tables,
+    sections,
+    summarize,
+    title,
+    write_curves,
+)
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
 from probe.evaluation import plan_evaluation as plan_tasks
