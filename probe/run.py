@@ -27,8 +27,17 @@ from probe.commands.probe.report import (
     whole_summary,
     with_tables,
 )
-from probe.commands.probe.result import Summary, Verdict, run_summary
-from probe.commands.probe.verdict import crossing_table, drift_table, facts_of, findings_in, onset_title, verdict
+from probe.commands.probe.verdict import (
+    Summary,
+    Verdict,
+    crossing_table,
+    drift_table,
+    facts_of,
+    findings_in,
+    onset_title,
+    run_summary,
+    verdict,
+)
 from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import (

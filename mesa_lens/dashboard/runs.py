@@ -26,7 +26,7 @@ from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
     from probe.commands.eval.page import Evaluated, HarnessScores
-    from probe.commands.probe.result import Summary
+    from probe.commands.probe.verdict import Summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""

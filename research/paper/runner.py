@@ -10,8 +10,8 @@ from typing import Any
 from probe.commands.eval.harness import Harness, run_harness
 from probe.commands.eval.run import run_evaluation as run_cells
 from probe.commands.probe.plan import ProbePlan
-from probe.commands.probe.result import run_summary
 from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
+from probe.commands.probe.verdict import run_summary
 from probe.evaluation import Evaluation, EvalWorker
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.pool import LOCAL, Runner

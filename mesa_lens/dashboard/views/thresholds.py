@@ -13,8 +13,7 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard import elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
-from probe.commands.probe.result import run_summary
-from probe.commands.probe.verdict import crossings_at_restarts, listed
+from probe.commands.probe.verdict import crossings_at_restarts, listed, run_summary
 from probe.figures.states import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.run import Run

@@ -21,8 +21,9 @@ from mesa.errors import Occupied, Refused
 from mesa.plan import Plan
 from mesa.progress import Bar
 from probe.commands import RunFacts, tell
-from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.verdict import (
+    SUMMARY,
+    Summary,
     crossing_table,
     crossings_at_restarts,
     difference_table,

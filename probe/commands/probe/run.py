@@ -39,9 +39,8 @@ from probe.commands.probe.plan import (
 )
 from probe.commands.probe.plan import plan as plan_probe
 from probe.commands.probe.report import check_report, remove_report, write_report
-from probe.commands.probe.result import Summary, run_summary
 from probe.commands.probe.stages import STAGES, Stages, candidates, passkey_check
-from probe.commands.probe.verdict import terminal_text
+from probe.commands.probe.verdict import Summary, run_summary, terminal_text
 from probe.eval_tasks import score
 from probe.eval_tasks.retrieval import first_ids, repeated_word
 from probe.eval_tasks.sources import TextSource
