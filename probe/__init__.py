@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
-    from probe.thresholds.drift_onset import drift_onsets
     from probe.thresholds.failure import measured_failure
+    from probe.thresholds.onset import drift_onsets, negative_control, threshold_onsets
     from probe.thresholds.search import CrossingRule, search
     from probe.thresholds.state_distance import StateReference, find_state_distance, state_distance
-    from probe.thresholds.threshold_onset import negative_control, threshold_onsets
     from probe.thresholds.watch import watch
 
 check("mesa")
@@ -62,10 +61,9 @@ _MODULES = {
     "probe.store.select": "hook_values",
     "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
-    "probe.thresholds.drift_onset": "drift_onsets",
     "probe.thresholds.drift": "DriftRule find_drift",
     "probe.thresholds.failure": "measured_failure",
-    "probe.thresholds.threshold_onset": "negative_control threshold_onsets",
+    "probe.thresholds.onset": "drift_onsets negative_control threshold_onsets",
     "probe.thresholds.search": "CrossingRule search",
     "probe.thresholds.state_distance": "StateReference find_state_distance state_distance",
     "probe.thresholds.watch": "watch",

@@ -58,8 +58,7 @@ from probe.store.cache import cached
 from probe.store.select import check_labels, hook_values, labelled, one_prompt
 from probe.tables import Table, plain_table
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.drift_onset import drift_onsets
-from probe.thresholds.threshold_onset import best
+from probe.thresholds.onset import best, drift_onsets
 
 if TYPE_CHECKING:
     from probe.commands.anatomy.page import HTML

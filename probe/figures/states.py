@@ -26,9 +26,8 @@ from probe.figures.figure_data import (
     value_name,
     value_title,
 )
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets
+from probe.thresholds.onset import DriftOnset, drift_onsets, excluded
 from probe.thresholds.search import smooth
-from probe.thresholds.threshold_onset import excluded
 
 TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}
 """Colours of a drift map are doublings of a layer's limit."""

@@ -23,8 +23,19 @@ from probe.store.reader import TEXT_SOURCE, StoredRun
 from probe.store.result_file import having, or_nan
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
+from probe.thresholds.onset import (
+    TOP,
+    DriftOnset,
+    ThresholdOnset,
+    as_many,
+    best,
+    drift_onsets,
+    false_onsets,
+    search_and_control,
+    threshold_onsets,
+    top_dims,
+)
 from probe.thresholds.result import (
     MEAN,
     Control,
@@ -45,15 +56,6 @@ from probe.thresholds.result import (
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.state_distance import find_state_distance
 from probe.thresholds.stated_window import NOT_JUDGED
-from probe.thresholds.threshold_onset import (
-    TOP,
-    ThresholdOnset,
-    as_many,
-    best,
-    false_onsets,
-    search_and_control,
-    threshold_onsets,
-)
 
 _METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 _MULTIPLES = (2, 4)

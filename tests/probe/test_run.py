@@ -13,7 +13,7 @@ from probe.commands.probe.report import write_report
 from probe.commands.probe.verdict import run_summary
 from probe.run import PLOTLY
 from probe.store.result_file import as_json
-from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.onset import drift_onsets
 
 
 @pytest.fixture(scope="module")

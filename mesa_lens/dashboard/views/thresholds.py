@@ -19,8 +19,8 @@ from probe.glossary import DIM, THRESHOLD_DIM
 from probe.run import Run
 from probe.store.select import reference_method
 from probe.thresholds.analysis import plans_of
+from probe.thresholds.onset import best, crossing_texts, excluded
 from probe.thresholds.search import CrossingRule
-from probe.thresholds.threshold_onset import best, crossing_texts, excluded
 
 _MOST = 6  # figures drawn at once
 _GALLERY, _SMALL = 10, "max(150px, 18%)"  # dims drawn small, and their width: five side by side, two on a phone

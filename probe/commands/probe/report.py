@@ -73,11 +73,10 @@ from probe.store.result_file import NOT_RECORDED, having
 from probe.store.select import check_labels, check_pairs, reference_method
 from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
+from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
 from probe.thresholds.result import Control, Evidence, NotJudged
 from probe.thresholds.search import smooth
-from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP, ThresholdOnset
 
 Figures = Mapping[str, Drawable]
 _PROVENANCE = (

@@ -24,8 +24,8 @@ from probe.statistics import shown
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having, percent
 from probe.tables import Table, filled, plain_table
-from probe.thresholds.drift_onset import DriftOnset, ranges
 from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
+from probe.thresholds.onset import ALPHA, DriftOnset, crossing_texts, excluded, ranges
 from probe.thresholds.result import (
     MEAN,
     Difference,
@@ -39,7 +39,6 @@ from probe.thresholds.result import (
     Scores,
 )
 from probe.thresholds.stated_window import FITS, MIN_ACCURACY, NATS_ABOVE, TOO_SMALL, StatedWindow, times_of_m
-from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
 
 
 @dataclass(frozen=True)
