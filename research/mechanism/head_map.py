@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.commands.locate.interventions import Head
-from probe.heads import head_name
+from probe.options import head_name
 from research.correlation import rank_correlation
 from research.figure_numbers import write_numbers
 from research.mechanism.picture import BLUE, GREY, HERE, rows

@@ -28,7 +28,7 @@ from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.tasks import TAIL, tail_tokens
-from probe.heads import head_name
+from probe.options import head_name
 from probe.statistics import student
 from probe.thresholds.search import CrossingRule, check_positions, search
 from research.script import Cell, Journal

@@ -11,7 +11,7 @@ from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
 from probe.figures.section import Section, figures_of
-from probe.heads import head_name, parse_head
+from probe.options import head_name, parse_head
 from probe.store.result_file import having
 from probe.thresholds.onset import drift_onsets
 

@@ -56,8 +56,7 @@ from probe.experiment.run import CommandResult, Experiment, run, summary_of
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject
-from probe.heads import head_name
-from probe.options import parse_heads, parse_ranges
+from probe.options import head_name, parse_heads, parse_ranges
 from probe.statistics import Ends, fieller, student
 from probe.thresholds.search import CrossingRule, check_positions
 

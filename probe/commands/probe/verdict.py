@@ -18,7 +18,7 @@ from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
 from probe.files import read_result
 from probe.glossary import about, explained, template, window
-from probe.heads import head_name
+from probe.options import head_name
 from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.reader import StoredRun, open_run, store_mark
