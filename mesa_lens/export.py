@@ -203,7 +203,7 @@ def exported(options: ExportOptions, source: Any) -> Export:
 
         return readout_export(source, **values)
     from probe.figures.heatmap import CELLS
-    from probe.store.select import hook_values, in_ranges
+    from probe.store.reader import hook_values, in_ranges
 
     for name, axis in (("layers", "layer"), ("dims", "dim")):
         if name in values:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probe.figures.heatmap import default_regions, regions
     from probe.request import EvalRequest
     from probe.run import Run, open_run
-    from probe.store.select import hook_values
+    from probe.store.reader import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
     from probe.thresholds.failure import measured_failure
@@ -58,7 +58,7 @@ _MODULES = {
     "probe.commands.probe.run": "run_probe",
     "probe.commands.readout.run": "lens_readout",
     "probe.commands.readout.plan": "control_labels fit_probe",
-    "probe.store.select": "hook_values",
+    "probe.store.reader": "hook_values",
     "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
     "probe.thresholds.drift": "DriftRule find_drift",

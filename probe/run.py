@@ -55,7 +55,7 @@ from probe.figures.interactive import draw
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
-from probe.store.select import check_labels, hook_values, labelled, one_prompt
+from probe.store.reader import check_labels, hook_values, labelled, one_prompt
 from probe.tables import Table, plain_table
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.onset import best, drift_onsets

@@ -18,9 +18,16 @@ from probe.commands import commands
 from probe.run import Run, open_run
 from probe.status import Status, status_of
 from probe.store.cache import cached, load
-from probe.store.reader import list_missing, missing_regions, partial_path, store_of
+from probe.store.reader import (
+    hook_values,
+    hooks_of,
+    list_missing,
+    missing_regions,
+    partial_path,
+    reference_method,
+    store_of,
+)
 from probe.store.result_file import ResultFile
-from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, judged_drifts
 from probe.thresholds.search import CrossingRule, search
 

@@ -19,9 +19,8 @@ from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
 from probe.statistics import confidence_of, finite
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import TEXT_SOURCE, StoredRun
+from probe.store.reader import TEXT_SOURCE, StoredRun, hook_values, reference_method
 from probe.store.result_file import having, or_nan
-from probe.store.select import hook_values, reference_method
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
 from probe.thresholds.onset import (

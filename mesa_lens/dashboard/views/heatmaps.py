@@ -19,7 +19,7 @@ from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_expo
 from probe.figures.states import dim_chart, drift_layers
 from probe.glossary import DIM
 from probe.run import Run
-from probe.store.select import captured_ranges, listed
+from probe.store.reader import captured_ranges, listed
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 

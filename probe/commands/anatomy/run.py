@@ -59,8 +59,8 @@ from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import warn_skipped
 from probe.statistics import half_width, wilson
+from probe.store.reader import reference_method
 from probe.store.result_file import having
-from probe.store.select import reference_method
 
 # What heads do under a method: distances, entropy, sinks, and retrieval (Wu et al. 2025)
 # Weights are exact, computed from what the engine hands to the executor, for sampled queries only: memory grows with

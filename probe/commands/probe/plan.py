@@ -44,8 +44,7 @@ from probe.files import JsonObject
 from probe.request import EvalRequest, MethodsRequest, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
-from probe.store.reader import partial_path, store_of, whole_passes
-from probe.store.select import reference_method
+from probe.store.reader import partial_path, reference_method, store_of, whole_passes
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions

@@ -68,9 +68,8 @@ from probe.glossary import TERMS
 from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.cache import DERIVED, save
-from probe.store.reader import StoredRun, open_run, store_mark
+from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, reference_method, store_mark
 from probe.store.result_file import NOT_RECORDED, having
-from probe.store.select import check_labels, check_pairs, reference_method
 from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure

@@ -64,10 +64,10 @@ from probe.store.reader import (
     TOKENS,
     open_run,
     partial_path,
+    reference_method,
     store_of,
     whole_passes,
 )
-from probe.store.select import reference_method
 
 # What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
 

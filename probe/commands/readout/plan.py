@@ -30,7 +30,7 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
-from probe.store.select import reference_method
+from probe.store.reader import reference_method
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
