@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from theory import bounds
 from theory.claim import first_below
-from theory.constructions import stair_model
+from theory.model import stair_model
 from theory.parts import Shape
 
 

@@ -14,7 +14,7 @@ import theory.model
 from theory import Construction
 from theory.bounds import denominator
 from theory.claim import crossing
-from theory.constructions import nope_model, plain_model, stair_model, woven_model
+from theory.model import nope_model, plain_model, stair_model, woven_model
 from theory.parts import FREE, POSITION, Shape
 from theory.recovery import longest, worst_error
 
