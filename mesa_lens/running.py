@@ -48,7 +48,7 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     """
     from probe.experiment.estimate import HALF_HOUR
     from probe.experiment.lock import owned
-    from probe.experiment.progress import deadline
+    from probe.experiment.pool import deadline
     from probe.files import json_text
     from probe.store.result_file import result_text
 
@@ -147,7 +147,7 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
         return planned
     from probe.commands.probe.run import longest_that_fits, stage_passes
     from probe.experiment.estimate import HALF_HOUR, seconds_of
-    from probe.experiment.progress import format_seconds
+    from probe.experiment.pool import format_seconds
 
     seconds = 60 * options.minutes if options.minutes else HALF_HOUR
     speed = _speed(planned, options)

@@ -25,7 +25,7 @@ from mesa.plan import Plan
 from mesa.support import is_rotary
 from probe.capture.memory import pass_flops
 from probe.experiment.model_spec import ModelSpec
-from probe.experiment.progress import format_seconds
+from probe.experiment.pool import format_seconds
 from probe.experiment.run import Experiment
 from probe.experiment.task import Task
 

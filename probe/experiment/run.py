@@ -15,8 +15,7 @@ from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
 from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import LOCAL, Pool, Runner
-from probe.experiment.progress import is_over, showing_progress
+from probe.experiment.pool import LOCAL, Pool, Runner, is_over, showing_progress
 from probe.experiment.task import Key, Task, Worker
 from probe.files import JsonObject, check_ours
 from probe.run_folder import RunFolder

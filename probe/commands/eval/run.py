@@ -29,8 +29,7 @@ from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
 from probe.evaluation import plan_evaluation as plan_tasks
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.progress import is_over
+from probe.experiment.pool import LOCAL, Runner, is_over
 from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
 from probe.experiment.task import Task
 from probe.figures.section import Section, as_text, provenance, write_page

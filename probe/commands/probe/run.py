@@ -50,8 +50,7 @@ from probe.evaluation import eval_tasks
 from probe.experiment.estimate import Estimate, Passes, Speed, passes_of, seconds_of, work_of, work_text
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner
-from probe.experiment.progress import format_seconds, is_over
+from probe.experiment.pool import LOCAL, Pool, Runner, format_seconds, is_over
 from probe.experiment.run import CommandResult, run_tasks
 from probe.experiment.task import Task, TasksLost
 from probe.run_folder import RunFolder

@@ -14,7 +14,7 @@ from mesa.plan import relative_positions
 from probe.commands.eval import EvalRequest
 from probe.experiment import estimate
 from probe.experiment.model_spec import ModelSpec
-from probe.experiment.progress import format_seconds
+from probe.experiment.pool import format_seconds
 
 ORIGIN, REROPE = Origin(trained_length=64), ReRoPE(trained_length=64)
 PASSES = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (REROPE, 4000): 1.0}
