@@ -172,8 +172,8 @@ def fitted(command: Command, request: Any, own: Sequence[Any], options: FittedOp
 def _speed(planned: Any, options: FittedOptions) -> Speed:
     """The model's speed, measured now."""
     from probe.experiment.estimate import measure_speed
-    from probe.experiment.model_spec import ModelSpec
     from probe.experiment.pool import computing
+    from probe.experiment.run import ModelSpec
 
     request = planned.request
     sys.stderr.write("measuring the model's speed\n")
@@ -210,8 +210,8 @@ def print_estimate(
     hour. as_json: as {"estimate": its lines}. speed: the model's, where it was measured.
     """
     from probe.experiment.estimate import HALF_HOUR, seconds_of, time_text
-    from probe.experiment.model_spec import ModelSpec
     from probe.experiment.pool import computing
+    from probe.experiment.run import ModelSpec
 
     if not as_json:
         print(text, flush=True)

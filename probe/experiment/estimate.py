@@ -24,9 +24,8 @@ from mesa.outside import with_last_logits
 from mesa.plan import Plan
 from mesa.support import is_rotary
 from probe.capture.memory import pass_flops
-from probe.experiment.model_spec import ModelSpec
 from probe.experiment.pool import format_seconds
-from probe.experiment.run import Experiment
+from probe.experiment.run import Experiment, ModelSpec
 from probe.experiment.task import Task
 
 Work = Sequence[tuple[Task, Method | None]]

@@ -1,4 +1,4 @@
-"""Who runs tasks: a pool of workers in this process or elsewhere, how many threads torch computes with, what is displayed."""
+"""Who runs tasks: workers in this process or elsewhere, the threads that torch computes with, what a run displays."""
 
 from __future__ import annotations
 

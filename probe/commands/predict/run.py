@@ -66,9 +66,8 @@ from probe.eval_tasks.sources import TextSource
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
-from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import CommandResult, Experiment, origin_of
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of
 from probe.experiment.run import run as run_plan
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.export import rendered

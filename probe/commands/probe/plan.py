@@ -37,8 +37,7 @@ from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
 from probe.experiment.estimate import Speed, Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows, recorded
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.run import Experiment
+from probe.experiment.run import Experiment, PlanWorker
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
 from probe.request import EvalRequest, MethodsRequest, warn_skipped

@@ -13,7 +13,7 @@ from lm_tasks import write_tasks
 import mesa
 from probe.commands.eval import harness
 from probe.commands.eval.page import HARNESS_SCORES, HarnessScores, harness_table
-from probe.experiment import model_spec as source
+from probe.experiment import run as source
 from probe.files import read_result
 
 
