@@ -15,8 +15,15 @@ from mesa.checkpoints.place import place_with_options
 from mesa.errors import Refused
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods, read_configs
-from mesa.support import as_trained_text, check_acts, check_config, check_method, length_choice, windows_of
-from mesa.support import trained_length as stated_length
+from mesa.support import (
+    as_trained_text,
+    check_acts,
+    check_config,
+    check_method,
+    length_choice,
+    trained_length as stated_length,
+    windows_of,
+)
 from probe.options import (
     Count,
     JoinedNames,

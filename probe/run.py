@@ -45,12 +45,12 @@ from probe.figures.heatmap import (
     describe,
     layer_limits,
     lazy_difference,
+    pool as pooled_panel,
     pooling,
     side_by_side,
     survey,
     with_dims,
 )
-from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
 from probe.figures.static import picture
 from probe.store import reader

@@ -36,8 +36,7 @@ from mesa.checking.subject import (
 from mesa.device import check_finite
 from mesa.engine.bridge import adapted, bridge
 from mesa.engine.plug import Attachment, applied, check_free
-from mesa.engine.structure import new_cache, state_of
-from mesa.engine.structure import windows as windows_of_model
+from mesa.engine.structure import new_cache, state_of, windows as windows_of_model
 from mesa.errors import Refused
 from mesa.families import Family, passed
 from mesa.methods import LMInfinite, Method, NoPE, Origin, ReRoPE
@@ -45,8 +44,7 @@ from mesa.outside import with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
 from mesa.progress import Bar
 from mesa.settings import make_methods
-from mesa.support import as_trained_text, check_config, is_rotary, length_choice, unfit
-from mesa.support import trained_length as stated_length
+from mesa.support import as_trained_text, check_config, is_rotary, length_choice, trained_length as stated_length, unfit
 
 HOOKS = "bridge against hidden states"
 """A check's name."""

@@ -21,8 +21,7 @@ from probe.options import head_name
 from research.correlation import rank_correlation
 from research.figure_numbers import write_numbers
 from research.mechanism.picture import BLUE, GREY, HERE, rows
-from research.real_model.run import RESULTS as REAL_MODEL
-from research.real_model.run import located
+from research.real_model.run import RESULTS as REAL_MODEL, located
 
 TEXT = 0
 """The text of SmolLM2 that was estimated."""

@@ -20,8 +20,7 @@ from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, check_placement, config_of, load, tokenizer_of
 from mesa.support import check_config, check_method, trained_length
 from probe.capture.memory import check_memory, peak_bytes
-from probe.commands.locate.interventions import Edit, Item
-from probe.commands.locate.interventions import run as one_pass
+from probe.commands.locate.interventions import Edit, Item, run as one_pass
 from probe.commands.locate.run import PairedLosses
 from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec

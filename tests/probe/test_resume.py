@@ -13,11 +13,9 @@ import xarray as xr
 from commands import main
 from elsewhere import Elsewhere
 
-from probe.capture import capture
-from probe.capture import capture as capturing
+from probe.capture import capture, capture as capturing
 from probe.capture.spec import CaptureSpec
-from probe.commands.probe import plan as planning
-from probe.commands.probe import run as running
+from probe.commands.probe import plan as planning, run as running
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
 from probe.eval_tasks import tasks

@@ -9,8 +9,7 @@ from typing import cast
 import streamlit as st
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.verdict import Summary, about_run, failure_text, onset_title

@@ -8,8 +8,7 @@ from shlex import quote
 
 import streamlit as st
 
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, results, unfinished
 from probe.commands.eval.page import Evaluated, HarnessScores, evaluation_numbers, harness_table, sections
 from probe.figures.export import Export

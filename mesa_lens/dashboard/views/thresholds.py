@@ -9,8 +9,7 @@ import pandas as pd
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
 from probe.commands.probe.verdict import crossings_at_restarts, listed, run_summary

@@ -50,8 +50,7 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, summary_of
-from probe.experiment.run import run as run_plan
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, run as run_plan, summary_of
 from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject

@@ -25,8 +25,7 @@ from probe.commands.eval.page import (
     write_curves,
 )
 from probe.eval_tasks.base import EvalKey
-from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
-from probe.evaluation import plan_evaluation as plan_tasks
+from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Runner, is_over

@@ -67,13 +67,11 @@ from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of
-from probe.experiment.run import run as run_plan
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
-from probe.files import JsonObject
-from probe.files import write as write_file
+from probe.files import JsonObject, write as write_file
 from probe.store.result_file import or_nan
 from probe.thresholds.stated_window import NATS_ABOVE
 

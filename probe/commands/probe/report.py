@@ -51,8 +51,7 @@ from probe.figures.export import (
 )
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.section import Section, figures_of, tables_of
-from probe.figures.section import page as section_page
+from probe.figures.section import Section, figures_of, page as section_page, tables_of
 from probe.figures.states import (
     distance_chart,
     distance_layers,

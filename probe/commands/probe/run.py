@@ -33,11 +33,11 @@ from probe.commands.probe.plan import (
     evaluation_plan,
     kept_text,
     pass_tasks,
+    plan as plan_probe,
     position_lengths,
     template,
     work,
 )
-from probe.commands.probe.plan import plan as plan_probe
 from probe.commands.probe.report import check_report, remove_report, write_report
 from probe.commands.probe.stages import STAGES, Stages, candidates, passkey_check
 from probe.commands.probe.verdict import Summary, run_summary, terminal_text

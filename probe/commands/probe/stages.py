@@ -24,8 +24,7 @@ from probe.experiment.run import Experiment
 from probe.experiment.task import Task
 from probe.files import JsonObject
 from probe.statistics import confidence_of, looks_of
-from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, decided, measured_failure
-from probe.thresholds.failure import PASSKEY as BY_PASSKEY
+from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, PASSKEY as BY_PASSKEY, decided, measured_failure
 
 BY_POSITION = "nll-position"
 """The task that tells where to look: the loss by position in one pass."""
