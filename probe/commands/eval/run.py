@@ -10,20 +10,8 @@ from typing import Any
 import pandas as pd
 
 from mesa.errors import Failed, Refused
-from probe.commands.eval import HarnessOptions
+from probe.commands.eval import HarnessOptions, page
 from probe.commands.eval.harness import RESULTS, run_harness
-from probe.commands.eval.page import (
-    EVALUATED,
-    Evaluated,
-    Sample,
-    harness_table,
-    notes,
-    score_tables,
-    sections,
-    summarize,
-    title,
-    write_curves,
-)
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
@@ -37,7 +25,7 @@ from probe.options import options
 from probe.request import EvalRequest
 from probe.tables import plain_table
 
-COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
+COLUMNS = [*page.Sample._fields[:3], "seed", *page.Sample._fields[3:]]
 
 
 def run_evaluation(
@@ -47,7 +35,7 @@ def run_evaluation(
     overwrite: bool = False,
     until: float | None = None,
     runner: Runner = LOCAL,
-) -> Evaluated:
+) -> page.Evaluated:
     """Scores a model under methods on tasks, by length.
 
     Runs what is missing in the folder; the same call continues an interrupted one.
@@ -87,27 +75,27 @@ def run_evaluation(
         return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
 
 
-def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
+def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> page.Evaluated:
     plan, too_large = experiment.plan, experiment.too_large
     samples = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
     if not samples and too_large:
         raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
-    summary = Evaluated(
+    summary = page.Evaluated(
         **summary_of(plan),
         sizes=dict(plan.sizes),
         out_of_memory=too_large,
         failed=failed,
         tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        cells=summarize(samples, TASKS),
+        cells=page.summarize(samples, TASKS),
     )
     if journal.rows:  # else it would make the folder look like another program's
-        EVALUATED.write(out, summary)
+        page.EVALUATED.write(out, summary)
     return summary
 
 
-def _samples(rows: JournalRows) -> list[Sample]:
+def _samples(rows: JournalRows) -> list[page.Sample]:
     return [
-        Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
+        page.Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
         for (task, method, _), row in rows.items()
         for score in scores_of(row)
     ]
@@ -148,7 +136,7 @@ def run_and_report(planned: EvalPlan, out: Path, harness: HarnessOptions, **how:
     if how.pop("until") is not None:
         raise _for_tasks("--minutes")
     scores = run_harness(planned, harness.harness, out, include_path=harness.include_path, limit=harness.limit, **how)
-    text = f"{plain_table(harness_table(scores))}\n\nwrote {out / RESULTS}"
+    text = f"{plain_table(page.harness_table(scores))}\n\nwrote {out / RESULTS}"
     return CommandResult(scores, text, len(scores.failed), "")
 
 
@@ -158,14 +146,14 @@ def _for_tasks(flag: str) -> Refused:
 
 def _run_tasks(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
     summary = run_evaluation(plan, out, **how)
-    written = write_curves(summary, out)
+    written = page.write_curves(summary, out)
     if summary.cells:
-        parts = [*sections(summary), provenance(summary)]
-        written.append(write_page(out, title(summary), parts, {"samples": None}))
+        parts = [*page.sections(summary), provenance(summary)]
+        written.append(write_page(out, page.title(summary), parts, {"samples": None}))
     left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
     text = ""
     if summary.cells:
         files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        scores = Section(tables=list(score_tables(summary.cells)))
-        text = as_text([scores, Section("", [*notes(summary), f"wrote {out}: {files}"])])
+        scores = Section(tables=list(page.score_tables(summary.cells)))
+        text = as_text([scores, Section("", [*page.notes(summary), f"wrote {out}: {files}"])])
     return CommandResult(summary, text, len(summary.failed), left)
