@@ -27,7 +27,7 @@ class Command:
     about: the first line of its help; help: its line in the list of commands. layout: where it writes. package: has the
     module `run`: `plan` of what is asked, `estimate` and `run_and_report` of the plan, and maybe `listing`. tells: the
     functions of the package's module `page` by which a run's report, verdict and dashboard tell of its results (`tell`
-    calls them). timed: whether --minutes can end it.
+    calls them). timed: whether --minutes ends it; else `run` has `plan_in_time`, which chooses what fits them.
     """
 
     name: str
@@ -53,6 +53,10 @@ class Command:
         """`plan` of what is asked, `estimate` and `run_and_report` of the plan; loads torch."""
         module = self._module("run")
         return module.plan, module.estimate, module.run_and_report
+
+    def plan_in_time(self, *asked: Any, **how: Any) -> tuple[Any, float | None]:
+        """Of a command that is not `timed`: the plan of what is asked, and the minutes that its run ends after."""
+        return self._module("run").plan_in_time(*asked, **how)
 
     def on_page(self, what: str) -> Callable[..., Any]:
         """One of `tells`; Refused for another."""

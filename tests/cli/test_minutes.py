@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from mesa_lens import running
 from mesa_lens.cli import main
 from probe.experiment.estimate import Speed
 from probe.run import open_run
@@ -22,7 +21,8 @@ def speed(monkeypatch):
         longest_of.append(longest)
         return Speed(0.5, 0.0, 0.0, longest)
 
-    monkeypatch.setattr("probe.experiment.estimate.measure_speed", measured)
+    for module in ("probe.experiment.estimate", "probe.commands.probe.run"):
+        monkeypatch.setattr(f"{module}.measure_speed", measured)
     return longest_of
 
 
@@ -112,7 +112,7 @@ def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, s
 
 @pytest.mark.parametrize(("more", "is_fitted"), [([], True), (["--samples", "2", "--refine", "0"], False)])
 def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monkeypatch, speed, capsys, more, is_fitted):
-    monkeypatch.setattr(running, "CHEAP_RUN", 0)
+    monkeypatch.setattr("probe.commands.probe.run.CHEAP_RUN", 0)
     out = tmp_path / "run"
     methods = ["--methods", "origin", "--texts", "0"] if more else ["--methods", "origin"]
     assert main(["probe", "--model", model, *methods, *more, "--out", str(out)]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -40,7 +39,7 @@ from probe.experiment.journal import Journal, JournalRows, known_rows, recorded
 from probe.experiment.run import Experiment, PlanWorker
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.request import EvalRequest, MethodsRequest, warn_skipped
+from probe.request import EvalRequest, MethodsRequest, say, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
 from probe.store.reader import partial_path, reference_method, store_of, whole_passes
@@ -217,9 +216,9 @@ def _stored_by_default(
         return request, length
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
-    sys.stderr.write(
+    say(
         f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
-        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others\n"
+        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens
 

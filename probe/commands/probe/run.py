@@ -20,7 +20,7 @@ from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.capture import check_distinct
-from probe.capture.memory import check_memory, prompt_bytes
+from probe.capture.memory import check_memory, pass_flops, prompt_bytes
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.commands.probe.plan import (
     JOURNAL,
@@ -47,12 +47,23 @@ from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import eval_tasks
-from probe.experiment.estimate import Estimate, Passes, Speed, passes_of, seconds_of, work_of, work_text
+from probe.experiment.estimate import (
+    HALF_HOUR,
+    Estimate,
+    Passes,
+    Speed,
+    measure_speed,
+    passes_of,
+    seconds_of,
+    work_of,
+    work_text,
+)
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner, format_seconds, is_over
-from probe.experiment.run import CommandResult, run_tasks
+from probe.experiment.pool import LOCAL, Pool, Runner, computing, format_seconds, is_over
+from probe.experiment.run import CommandResult, ModelSpec, run_tasks
 from probe.experiment.task import Task, TasksLost
+from probe.request import noted, say
 from probe.run_folder import RunFolder
 from probe.statistics import looks_of
 from probe.store import store
@@ -611,6 +622,89 @@ class _Run:
 def plan(request: ProbeRequest, rule: RuleOptions, longest: int | None = None) -> ProbePlan:
     """The plan of a request; longest: of a run in stages."""
     return plan_probe(request, longest)
+
+
+AMOUNT_FIELDS = ("samples", "texts", "lengths", "length", "refine")
+"""Fields of a request that say how much is measured."""
+CHEAP_RUN = 2e13
+"""Floating-point operations of a run below which it takes minutes on a CPU: its speed is not measured."""
+
+
+def plan_in_time(
+    request: ProbeRequest,
+    rule: RuleOptions,
+    out: Path,
+    *,
+    minutes: float | None,
+    overwrite: bool,
+    threads: int | None,
+    may_stage: bool,
+) -> tuple[ProbePlan, float | None]:
+    """The plan of a request and its minutes; in stages with `minutes`, or where all of it takes more than half an hour.
+
+    A run in the folder `out` keeps what it is, and its longest length. With an option that says how much, and without
+    `minutes` or `may_stage`, all of the request is measured. Raises Refused where the time is too short for anything.
+    """
+    there = {} if overwrite else RunFolder(out).settings
+    if minutes is not None and not request.samples:
+        raise Refused(f"--minutes {minutes:g} with --samples 0: nothing is measured; leave one of them out")
+    limit = minutes or HALF_HOUR / 60
+    if "stages" in there:
+        longest, length = int(there["longest"]), request.length
+        if length and length > longest:
+            raise Refused(
+                f"--length {length}: the run in {out} measures up to {longest} tokens, and does not grow; "
+                "give --overwrite or another --out"
+            )
+        planned = plan(request, rule, longest)
+        estimate(planned, out, rule, overwrite=False)  # refused before the model is loaded
+        return replace(planned, speed=_speed(planned, threads)), limit
+    with noted() as notes:
+        planned = plan(request, rule)
+    stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(ProbeRequest, name)]
+    passes = estimate(planned, Path(os.devnull), rule, overwrite=True)[1]
+    by_default = minutes is None and may_stage and not stated and not there
+    if minutes is not None or (by_default and _operations(planned, passes) >= CHEAP_RUN):
+        speed = _speed(planned, threads)
+        takes = seconds_of(passes, speed)
+        if minutes is not None or takes > 60 * limit:
+            return _staged(request, rule, planned, speed, limit, takes), limit
+    for note in notes:
+        say(note)
+    return planned, None
+
+
+def _staged(
+    request: ProbeRequest, rule: RuleOptions, planned: ProbePlan, speed: Speed, minutes: float, takes: float
+) -> ProbePlan:
+    """The plan of a run in stages that fits the minutes; takes: seconds of all of the request, `planned`."""
+    # the plan's request may have a --length of its own: what fits into the store by default
+    longest = longest_that_fits(replace(planned, request=request), speed, 60 * minutes)
+    staged = replace(plan(request, rule, longest), speed=speed)
+    stated = any(getattr(request, name) != getattr(ProbeRequest, name) for name in AMOUNT_FIELDS)
+    full = "the request" if stated else "all that is measured by default"
+    first = seconds_of(stage_passes(staged), speed)
+    until = f"about {format_seconds(first)} until all methods are measured there"
+    more = "the same command goes on" if first > 60 * minutes else "then more texts, passkeys, narrower brackets"
+    sys.stderr.write(
+        f"{full} takes about {format_seconds(takes)} here; in stages, in {minutes:g} minutes: up to {longest} tokens, "
+        f"{until}, {more}\n"
+    )
+    return staged
+
+
+def _speed(planned: ProbePlan, threads: int | None) -> Speed:
+    """The model's speed, measured now."""
+    request = planned.request
+    sys.stderr.write("measuring the model's speed\n")
+    with computing(threads):
+        spec = ModelSpec(request.model, request.load)
+        return measure_speed(spec, planned.longest or max(planned.lengths), request.executor)
+
+
+def _operations(planned: ProbePlan, passes: Passes) -> float:
+    """Floating-point operations of the passes, estimated from the config."""
+    return sum(count * pass_flops(planned.config, length) for (_, length), count in passes.items())
 
 
 def estimate(planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool) -> Estimate:
