@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 check("mesa")
 
-_LAZY = dict.fromkeys(("Construction", "construction"), "theory.model")
+_LAZY: dict[str, str] = dict.fromkeys(("Construction", "construction"), "theory.model")
 _LAZY |= dict.fromkeys(("denominator", "extended_length", "first_failure"), "theory.bounds")
 
 __all__ = ["Construction", "construction", "denominator", "extended_length", "first_failure"]

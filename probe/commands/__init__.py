@@ -54,9 +54,9 @@ class Command:
         module = self._module("run")
         return module.plan, module.estimate, module.run_and_report
 
-    def plan_in_time(self, *asked: Any, **how: Any) -> tuple[Any, float | None]:
+    def plan_in_time(self, *own: Any, **how: Any) -> tuple[Any, float | None]:
         """Of a command that is not `timed`: the plan of what is asked, and the minutes that its run ends after."""
-        return self._module("run").plan_in_time(*asked, **how)
+        return self._module("run").plan_in_time(*own, **how)
 
     def on_page(self, what: str) -> Callable[..., Any]:
         """One of `tells`; Refused for another."""

@@ -354,7 +354,7 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
         drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
         drift_onset = having(onset.drift_onsets(drifts[analysis.prompt]), method=method)[0]
-    texts = {prompt: str(found) for prompt, found in by_prompt.items()}
+    texts = {prompt: str(row) for prompt, row in by_prompt.items()}
     onsets = method, drift_onset, by_prompt[analysis.prompt], texts
     if evaluation is None or measured is None:
         return MethodResult(*onsets)
