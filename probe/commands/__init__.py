@@ -27,7 +27,9 @@ class Command:
     about: the first line of its help; help: its line in the list of commands. layout: where it writes. package: has the
     module `run`: `plan` of what is asked, `estimate` and `run_and_report` of the plan, and maybe `listing`. tells: the
     functions of the package's module `page` by which a run's report, verdict and dashboard tell of its results (`tell`
-    calls them). timed: whether --minutes ends it; else `run` has `plan_in_time`, which chooses what fits them.
+    calls them). export: what `mesa-lens export` of this name shows, the parameters of `export` of the module `page`
+    (folder, ...) and an example. timed: whether --minutes ends it; else `run` has `plan_in_time`, which chooses what
+    fits them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Command:
     layout: Layout
     package: str
     tells: tuple[str, ...] = ()
+    export: tuple[str, str, str] | tuple[()] = ()
     timed: bool = True
 
     @property

@@ -48,5 +48,6 @@ COMMAND = Command(
     options=(AnatomyRequest,),
     layout=Layout("anatomy", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("inside", "rewrite", "in_notebook", "tokens_in_notebook"),
+    tells=("inside", "rewrite", "in_notebook", "export", "tokens_in_notebook"),
+    export=("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
 )

@@ -12,6 +12,7 @@ import pandas as pd
 from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions, page
 from probe.commands.eval.harness import RESULTS, run_harness
+from probe.commands.eval.page import Evaluated
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
@@ -35,7 +36,7 @@ def run_evaluation(
     overwrite: bool = False,
     until: float | None = None,
     runner: Runner = LOCAL,
-) -> page.Evaluated:
+) -> Evaluated:
     """Scores a model under methods on tasks, by length.
 
     Runs what is missing in the folder; the same call continues an interrupted one.
@@ -75,12 +76,12 @@ def run_evaluation(
         return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
 
 
-def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> page.Evaluated:
+def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
     plan, too_large = experiment.plan, experiment.too_large
     samples = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
     if not samples and too_large:
         raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
-    summary = page.Evaluated(
+    summary = Evaluated(
         **summary_of(plan),
         sizes=dict(plan.sizes),
         out_of_memory=too_large,

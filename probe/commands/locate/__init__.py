@@ -81,5 +81,6 @@ COMMAND = Command(
     options=(LocateRequest,),
     layout=Layout("locate", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("findings", "inside", "rewrite", "in_notebook"),
+    tells=("findings", "inside", "rewrite", "in_notebook", "export"),
+    export=("What methods and clamps in one layer or head recover.", "methods lengths measures", "--format svg,csv"),
 )

@@ -571,6 +571,11 @@ def rewrite(folder: Path) -> None:
         write_located(folder, located)
 
 
+def export(folder: Path, **chosen: Any) -> Export:
+    """`located_export` of what is in the folder; NotFound where nothing is."""
+    return located_export(LOCATED.read(folder), **chosen)
+
+
 def in_notebook(folder: Path) -> InNotebook:
     """The tables by name, the text of the report and its figures; NotFound where nothing was located."""
     summary = LOCATED.read(folder)

@@ -55,5 +55,6 @@ COMMAND = Command(
     options=(ReadoutRequest,),
     layout=Layout("readout", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("findings", "inside", "rewrite", "in_notebook"),
+    tells=("findings", "inside", "rewrite", "in_notebook", "export"),
+    export=("What linear probes and a lens read by layer and length.", "methods lengths", "--format svg,csv"),
 )
