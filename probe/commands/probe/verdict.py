@@ -984,7 +984,7 @@ def _in_stages(evidence: Evidence) -> list[str]:
     sentences = [
         "Measured in stages (--minutes): lengths and methods have as many prompts as it took to decide, or as there "
         f"was time for; the same command goes on. Intervals are looked at with {looks} prompts, and hold at all looks "
-        "together with 95% (Bonferroni)."
+        "together with 95% (Bonferroni). Passkeys count once every method has them at its longest length."
     ]
     return [*sentences, *([f"{level.by_position} (one text)."] if level.by_position else [])]
 
