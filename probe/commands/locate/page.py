@@ -57,7 +57,7 @@ from probe.figures.figure_data import (
     tiles,
 )
 from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
-from probe.heads import head_name
+from probe.options import head_name
 from probe.statistics import shown
 from probe.store.result_file import having, percent
 from probe.tables import Table

@@ -28,8 +28,8 @@ from probe.figures.heatmap import difference, regions
 from probe.files import json_text, write
 from probe.run import Run
 from probe.thresholds.failure import measured_failure
+from probe.thresholds.onset import best
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.threshold_onset import best
 
 M = 64
 MAGIC = {"html": b"<!doctype html>", "png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "npz": b"PK", "csv": b""}

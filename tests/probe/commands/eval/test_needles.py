@@ -7,8 +7,17 @@ from results import COMMON
 
 from mesa.errors import Refused
 from mesa_lens.cli import main
-from probe.commands.eval.page import evaluation_export, needle_maps, sections
-from probe.commands.eval.result import DEPTHS, EVALUATED, Evaluated, Sample, needles, summarize
+from probe.commands.eval.page import (
+    DEPTHS,
+    EVALUATED,
+    Evaluated,
+    Sample,
+    evaluation_export,
+    needle_maps,
+    needles,
+    sections,
+    summarize,
+)
 from probe.eval_tasks.tasks import PASSKEY
 from probe.evaluation import TASKS
 from probe.figures.section import figures_of
