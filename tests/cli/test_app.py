@@ -130,7 +130,7 @@ def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
     def again(*args, **options):
         raise ValueError("it is computed again")
 
-    for place in ("analysis.search", "analysis.find_drift", "analysis.search_and_control", "search._score"):
+    for place in ("analysis.search", "analysis.find_drift", "onset.search_and_control", "search._score"):
         monkeypatch.setattr(f"probe.thresholds.{place}", again)
     for page in ("overview", "thresholds", "heatmaps"):
         app = run(tmp_path, monkeypatch, page)
