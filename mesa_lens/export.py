@@ -106,28 +106,21 @@ KINDS = {
         "methods",
         "--format svg,csv",
     ),
-    "locate": (
-        "What methods and clamps in one layer or head recover.",
-        "methods lengths measures",
-        "--format svg,csv",
-    ),
-    "anatomy": ("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
-    "readout": ("What linear probes and a lens read by layer and length.", "methods lengths", "--format svg,csv"),
 }
-"""What each kind shows, the parameters of its call, and an example.
+"""What each kind shows, the parameters of its call, which is the method of `Run` of this name, and an example.
 
-The call is the method of `Run` of this name; of locate, anatomy and readout, which need no store, their `*_export`. A
-test holds the parameters to the calls' signatures: they are not imported here, where every command is parsed.
+A test holds the parameters to the calls' signatures: they are not imported here, where every command is parsed.
 """
 
 
-_OF_COMMANDS = ("locate", "anatomy", "readout")
-"""Kinds that are there with their command."""
+def kinds() -> dict[str, tuple[str, str, str]]:
+    """`KINDS`, and those of the commands that name one (`Command.export`), which need no store."""
+    return KINDS | {name: command.export for name, command in commands().items() if command.export}
 
 
 def options_of(kind: str) -> type[ExportOptions]:
     """The options of a kind, as a dataclass."""
-    about, parameters, _ = KINDS[kind]
+    about, parameters, _ = kinds()[kind]
     fields = [(name, *_FLAGS[name]) for name in parameters.split()]
     cls = make_dataclass(f"{kind.capitalize()}Options", fields, bases=(ExportOptions,), frozen=True, kw_only=True)
     cls.kind, cls.__doc__ = kind, about
@@ -140,12 +133,10 @@ def add(subcommands: Any) -> None:
     epilog = f"example: {example.format('drift', KINDS['drift'][-1])}"
     shows = "write a run's figures and numbers as files"
     command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
-    kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for kind, (about, _, flags) in KINDS.items():
-        if kind in _OF_COMMANDS and kind not in commands():
-            continue
+    parsers = command.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind, (about, _, flags) in kinds().items():
         texts = {"example": example.format(kind, flags), "help": about, "description": about}
-        add_command(kinds, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
+        add_command(parsers, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
 
 
 def check(options: ExportOptions) -> None:
@@ -165,52 +156,26 @@ def check(options: ExportOptions) -> None:
         raise Refused(f"--top {top} chooses the best dims, --pairs names them: leave one out")
 
 
-def opened(options: ExportOptions) -> Any:
-    """The run in the folder, or what `locate`, `anatomy` or `readout` wrote there."""
-    if options.kind == "locate":
-        from probe.commands.locate.result import LOCATED
+def exported(options: ExportOptions, opened: Any) -> Export:
+    """The figures and their numbers: the kind's call, with the options that are set.
 
-        return LOCATED.read(options.store)
-    if options.kind == "anatomy":
-        from probe.commands.anatomy.result import ANATOMY
-
-        return ANATOMY.read(options.store)
-    if options.kind == "readout":
-        from probe.commands.readout.result import READOUT
-
-        return READOUT.read(options.store)
-    from probe.run import open_run
-
-    return open_run(options.store)
-
-
-def exported(options: ExportOptions, source: Any) -> Export:
-    """The figures and their numbers: the kind's call, with the options that are set. source: what `opened` returns."""
-    names = KINDS[options.kind][1].split()
+    opened: the run; None for a command's kind.
+    """
+    names = kinds()[options.kind][1].split()
     values: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if ALL in values["methods"]:
         del values["methods"]
-    if options.kind == "locate":
-        from probe.commands.locate.page import located_export
-
-        return located_export(source, **values)
-    if options.kind == "anatomy":
-        from probe.commands.anatomy.page import anatomy_export
-
-        return anatomy_export(source, **values)
-    if options.kind == "readout":
-        from probe.commands.readout.page import readout_export
-
-        return readout_export(source, **values)
+    if opened is None:
+        return commands()[options.kind].on_page("export")(options.store, **values)
     from probe.figures.heatmap import CELLS
-    from probe.store.select import hook_values, in_ranges
+    from probe.store.reader import hook_values, in_ranges
 
     for name, axis in (("layers", "layer"), ("dims", "dim")):
         if name in values:
-            values[name] = in_ranges(hook_values(source, values.get("hook")), axis, values[name])[axis].values.tolist()
+            values[name] = in_ranges(hook_values(opened, values.get("hook")), axis, values[name])[axis].values.tolist()
     if "cells" in values:
         values["cells"] = None if values["cells"] else CELLS
-    result = getattr(source, options.kind)(**values)
+    result = getattr(opened, options.kind)(**values)
     if not result.names:
         raise Refused(f"{result.text}; name some with --pairs")
     return result.export
@@ -219,12 +184,13 @@ def exported(options: ExportOptions, source: Any) -> Export:
 def run(options: ExportOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
     from probe.figures.export import NUMBERS, check_size
+    from probe.run import open_run
 
     check(options)
-    source = opened(options)
-    run_folder = getattr(source, "folder", options.store)  # a store's own path may be passed in place of its run's
+    opened = open_run(options.store) if options.kind in KINDS else None
+    run_folder = opened.folder if opened else options.store  # a store's own path may be passed in place of its run's
     folder = read_as(Folder, run_folder / "exports") if options.out is None else options.out
-    export = exported(options, source)
+    export = exported(options, opened)
     for form, numbers in product(options.format, export.numbers.values()):
         check_size(form, numbers)
     former = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

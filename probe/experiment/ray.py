@@ -21,8 +21,7 @@ import psutil
 from mesa.errors import Failed, Refused, install_command
 from mesa.progress import Bar
 from probe.experiment import pool as threads
-from probe.experiment.pool import Runner, TaskResult
-from probe.experiment.progress import Progress
+from probe.experiment.pool import Progress, Runner, TaskResult
 from probe.experiment.task import Task, TaskOutcome, Worker
 
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mesa.errors import Failed
 
 if TYPE_CHECKING:
-    from probe.experiment.model_spec import ModelSpec
+    from probe.experiment.run import ModelSpec
 
 Key = tuple[str | int, ...]
 """Names and numbers that tell a task from the others, such as task, method and length."""

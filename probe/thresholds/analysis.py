@@ -19,11 +19,10 @@ from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
 from probe.statistics import confidence_of, finite
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import TEXT_SOURCE, StoredRun
+from probe.store.reader import TEXT_SOURCE, StoredRun, hook_values, reference_method
 from probe.store.result_file import having, or_nan
-from probe.store.select import hook_values, reference_method
+from probe.thresholds import onset
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
 from probe.thresholds.result import (
     MEAN,
@@ -45,15 +44,6 @@ from probe.thresholds.result import (
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.state_distance import find_state_distance
 from probe.thresholds.stated_window import NOT_JUDGED
-from probe.thresholds.threshold_onset import (
-    TOP,
-    ThresholdOnset,
-    as_many,
-    best,
-    false_onsets,
-    search_and_control,
-    threshold_onsets,
-)
 
 _METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 _MULTIPLES = (2, 4)
@@ -82,7 +72,7 @@ class Analysis:
     reference: str
     prompt: str
     crossings: xr.Dataset
-    threshold_onsets: dict[str, list[ThresholdOnset]]
+    threshold_onsets: dict[str, list[onset.ThresholdOnset]]
     drifts: dict[str, xr.Dataset] | str
     rule: str
     control: xr.Dataset | str
@@ -95,10 +85,10 @@ class Analysis:
         return self.run.trained_length
 
     @property
-    def onsets(self) -> Sequence[DriftOnset | ThresholdOnset]:
+    def onsets(self) -> Sequence[onset.DriftOnset | onset.ThresholdOnset]:
         """One onset a method, by the rule asked for."""
         if self.rule == "drift" and not isinstance(self.drifts, str):
-            return drift_onsets(self.drifts[self.prompt])
+            return onset.drift_onsets(self.drifts[self.prompt])
         return self.threshold_onsets[self.prompt]
 
     @property
@@ -111,7 +101,7 @@ class Analysis:
         """The (layer, dim) pairs that threshold onsets rest on, best first."""
         if not self.has_states:
             return []
-        return best(self.crossings.sel(prompt=self.prompt), TOP)
+        return onset.best(self.crossings.sel(prompt=self.prompt), onset.TOP)
 
 
 def analyse(
@@ -153,7 +143,7 @@ def analyse(
     def searched() -> tuple[xr.Dataset, xr.Dataset | str]:
         if unfit:
             return search(hidden, trained, rule, reference), unfit
-        return search_and_control(hidden, trained, rule, reference)
+        return onset.search_and_control(hidden, trained, rule, reference)
 
     def controlled() -> Derived:
         control = searched()[1]
@@ -161,7 +151,7 @@ def analyse(
 
     crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: searched()[0]})[CROSSINGS]
     prompts = hidden["prompt"].values.tolist()
-    onsets = {prompt: threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
+    onsets = {prompt: onset.threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     control = unfit or work(f"{name}-{CONTROL}", controlled)
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
@@ -345,9 +335,9 @@ def _drift_result(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> DriftRes
         at, names = drift.sel({"method": drift.attrs["reference"]}), ("share", "centre", "range")
         dims = [
             DriftDim(layer, dim, *(float(at[name].sel(layer=layer, dim=dim)) for name in names))
-            for layer, dim in top_dims(drift, TOP)
+            for layer, dim in onset.top_dims(drift, onset.TOP)
         ]
-        prompts[prompt] = PromptDrift(drift_onsets(drift), dims)
+        prompts[prompt] = PromptDrift(onset.drift_onsets(drift), dims)
     rule = DriftRule(**{name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__})
     return DriftResult(rule, prompts)
 
@@ -363,8 +353,8 @@ def _method_result(analysis: Analysis, method: str) -> MethodResult:
     if isinstance(drifts, str):
         drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
-        drift_onset = having(drift_onsets(drifts[analysis.prompt]), method=method)[0]
-    texts = {prompt: str(onset) for prompt, onset in by_prompt.items()}
+        drift_onset = having(onset.drift_onsets(drifts[analysis.prompt]), method=method)[0]
+    texts = {prompt: str(row) for prompt, row in by_prompt.items()}
     onsets = method, drift_onset, by_prompt[analysis.prompt], texts
     if evaluation is None or measured is None:
         return MethodResult(*onsets)
@@ -443,9 +433,9 @@ def _control(control: xr.Dataset | str) -> Control | str:
         prompts[prompt] = PromptControl(
             qualified=at["qualified"].values.tolist(),
             matched=at["matched"].values.tolist(),
-            as_many=float(as_many(at)),
+            as_many=float(onset.as_many(at)),
             detected={name: [None if np.isnan(at) else int(at) for at in of] for name, of in detected.items()},
-            false_onsets=dict(zip(detected, false_onsets(at).values.tolist(), strict=True)),
+            false_onsets=dict(zip(detected, onset.false_onsets(at).values.tolist(), strict=True)),
         )
     settings = (control.attrs[name] for name in ("searched", "top", "least"))
     return Control(*settings, place=control["place"].values.tolist(), prompts=prompts)

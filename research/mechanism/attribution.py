@@ -27,7 +27,7 @@ from mesa.decoder import layers_of
 from mesa.methods import Method
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import Item
-from probe.commands.locate.plan import plan
+from probe.commands.locate.run import plan
 from probe.options import parse_lengths
 from research.script import make_parser, run
 

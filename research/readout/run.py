@@ -17,7 +17,7 @@ from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.plan import plan
 from probe.commands.readout.result import READOUT, ProbeRead, Readout
 from probe.commands.readout.run import run_and_report
-from probe.experiment.progress import deadline
+from probe.experiment.pool import deadline
 from probe.figures.export import csv_bytes, row_table
 from probe.options import parse_lengths
 from probe.store.result_file import having

@@ -74,7 +74,7 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path, capsys, monkeypatch, ov
 
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("probe.experiment.run.is_over", lambda until: until is not None)  # after the first cell
-    monkeypatch.setattr("probe.commands.eval.run.write_curves", lambda *_: [])  # matplotlib takes seconds
+    monkeypatch.setattr("probe.commands.eval.page.write_curves", lambda *_: [])  # matplotlib takes seconds
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     with monkeypatch.context() as patch:
         patch.setattr(running, "is_over", lambda until: until is not None)

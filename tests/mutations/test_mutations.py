@@ -9,18 +9,37 @@ from mutants import ROOT, Mutant, mutants
 ALL = list(mutants())
 
 
+def changes(mutant, text, tree):
+    """Whether a mutation of this text changes its code; only the statements that it touches are compared."""
+    first = text[: text.find(mutant.what)].count("\n") + 1
+    last, ends = first + mutant.what.count("\n"), [0, *(node.end_lineno for node in tree.body)]
+    touched = [at for at in range(len(tree.body)) if ends[at] < last and ends[at + 1] >= first]
+    mutated = ast.parse(mutant.applied(text))
+    if len(mutated.body) != len(tree.body):
+        return True
+    return any(ast.dump(mutated.body[at]) != ast.dump(tree.body[at]) for at in touched)
+
+
 def test_every_mutation_applies_once_and_changes_the_code():
     wrong = []
     texts = {each.file: (ROOT / each.file).read_text() for each in ALL}
-    trees = {file: ast.dump(ast.parse(text)) for file, text in texts.items()}
+    trees = {file: ast.parse(text) for file, text in texts.items()}
     for each in ALL:
         try:
-            changed = ast.dump(ast.parse(each.applied(texts[each.file]))) != trees[each.file]
+            changed = changes(each, texts[each.file], trees[each.file])
         except (ValueError, SyntaxError) as error:
             wrong.append(f"{each}: {error}")
         else:
             wrong += [] if changed else [f"changes nothing: {each}"]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_mutation_of_a_comment_changes_nothing():
+    text = "x = 1\n\n\ndef f():\n    return 1  # one\n"
+    tree = ast.parse(text)
+    assert not changes(Mutant("a", "b.py", "# one", "# two", ()), text, tree)
+    assert changes(Mutant("a", "b.py", "return 1", "return 2", ()), text, tree)
+    assert changes(Mutant("a", "b.py", "x = 1\n", "x = 1\ny = 2\n", ()), text, tree)
 
 
 def test_a_mutation_that_does_not_apply_is_stale():

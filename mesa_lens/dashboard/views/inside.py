@@ -11,9 +11,9 @@ from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
 from probe.figures.section import Section, figures_of
-from probe.heads import head_name, parse_head
+from probe.options import head_name, parse_head
 from probe.store.result_file import having
-from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.onset import drift_onsets
 
 
 def located(context: Context) -> None:

@@ -9,12 +9,10 @@ from typing import cast
 import streamlit as st
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from probe.commands.probe.report import provenance, scores
-from probe.commands.probe.result import Summary
-from probe.commands.probe.verdict import about_run, failure_text, onset_title
+from probe.commands.probe.verdict import Summary, about_run, failure_text, onset_title
 from probe.figures.curves import overlaid, parted
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart

@@ -14,8 +14,7 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.export import csv_bytes
 from probe.files import read_result

@@ -1,6 +1,6 @@
 """Attention analysis (`mesa-lens anatomy`): what every head attends to under each method, and which heads retrieve.
 
-In: a model, prompts and methods. Out: labelled arrays by layer and head. Open first: heads.py."""
+In: a model, prompts and methods. Out: labelled arrays by layer and head. Open first: run.py."""
 
 from __future__ import annotations
 
@@ -48,5 +48,6 @@ COMMAND = Command(
     options=(AnatomyRequest,),
     layout=Layout("anatomy", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("inside", "rewrite", "in_notebook", "tokens_in_notebook"),
+    tells=("inside", "rewrite", "in_notebook", "export", "tokens_in_notebook"),
+    export=("What heads attend to under each method.", "methods lengths", "--format svg,csv"),
 )

@@ -566,6 +566,11 @@ def rewrite(folder: Path) -> None:
         write_anatomy(folder, anatomy)
 
 
+def export(folder: Path, **chosen: Any) -> Export:
+    """`anatomy_export` of what is in the folder; NotFound where nothing is."""
+    return anatomy_export(ANATOMY.read(folder), **chosen)
+
+
 def in_notebook(folder: Path) -> InNotebook:
     """The tables by name, findings and figures; NotFound where nothing was measured."""
     summary = ANATOMY.read(folder)

@@ -23,13 +23,12 @@ from mesa.fingerprints import IDENTITY
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval import HarnessOptions
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import EvalPlan, eval_key
 from probe.experiment.journal import JournalRows, recorded
-from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import Experiment, origin_of, run
+from probe.experiment.run import Experiment, PlanWorker, origin_of, run
 from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 

@@ -1,7 +1,7 @@
 """Causal interventions (`mesa-lens locate`): where inside the model its failure arises, and which heads fix it.
 
 In: a model, methods, and prompts longer than the trained length. Out: the share of the excess loss that each layer,
-head and dim recovers. Open first: interventions.py (what is tried), then plan.py (in which order) and run.py (how)."""
+head and dim recovers. Open first: interventions.py (what is tried), then run.py (in which order, and how)."""
 
 from __future__ import annotations
 
@@ -81,5 +81,6 @@ COMMAND = Command(
     options=(LocateRequest,),
     layout=Layout("locate", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("findings", "inside", "rewrite", "in_notebook"),
+    tells=("findings", "inside", "rewrite", "in_notebook", "export"),
+    export=("What methods and clamps in one layer or head recover.", "methods lengths measures", "--format svg,csv"),
 )

@@ -57,7 +57,7 @@ from probe.figures.figure_data import (
     tiles,
 )
 from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
-from probe.heads import head_name
+from probe.options import head_name
 from probe.statistics import shown
 from probe.store.result_file import having, percent
 from probe.tables import Table
@@ -569,6 +569,11 @@ def rewrite(folder: Path) -> None:
     """Writes the report again, if there is one."""
     if located := LOCATED.find(folder):
         write_located(folder, located)
+
+
+def export(folder: Path, **chosen: Any) -> Export:
+    """`located_export` of what is in the folder; NotFound where nothing is."""
+    return located_export(LOCATED.read(folder), **chosen)
 
 
 def in_notebook(folder: Path) -> InNotebook:

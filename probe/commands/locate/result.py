@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from probe.commands import Findings, RunFacts
-from probe.commands.probe.result import HeadSet
+from probe.commands.probe.verdict import HeadSet
 from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly, having
 

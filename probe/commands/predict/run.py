@@ -23,27 +23,8 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
-from probe.commands.predict import PredictRequest
-from probe.commands.predict.formula import (
-    LOG_N,
-    ORIGIN,
-    QUERIES,
-    REFERENCE,
-    Calibration,
-    Law,
-    Losses,
-    PassAt,
-    failure_length,
-    far_keys_by_length,
-    gap_methods,
-    kind_of,
-    length_grid,
-    moved_methods,
-    resampled,
-    scored_queries,
-    student_estimate,
-    window_means,
-)
+from probe.commands.predict import PredictRequest, formula
+from probe.commands.predict.formula import LOG_N, ORIGIN, QUERIES, REFERENCE, Law, Losses
 from probe.commands.predict.page import prediction_chart, sections, title
 from probe.commands.predict.result import (
     NOT_COVERED,
@@ -66,15 +47,12 @@ from probe.eval_tasks.sources import TextSource
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
-from probe.experiment.model_spec import PlanWorker
 from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import CommandResult, Experiment, origin_of
-from probe.experiment.run import run as run_plan
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
 from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
-from probe.files import JsonObject
-from probe.files import write as write_file
+from probe.files import JsonObject, write as write_file
 from probe.store.result_file import or_nan
 from probe.thresholds.stated_window import NATS_ABOVE
 
@@ -117,7 +95,7 @@ class PredictPlan:
         return min(self.trained_length, GAP_TOKENS)
 
     @property
-    def passes(self) -> dict[PassAt, PlannedPass]:
+    def passes(self) -> dict[formula.PassAt, PlannedPass]:
         """Every pass over a text, by the name of its method and its tokens."""
         trained, longest, tokens = self.trained_length, self.longest, self.gap_tokens
         predicted = {name: method for name, method in self.methods.items() if name not in self.refused}
@@ -125,7 +103,9 @@ class PredictPlan:
         if any((query_scales(method.plan(longest)) != 1).any() for method in predicted.values()):
             fixed[LOG_N] = make(ORIGIN, trained, log_n=True)
         passes = {(name, longest): PlannedPass(method, longest, longest - 1) for name, method in fixed.items()}
-        for name, method in (gap_methods(trained, tokens, longest) | moved_methods(trained, tokens, longest)).items():
+        for name, method in (
+            formula.gap_methods(trained, tokens, longest) | formula.moved_methods(trained, tokens, longest)
+        ).items():
             passes[name, tokens] = PlannedPass(method, tokens, tokens // 4)
         for name, method in {ORIGIN: fixed[ORIGIN], **predicted}.items():
             passes[name, trained] = PlannedPass(method, trained, trained // 4)
@@ -139,7 +119,7 @@ class PredictPlan:
         """The prompts that measure a method: the longest alone, where a shorter one is its beginning."""
         whole = method.plan(self.longest)
         for length in self.lengths:
-            plan, queries = method.plan(length), scored_queries(length, self.trained_length, 4)
+            plan, queries = method.plan(length), formula.scored_queries(length, self.trained_length, 4)
             keys = np.arange(length)
             same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(whole, queries, keys))
             if not same or (length < self.longest and follows_length(plan, whole)):
@@ -305,15 +285,15 @@ _CURVE = 200  # stored points of Origin's excess
 
 def predict(plan: PredictPlan, losses: Losses) -> Prediction:
     """Everything that follows from the losses of all passes."""
-    calibration = Calibration.of(plan.trained_length, plan.gap_tokens, plan.longest, losses)
-    weights = resampled(len(plan.texts), DRAWS)
+    calibration = formula.Calibration.of(plan.trained_length, plan.gap_tokens, plan.longest, losses)
+    weights = formula.resampled(len(plan.texts), DRAWS)
     refusal, law, misfit, draws, factors = calibration.refusal(), None, None, list[Law](), [1.0]
     if not refusal:
         draws = [calibration.law(weight) for weight in weights]
         needed = calibration.needed_factors(draws[0])
         factors += np.random.default_rng(0).choice(needed, DRAWS).tolist()
         law, misfit = _law(calibration, draws, needed), _misfit(calibration, draws[0])
-        law = replace(law, kind=kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
+        law = replace(law, kind=formula.kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
     methods = {}
     for name, method in plan.methods.items():
         why, values = plan.refused.get(name, "") or refusal, {}
@@ -356,7 +336,7 @@ def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> 
     return Agreement(
         methods=len(methods),
         points=errors.size,
-        fails=sum(failure_length(lengths, row) is not None for row in measured),
+        fails=sum(formula.failure_length(lengths, row) is not None for row in measured),
         rms=float(np.sqrt((errors**2).mean())),
         bias=float(errors.mean()),
         auc=or_nan(auc(predicted.ravel(), measured.ravel() >= NATS_ABOVE)),
@@ -372,7 +352,7 @@ def _agreements(methods: Mapping[str, MethodPrediction], lengths: Sequence[int])
 
 
 def _step(excess: np.ndarray, lengths: Sequence[int]) -> int:
-    length = failure_length(lengths, excess)
+    length = formula.failure_length(lengths, excess)
     return len(lengths) if length is None else list(lengths).index(length)
 
 
@@ -385,12 +365,12 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float(((difference > 0) + (difference == 0) / 2).mean())
 
 
-def _misfit(calibration: Calibration, law: Law) -> Misfit:
+def _misfit(calibration: formula.Calibration, law: Law) -> Misfit:
     rms = calibration.gap_rms(law)
     return Misfit(rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max()))
 
 
-def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> FittedLaw:
+def _law(calibration: formula.Calibration, draws: Sequence[Law], needed: np.ndarray) -> FittedLaw:
     first = draws[0]
     raw, controlled = calibration.fit_powers(first.excess, np.ones(calibration.texts))
     positions = np.unique(np.geomspace(1, len(first.excess), _CURVE).round().astype(int)) - 1
@@ -401,7 +381,7 @@ def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> 
         power_over_masked=controlled,
         scale_power=_estimate([law.scale_power for law in draws]) if calibration.has_log_n else None,
         needed_factors=_ends(needed),
-        origin_fails=failure_length(range(calibration.trained_length, calibration.longest), first.excess),
+        origin_fails=formula.failure_length(range(calibration.trained_length, calibration.longest), first.excess),
         excess=Curve(
             (positions + calibration.trained_length - 1).tolist(), first.excess[positions].tolist(), (low, high)
         ),
@@ -425,10 +405,10 @@ def _predicted(
 ) -> tuple[str, dict[str, Any]]:
     """Why nothing is predicted, else empty; and fields of a `MethodPrediction`: intervals over texts and gaps."""
     trained, longest = plan.trained_length, plan.longest
-    inside = [window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
+    inside = [formula.window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
     costs = [float(np.average(inside[0] - inside[1], weights=weight)) for weight in weights]
-    grid = length_grid(plan.lengths, trained)
-    far = far_keys_by_length(method, grid, QUERIES)
+    grid = formula.length_grid(plan.lengths, trained)
+    far = formula.far_keys_by_length(method, grid, QUERIES)
     if any(law.is_beyond(far) for law in draws):
         return f"keys are further away than any of Origin's within {longest} tokens; try longer --lengths", {}
     if not far.sums.any():
@@ -439,14 +419,14 @@ def _predicted(
     rows = []
     for length in plan.lengths:
         values = excess[:, grid.index(length)]
-        level = window_means(losses[REFERENCE, longest], longest, length, trained)
+        level = formula.window_means(losses[REFERENCE, longest], longest, length, trained)
         levels = [float(np.average(level, weights=weight)) for weight in weights]
         rows.append(AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
     return "", {
         "cost_inside": costs[0],
         "has_far_keys": True,
         "predicted": rows,
-        "failure": _failure([failure_length(grid, row) for row in excess], longest),
+        "failure": _failure([formula.failure_length(grid, row) for row in excess], longest),
     }
 
 
@@ -455,11 +435,11 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
     rows = []
     for length in plan.lengths:
         prompt = length if (name, length) in losses else plan.longest
-        nll = window_means(losses[name, prompt], prompt, length, plan.trained_length)
-        excess = nll - window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
-        difference = student_estimate(excess)
-        rows.append(AtLength(length, difference.value, difference.ends, student_estimate(nll)))
-    failure = failure_length(plan.lengths, np.array([row.excess for row in rows]))
+        nll = formula.window_means(losses[name, prompt], prompt, length, plan.trained_length)
+        excess = nll - formula.window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
+        difference = formula.student_estimate(excess)
+        rows.append(AtLength(length, difference.value, difference.ends, formula.student_estimate(nll)))
+    failure = formula.failure_length(plan.lengths, np.array([row.excess for row in rows]))
     return {"measured": rows, "measured_failure": failure}
 
 

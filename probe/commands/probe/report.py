@@ -21,8 +21,9 @@ from mesa.errors import Occupied, Refused
 from mesa.plan import Plan
 from mesa.progress import Bar
 from probe.commands import RunFacts, tell
-from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.verdict import (
+    SUMMARY,
+    Summary,
     crossing_table,
     crossings_at_restarts,
     difference_table,
@@ -50,8 +51,7 @@ from probe.figures.export import (
 )
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.section import Section, figures_of, tables_of
-from probe.figures.section import page as section_page
+from probe.figures.section import Section, figures_of, page as section_page, tables_of
 from probe.figures.states import (
     distance_chart,
     distance_layers,
@@ -67,16 +67,14 @@ from probe.glossary import TERMS
 from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.cache import DERIVED, save
-from probe.store.reader import StoredRun, open_run, store_mark
+from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, reference_method, store_mark
 from probe.store.result_file import NOT_RECORDED, having
-from probe.store.select import check_labels, check_pairs, reference_method
 from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
+from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
 from probe.thresholds.result import Control, Evidence, NotJudged
 from probe.thresholds.search import smooth
-from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP, ThresholdOnset
 
 Figures = Mapping[str, Drawable]
 _PROVENANCE = (

@@ -392,6 +392,11 @@ def rewrite(folder: Path) -> None:
         write_readout(folder, summary)
 
 
+def export(folder: Path, **chosen: Any) -> Export:
+    """`readout_export` of what is in the folder; NotFound where nothing is."""
+    return readout_export(READOUT.read(folder), **chosen)
+
+
 def in_notebook(folder: Path) -> InNotebook:
     """The tables by name, findings and figures; NotFound where nothing was measured."""
     summary = READOUT.read(folder)

@@ -12,9 +12,8 @@ from lm_tasks import write_tasks
 
 import mesa
 from probe.commands.eval import harness
-from probe.commands.eval.page import harness_table
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
-from probe.experiment import model_spec as source
+from probe.commands.eval.page import HARNESS_SCORES, HarnessScores, harness_table
+from probe.experiment import run as source
 from probe.files import read_result
 
 

@@ -11,8 +11,8 @@ from probe.commands import Findings
 from probe.commands.probe.verdict import MAX_NAMED, listed, verdict
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
-from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
+from probe.thresholds.onset import DriftOnset
 from probe.thresholds.result import DriftResult, Evidence, MethodResult, NotJudged, PromptDrift
 from probe.thresholds.search import CrossingRule
 
