@@ -83,7 +83,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, floa
     """Spearman's rank correlation, its 95% interval by Fieller et al. (1957); NaN where one is constant."""
     from scipy.stats import spearmanr
 
-    value = float(spearmanr(x, y).statistic)
+    value = float(spearmanr(x, y)[0])  # pyright: ignore[reportArgumentType]
     middle, half = math.atanh(max(-1 + 1e-9, min(value, 1 - 1e-9))), _Z * math.sqrt(1.06 / (len(x) - 3))
     return value, math.tanh(middle - half), math.tanh(middle + half)
 
