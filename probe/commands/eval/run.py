@@ -11,7 +11,6 @@ import pandas as pd
 
 from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions, page
-from probe.commands.eval.harness import RESULTS, run_harness
 from probe.commands.eval.page import Evaluated
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
@@ -136,6 +135,8 @@ def run_and_report(planned: EvalPlan, out: Path, harness: HarnessOptions, **how:
         return _run_tasks(planned, out, **how)
     if how.pop("until") is not None:
         raise _for_tasks("--minutes")
+    from probe.commands.eval.harness import RESULTS, run_harness  # with lm-eval, which our own tasks do without
+
     scores = run_harness(planned, harness.harness, out, include_path=harness.include_path, limit=harness.limit, **how)
     text = f"{plain_table(page.harness_table(scores))}\n\nwrote {out / RESULTS}"
     return CommandResult(scores, text, len(scores.failed), "")
