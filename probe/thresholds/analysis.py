@@ -17,9 +17,10 @@ from mesa.methods import Method, make
 from mesa.plan import Plan, follows_length
 from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
+from probe.request import reference_method
 from probe.statistics import confidence_of, finite
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import TEXT_SOURCE, StoredRun, hook_values, reference_method
+from probe.store.reader import TEXT_SOURCE, StoredRun, hook_values
 from probe.store.result_file import having, or_nan
 from probe.thresholds import onset
 from probe.thresholds.drift import DriftRule, find_drift, resolution

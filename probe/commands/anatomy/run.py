@@ -50,14 +50,13 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, run as run_plan, summary_of
+from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run as run_plan, summary_of
 from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import warn_skipped
 from probe.statistics import half_width, wilson
-from probe.store.reader import reference_method
 from probe.store.result_file import having
 
 # What heads do under a method: distances, entropy, sinks, and retrieval (Wu et al. 2025)
@@ -284,7 +283,7 @@ class AnatomyKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AnatomyPlan:
+class AnatomyPlan(MethodsPlan):
     """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read.
 
     words: the tokens of the first text of the longest length, as texts.
@@ -300,16 +299,6 @@ class AnatomyPlan:
     documents: str
     text_source: TextSource
     words: tuple[str, ...] = ()
-
-    @property
-    def trained_length(self) -> int:
-        """M, in tokens."""
-        return next(iter(self.methods.values())).trained_length
-
-    @property
-    def reference(self) -> str:
-        """The method that others are compared with: Origin, or the first."""
-        return reference_method(list(self.methods))
 
     @property
     def keys(self) -> Iterator[AnatomyKey]:

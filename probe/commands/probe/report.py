@@ -64,10 +64,11 @@ from probe.figures.states import (
 from probe.figures.static import pictures
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
+from probe.request import reference_method
 from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.cache import DERIVED, save
-from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, reference_method, store_mark
+from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
 from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
