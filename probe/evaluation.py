@@ -266,7 +266,12 @@ def _row(
                 batch //= 2
     if scores is None:
         return None
-    return {"peak_mib": None if peak is None else peak.bytes / 2**20, "scores": [asdict(score) for score in scores]}
+    return {"peak_mib": None if peak is None else peak.bytes / 2**20, "scores": [_as_json(score) for score in scores]}
+
+
+def _as_json(score: Score) -> JsonObject:
+    """A score as the journal holds it; a depth only where there is one."""
+    return {name: value for name, value in asdict(score).items() if name != "depth" or value is not None}
 
 
 def _batch(model: Any, length: int, most: int, memory: int | None) -> int:

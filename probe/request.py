@@ -186,7 +186,7 @@ class MethodsRequest(ModelRequest):
     )
     seed: Seed = option(0, "random seed; passages of text are spaced evenly whatever the seed")
     executor: Text = option(
-        "fused", "how attention is computed: fused, or dense (plain; O(T^2) memory)", group=METHODS_GROUP
+        "fused", "how attention is computed: fused, or dense (to compare with; O(T^2) memory)", group=METHODS_GROUP
     )
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:

@@ -41,7 +41,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(words, tmp_path, 
         "report.html",
     }  # fmt: skip
     header, *rows = (tmp_path / "samples.csv").read_text().splitlines()
-    assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib"
+    assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib,depth"
     assert len(rows) == 2 * 2 * 2 * 2
     assert main(words) == 0
     again = capsys.readouterr()

@@ -6,23 +6,40 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from pydantic.dataclasses import dataclass
 
+from mesa.errors import Refused
 from probe.eval_tasks.base import EvalKey, EvalTask, Metric, interval, paired
 from probe.figures.curves import MEAN, seen_lines, y_range
-from probe.figures.export import rendered
-from probe.figures.figure_data import Chart, Line, Panel, log_ticks, style, trained_rule
+from probe.figures.export import Export, chosen_labels, labels_text, rendered
+from probe.figures.figure_data import (
+    Chart,
+    Drawable,
+    Heatmap,
+    Heatmaps,
+    Line,
+    Panel,
+    Scale,
+    log_ticks,
+    style,
+    tile_map,
+    tiles,
+    trained_rule,
+)
 from probe.figures.section import Section
 from probe.files import write
 from probe.glossary import about
 from probe.statistics import shown
-from probe.store.result_file import NOT_RECORDED, Number, ResultFile, RunSummary, or_nan
+from probe.store.result_file import NOT_RECORDED, Number, ResultFile, RunSummary, having, or_nan, ranged
 from probe.tables import Table, cross_table
+
+DEPTHS = 5
+"""Parts of a prompt, by which answers are counted."""
 
 
 class Sample(NamedTuple):
@@ -36,6 +53,7 @@ class Sample(NamedTuple):
     score: float
     seconds: float | None = None
     peak_mib: float | None = None
+    depth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,25 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Needles:
+    """What is found of the answers in one part of the prompt, under a method, at a length."""
+
+    task: str
+    method: str
+    length: int
+    """In tokens."""
+    depth: float
+    """Where the part begins, 0 being the prompt's start; it is 1 / `DEPTHS` of the prompt."""
+    mean: Number
+    """Mean of the task's first metric."""
+    low: Number
+    """95% interval over samples; NaN where there is none."""
+    high: Number
+    n: int
+    """Number of samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated(RunSummary):
     """The summary of `mesa-lens eval`."""
 
@@ -86,6 +123,8 @@ class Evaluated(RunSummary):
     tasks_left: int
     cells: list[Cell]
     """Lengths in order."""
+    needles: list[Needles] = field(default_factory=list)
+    """Of tasks whose answer stands at a place in the prompt; by task, method, length and depth, in order."""
     version: Literal[1] = 1
 
 
@@ -148,6 +187,23 @@ def summarize(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[
             )
         )
     return cells
+
+
+def needles(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[Needles]:
+    """The scores by where in the prompt the answer stands, in `DEPTHS` parts; parts without samples are left out."""
+    grouped: dict[tuple[str, str, int, int], list[float]] = {}
+    for row in samples:
+        if row.depth is not None and row.metric == tasks[row.task].metrics[0].name:
+            part = min(int(row.depth * DEPTHS), DEPTHS - 1)
+            grouped.setdefault((row.task, row.method, row.length, part), []).append(row.score)
+    rows = []
+    for (task, method, length, part), values in sorted(grouped.items(), key=lambda item: item[0][2:]):
+        low, high = map(or_nan, interval(values, tasks[task].metrics[0]))
+        share, mean = part / DEPTHS, float(np.mean(values))
+        rows.append(
+            Needles(task=task, method=method, length=length, depth=share, mean=mean, low=low, high=high, n=len(values))
+        )
+    return rows
 
 
 def of_methods(cells: Sequence[Cell]) -> list[Cell]:
@@ -246,7 +302,81 @@ def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
         values = rows.set_index(["method", "length"])[["mean", "low", "high", "n"]].astype(float).to_xarray()
         labels = {name: list(dict.fromkeys(rows[name])) for name in ("method", "length")}
         numbers[f"{task}-{metric}"] = values.reindex(labels).assign_attrs(task=task)
+    for name in needle_maps(result):
+        rows = pd.DataFrame(having(result.needles, task=name.removesuffix(_DEPTH)))
+        labels = {axis: list(dict.fromkeys(rows[axis])) for axis in ("method", "length")} | {"depth": PARTS}
+        values = rows.set_index([*labels])[["mean", "low", "high", "n"]].astype(float).to_xarray()
+        numbers[name] = values.reindex(labels).assign_attrs(task=name)
     return numbers
+
+
+_DEPTH = "-depth"
+PARTS = [part / DEPTHS for part in range(DEPTHS)]
+"""Where each part of a prompt begins."""
+
+
+def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
+    """By task what is found by depth of the answer and length, a block a method; none of one depth alone."""
+    maps = {}
+    for task in dict.fromkeys(row.task for row in result.needles):
+        rows = having(result.needles, task=task)
+        if len({row.depth for row in rows}) < 2:
+            continue
+        lengths = sorted({row.length for row in rows})
+        methods = [name for name in result.methods if having(rows, method=name)]
+        blocks = [_needle_block(having(rows, method=name), lengths, name) for name in methods]
+        least = min(rows, key=lambda row: (row.mean, row.length))
+        figure = tile_map(
+            f"{task}: share found, by length and depth of the answer (0%: start of the prompt). {result.model}, "
+            f"M = {result.trained_length}",
+            "share found",
+            blocks,
+            Scale(0.0, 1.0, 2),
+        )
+        maps[f"{task}{_DEPTH}"] = replace(figure, seen=f"Least found: {least.method}, {_where(least)}.")
+    return maps
+
+
+def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> Heatmap:
+    """Tiles of one method, lengths across and depths down."""
+    at = {(PARTS.index(row.depth), lengths.index(row.length)): row for row in rows}
+    triples = {place: (row.mean, row.low, row.high) for place, row in at.items()}
+    block = tiles(method, list(map(str, lengths)), range(DEPTHS), triples, Scale(0.0, 1.0, 2))
+    texts = np.full(block.values.shape, "", dtype=object)
+    for place, row in at.items():
+        texts[place] = f"{method}, {_where(row)}"
+    ticks = {number: f"{begin:.0%}" for number, begin in enumerate(PARTS)}
+    return replace(block, texts=texts, muted=None, x_title="length (tokens)", y_title="depth, from", y_ticks=ticks)
+
+
+def _where(row: Needles) -> str:
+    """A tile in words."""
+    part = f"depth {row.depth:.0%} to {row.depth + 1 / DEPTHS:.0%}"
+    return f"{row.length} tokens, {part}: {ranged(row.mean, row.low, row.high)} of {row.n}"
+
+
+def evaluation_export(
+    result: Evaluated, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Export:
+    """Curves as `TASK`, what is found by length and depth as `TASK-depth`, and their numbers; default: all.
+
+    Raises Refused for a method or length that is not there.
+    """
+    known = {"method": list(result.methods), "length": sorted({row.length for row in result.cells})}
+    chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
+    cells, needles = (
+        [row for row in rows if row.method in chosen["method"] and row.length in chosen["length"]]
+        for rows in (result.cells, result.needles)
+    )
+    if not cells:
+        raise Refused(f"nothing is there for {labels_text(chosen)}; run `mesa-lens eval` into this folder")
+    part = replace(result, cells=cells, needles=needles)
+    return Export({**evaluation_charts(part), **needle_maps(part)}, evaluation_numbers(part))
+
+
+def export(folder: Path, **chosen: Any) -> Export:
+    """`evaluation_export` of what is in the folder; NotFound where nothing is."""
+    return evaluation_export(EVALUATED.read(folder), **chosen)
 
 
 def write_curves(result: Evaluated, folder: Path) -> list[Path]:
@@ -292,12 +422,12 @@ def sections(result: Evaluated) -> list[Section]:
     reference = "origin" if "origin" in result.methods else next(iter(result.methods))
     charts = evaluation_charts(result)
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
-    drawn = {task: chart for task, chart in charts.items() if task not in _COSTS}
+    drawn: dict[str, Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}
     parts = [
         Section(
             "",
             [about(result.model, result.trained_length, reference, result.trained_length_by, result.as_trained)],
-            drawn,
+            drawn | needle_maps(result),
         ),
         Section("", sentences(result), tables=list(difference_tables(scores))),
         Section("All scores", tables=list(mean_tables(scores)), folded=True),

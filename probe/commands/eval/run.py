@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ def run_evaluation(
 
     Returns:
         An `Evaluated`: `cells` by task, method and length, each with `mean` and its 95% interval `low` to `high`, in
-        `unit`, `n`, and `difference` to the first method; `tasks_left`; `out_of_memory` and `failed`, what could not be
-        run.
+        `unit`, `n`, and `difference` to the first method; `needles`, what is found by length and depth of the answer;
+        `tasks_left`; `out_of_memory` and `failed`, what could not be run.
 
     Raises:
         FileExistsError: The folder holds another evaluation.
@@ -87,6 +87,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         failed=failed,
         tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
         cells=page.summarize(samples, TASKS),
+        needles=page.needles(samples, TASKS),
     )
     if journal.rows:  # else it would make the folder look like another program's
         page.EVALUATED.write(out, summary)
@@ -95,7 +96,17 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
 
 def _samples(rows: JournalRows) -> list[page.Sample]:
     return [
-        page.Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
+        page.Sample(
+            str(task),
+            str(method),
+            score.length,
+            score.sample,
+            score.metric,
+            score.value,
+            score.seconds,
+            row["peak_mib"],
+            score.depth,
+        )
         for (task, method, _), row in rows.items()
         for score in scores_of(row)
     ]

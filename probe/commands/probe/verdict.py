@@ -515,10 +515,11 @@ def what_fails(evidence: Evidence, rows: MethodRows) -> str:
     rules = [*_reasons(evidence, measured), _alone(evidence, measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
-        return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
-    times = times_of_m(evidence.stated_window, measured.after, measured.high)
+        where = f"after {measured.after} tokens" if measured.after else "at any length"
+        return _joined(f"{_capital(name)} may fail {where}, or {none}.", "On average:", *rules)
+    times = times_of_m(evidence.stated_window, *filter(None, (measured.after, measured.high)))
     interval = "95% interval" if measured.sampled else "no interval"
-    ends = f"between {measured.after} and {measured.high} tokens"
+    ends = f"{measured.begins} tokens"
     return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
 
 
@@ -702,9 +703,7 @@ def _fails(rows: MethodRows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > MAX_NAMED:
         return f"all by {rows[0].failure.longest} tokens"
-    measured = [row.failure for row in rows]
-    ends = [f"between {one.after} and {one.high}" if one.high else f"after {one.after} if ever" for one in measured]
-    return f"{listed(ends)} tokens"
+    return f"{listed([row.failure.begins for row in rows])} tokens"
 
 
 def _up_to(evidence: Evidence, measured: Failure) -> str:
@@ -727,7 +726,8 @@ def _open(rows: MethodRows) -> list[str]:
     """Of methods that do not fail, after which length their prompts do not rule a failure out."""
     open_ = [row for row in rows if row.failure.after is not None]
     if len(rows) == 1 and open_:
-        return [f"A failure after {open_[0].failure.after} tokens is not ruled out."]
+        after = open_[0].failure.after
+        return [f"A failure{f' after {after} tokens' if after else ''} is not ruled out."]
     doubt = f"For {several(open_)}, an earlier failure is not ruled out." if open_ else ""
     return [doubt, "" if rows[0].failure.sampled else "One prompt rules no failure out."]
 
