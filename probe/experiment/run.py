@@ -19,8 +19,7 @@ from mesa.models import Loaded, bytes_a_number, chosen_dtype, config_of, load, m
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner, is_over, showing_progress
-from probe.experiment.task import Key, Task, Worker
+from probe.experiment.pool import LOCAL, Key, Pool, Runner, Task, Worker, is_over, showing_progress
 from probe.files import JsonObject, check_ours
 from probe.request import reference_method
 from probe.run_folder import RunFolder

@@ -38,8 +38,8 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.pool import MeasureTask, Task
 from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run as run_plan, summary_of
-from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges

@@ -27,9 +27,8 @@ from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import EvalPlan, eval_key
 from probe.experiment.journal import JournalRows, recorded
-from probe.experiment.pool import LOCAL, Runner
+from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task
 from probe.experiment.run import Experiment, PlanWorker, origin_of, run
-from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 
 

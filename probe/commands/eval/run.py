@@ -16,9 +16,8 @@ from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner, is_over
+from probe.experiment.pool import LOCAL, Runner, Task, is_over
 from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
-from probe.experiment.task import Task
 from probe.figures.section import Section, as_text, provenance, write_page
 from probe.files import write
 from probe.options import options

@@ -50,9 +50,8 @@ from probe.eval_tasks.tasks import tail_tokens
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner
+from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
 from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, summary_of
-from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import head_name, parse_heads, parse_ranges

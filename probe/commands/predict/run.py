@@ -33,9 +33,8 @@ from probe.eval_tasks.sources import TextSource
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
-from probe.experiment.pool import LOCAL, Runner
+from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
 from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
-from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject, write as write_file
