@@ -18,11 +18,10 @@ from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Runner, Task, is_over
 from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
-from probe.figures.section import Section, as_text, provenance, write_page
+from probe.figures.section import Section, as_text, plain_table, provenance, write_page
 from probe.files import write
 from probe.options import options
 from probe.request import EvalRequest
-from probe.tables import plain_table
 
 COLUMNS = [*page.Sample._fields[:3], "seed", *page.Sample._fields[3:]]
 

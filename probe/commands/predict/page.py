@@ -17,10 +17,9 @@ from probe.commands.predict.formula import ORIGIN, REFERENCE, Law, far_keys_by_l
 from probe.commands.predict.result import PREDICTION, Agreement, AtLength, MethodPrediction, Prediction, findings_of
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook
-from probe.figures.section import Section, as_text
+from probe.figures.section import Section, Table, as_text
 from probe.statistics import wilson
 from probe.store.result_file import NOT_RECORDED
-from probe.tables import Table
 from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 

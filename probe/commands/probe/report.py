@@ -52,7 +52,7 @@ from probe.figures.export import (
 )
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.section import Section, figures_of, page as section_page, tables_of
+from probe.figures.section import Section, Table, figures_of, page as section_page, tables_of
 from probe.figures.static import pictures
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
@@ -62,7 +62,6 @@ from probe.statistics import shown
 from probe.store.cache import DERIVED, save
 from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
-from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
 from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
