@@ -57,11 +57,10 @@ from probe.figures.figure_data import (
     tile_map,
     tiles,
 )
-from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
+from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.options import head_name
 from probe.statistics import shown, spearman
 from probe.store.result_file import having, percent
-from probe.tables import Table
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 SUFFICIENT = 0.9

@@ -51,9 +51,8 @@ from probe.eval_tasks.tasks import tail_tokens
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, run, summary_of
-from probe.experiment.task import Key, MeasureTask, Task
+from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
+from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import head_name, parse_heads, parse_ranges
@@ -187,7 +186,7 @@ class LocateKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocatePlan:
+class LocatePlan(MethodsPlan):
     """A checked request: methods ('origin' first), items by (measure, length), layers and (layer, head) pairs."""
 
     request: LocateRequest
@@ -198,11 +197,6 @@ class LocatePlan:
     heads: list[tuple[int, int]]
     documents: tuple[np.ndarray, ...]
     text_source: TextSource
-
-    @property
-    def trained_length(self) -> int:
-        """M, in tokens."""
-        return self.methods[ORIGIN].trained_length
 
     @property
     def compared(self) -> list[str]:
