@@ -27,8 +27,8 @@ from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
 from probe.experiment.journal import Journal, JournalRows, bad_row
+from probe.experiment.pool import MeasureTask, Task
 from probe.experiment.run import Experiment, PlanWorker
-from probe.experiment.task import MeasureTask, Task
 from probe.files import JsonObject
 from probe.request import EvalRequest, say, warn_skipped
 

@@ -222,6 +222,11 @@ class ConfigsRequest(MethodsRequest):
         return super().checked_methods(config, trained_length) | configs
 
 
+def reference_method(methods: Sequence[str]) -> str:
+    """The method that others are compared with, and that thresholds are read from: Origin, or the first."""
+    return "origin" if "origin" in methods else methods[0]
+
+
 _SAID = set[str]()
 _noted: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 

@@ -32,11 +32,11 @@ from probe.figures import heatmap
 from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
 from probe.figures.interactive import draw
+from probe.figures.section import Table, plain_table
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.reader import check_labels, hook_values, labelled, one_prompt
-from probe.tables import Table, plain_table
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.onset import best, drift_onsets
 

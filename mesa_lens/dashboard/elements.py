@@ -21,10 +21,9 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import PANEL_WIDTH, Export, asset, least_width, plots, safe_name
 from probe.figures.figure_data import BLACK, GREY, RED, Chart, Drawable
-from probe.figures.section import Section
+from probe.figures.section import Section, Table
 from probe.glossary import help_of, template
 from probe.status import Status
-from probe.tables import Table
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     BLACK: "#808080",

@@ -15,6 +15,7 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from probe.commands import commands
+from probe.request import reference_method
 from probe.run import Run, open_run
 from probe.status import Status, status_of
 from probe.store.cache import cached, load
@@ -24,7 +25,6 @@ from probe.store.reader import (
     list_missing,
     missing_regions,
     partial_path,
-    reference_method,
     store_of,
 )
 from probe.store.result_file import ResultFile

@@ -22,9 +22,8 @@ from mesa.outside import with_last_logits
 from mesa.plan import Plan
 from mesa.support import is_rotary
 from probe.capture.memory import pass_flops
-from probe.experiment.pool import format_seconds
+from probe.experiment.pool import Task, format_seconds
 from probe.experiment.run import Experiment, ModelSpec
-from probe.experiment.task import Task
 from probe.request import noted
 
 Work = Sequence[tuple[Task, Method | None]]

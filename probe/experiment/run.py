@@ -19,9 +19,9 @@ from mesa.models import Loaded, bytes_a_number, chosen_dtype, config_of, load, m
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner, is_over, showing_progress
-from probe.experiment.task import Key, Task, Worker
+from probe.experiment.pool import LOCAL, Key, Pool, Runner, Task, Worker, is_over, showing_progress
 from probe.files import JsonObject, check_ours
+from probe.request import reference_method
 from probe.run_folder import RunFolder
 
 
@@ -199,6 +199,22 @@ class Experiment:
 
     def skipped(self, task: Task) -> None:
         """A task was not `wanted`."""
+
+
+class MethodsPlan:
+    """What plans that compare methods have in common. methods: by name, of one M."""
+
+    methods: dict[str, Method]
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are compared with: Origin, or the first."""
+        return reference_method(list(self.methods))
 
 
 def summary_of(plan: Any) -> JsonObject:

@@ -451,11 +451,6 @@ def hooks_of(run: StoredRun) -> list[str]:
     return sorted(stored, key=lambda hook: requested.index(hook) if hook in requested else len(requested))
 
 
-def reference_method(methods: Sequence[str]) -> str:
-    """The method that thresholds are read from: Origin, or the first."""
-    return "origin" if "origin" in methods else methods[0]
-
-
 def one_prompt(hidden: xr.DataArray, prompt: str | None = None) -> xr.DataArray:
     """The values on one prompt (default: the first); Refused for an unknown one."""
     name = str(hidden["prompt"].values[0]) if prompt is None else prompt

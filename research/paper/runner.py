@@ -13,9 +13,8 @@ from probe.commands.probe.plan import ProbePlan
 from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.commands.probe.verdict import run_summary
 from probe.evaluation import Evaluation, EvalWorker
-from probe.experiment.pool import LOCAL, Runner, is_over
+from probe.experiment.pool import LOCAL, Runner, Task, TasksLost, is_over
 from probe.experiment.run import ModelSpec
-from probe.experiment.task import Task, TasksLost
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED, Outcome
 from research.paper.sections import SECTIONS

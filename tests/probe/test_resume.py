@@ -21,7 +21,7 @@ from probe.commands.probe.run import run_probe
 from probe.eval_tasks import tasks
 from probe.experiment import run as source
 from probe.experiment.journal import Journal
-from probe.experiment.task import TasksLost
+from probe.experiment.pool import TasksLost
 from probe.files import read_result
 from probe.store import store
 from probe.store.reader import whole_passes

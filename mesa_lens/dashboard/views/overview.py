@@ -16,11 +16,10 @@ from probe.commands.probe.verdict import Summary, about_run, failure_text, onset
 from probe.figures.curves import overlaid, parted
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
-from probe.figures.section import Section
+from probe.figures.section import Section, Table
 from probe.glossary import explained
 from probe.run import Run
 from probe.store.result_file import result_text
-from probe.tables import Table
 
 _ANSWER = 2  # parts of the verdict whose first sentence opens the page: what fails, what fixes it
 _CARDS = {

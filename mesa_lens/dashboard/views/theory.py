@@ -17,9 +17,9 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.export import csv_bytes
+from probe.figures.section import Table
 from probe.files import read_result
 from probe.glossary import REMAP
-from probe.tables import Table
 from theory.bounds import (
     check_window,
     denominator,

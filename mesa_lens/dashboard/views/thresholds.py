@@ -15,8 +15,8 @@ from probe.commands.probe.report import threshold_export
 from probe.commands.probe.verdict import crossings_at_restarts, listed, run_summary
 from probe.figures.states import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
+from probe.request import reference_method
 from probe.run import Run
-from probe.store.reader import reference_method
 from probe.thresholds.analysis import plans_of
 from probe.thresholds.onset import best, crossing_texts, excluded
 from probe.thresholds.search import CrossingRule

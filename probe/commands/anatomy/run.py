@@ -27,20 +27,8 @@ from mesa.outside import with_cache, with_last_logits
 from mesa.support import attending_layers, headed_layers
 from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec
-from probe.commands.anatomy import AnatomyRequest
+from probe.commands.anatomy import AnatomyRequest, result
 from probe.commands.anatomy.page import RETRIEVES, headline, write_anatomy
-from probe.commands.anatomy.result import (
-    ANATOMY,
-    TABLES,
-    TOKENS,
-    Anatomy,
-    Captured,
-    HeadMeasured,
-    MeasuredAttention,
-    Retrieval,
-    RetrievalHead,
-    Tokens,
-)
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import Prompt
 from probe.eval_tasks.score import documents_of, logits_bytes, nll
@@ -50,14 +38,13 @@ from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, run as run_plan, summary_of
-from probe.experiment.task import MeasureTask, Task
+from probe.experiment.pool import MeasureTask, Task
+from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run as run_plan, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges
 from probe.request import warn_skipped
 from probe.statistics import half_width, wilson
-from probe.store.reader import reference_method
 from probe.store.result_file import having
 
 # What heads do under a method: distances, entropy, sinks, and retrieval (Wu et al. 2025)
@@ -284,7 +271,7 @@ class AnatomyKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AnatomyPlan:
+class AnatomyPlan(MethodsPlan):
     """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read.
 
     words: the tokens of the first text of the longest length, as texts.
@@ -300,16 +287,6 @@ class AnatomyPlan:
     documents: str
     text_source: TextSource
     words: tuple[str, ...] = ()
-
-    @property
-    def trained_length(self) -> int:
-        """M, in tokens."""
-        return next(iter(self.methods.values())).trained_length
-
-    @property
-    def reference(self) -> str:
-        """The method that others are compared with: Origin, or the first."""
-        return reference_method(list(self.methods))
 
     @property
     def keys(self) -> Iterator[AnatomyKey]:
@@ -434,8 +411,8 @@ class AnatomyExperiment(Experiment):
     title, unit, remedy = "anatomy", "token", "shorten --lengths"
     worker_class, columns = AnatomyWorker, AnatomyKey
     folder, written, needed = (
-        ANATOMY.command,
-        (ANATOMY.path.name, TOKENS.path.name, "report.html", *(f"{name}.csv" for name in TABLES)),
+        result.ANATOMY.command,
+        (result.ANATOMY.path.name, result.TOKENS.path.name, "report.html", *(f"{name}.csv" for name in result.TABLES)),
         ("spans", "score", "nll"),
     )
 
@@ -452,26 +429,30 @@ _STATISTICS = ("entropy", "mean_distance", "sink", "previous")
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
 
 
-def token_summary(plan: AnatomyPlan, journal: Journal) -> Tokens | None:
+def token_summary(plan: AnatomyPlan, journal: Journal) -> result.Tokens | None:
     """The loss and attention of every token of one text under each method; None where they were not captured."""
     length = plan.lengths[-1]
     rows = {name: journal.rows.get(("tokens", name, length, 0)) for name in plan.methods}
     if not plan.words or not any(rows.values()):
         return None
-    return Tokens(
+    return result.Tokens(
         trained_length=plan.trained_length,
         reference=plan.reference,
         layers=list(plan.layers),
         model=plan.request.model,
         tokens=list(plan.words),
         queries=sampled_queries(length, plan.trained_length, QUERIES),
-        methods={name: Captured(**row) for name, row in rows.items() if row},
+        methods={name: result.Captured(**row) for name, row in rows.items() if row},
     )
 
 
-def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
+def summarize(plan: AnatomyPlan, journal: Journal) -> result.Anatomy:
     """The summary of the journal's rows of a plan, of every part."""
-    heads, all_heads, retrieval = list[HeadMeasured](), list[MeasuredAttention](), list[Retrieval]()
+    heads, all_heads, retrieval = (
+        list[result.HeadMeasured](),
+        list[result.MeasuredAttention](),
+        list[result.Retrieval](),
+    )
     for part in PARTS[:2]:
         for length in plan.lengths:
             for name in plan.methods:
@@ -482,11 +463,11 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
                     for span, here in _by_span(rows).items():
                         labels["span"] = span
                         means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
-                        all_heads.append(MeasuredAttention(**labels, **means))
-                        heads += [HeadMeasured(**entry) for entry in _by_head(plan, labels, here)]
+                        all_heads.append(result.MeasuredAttention(**labels, **means))
+                        heads += [result.HeadMeasured(**entry) for entry in _by_head(plan, labels, here)]
                 elif rows:
                     retrieval += _retrieval(plan, labels, rows)
-    return Anatomy(
+    return result.Anatomy(
         **summary_of(plan),
         lengths=list(plan.lengths),
         layers=list(plan.layers),
@@ -499,14 +480,14 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> Anatomy:
     )
 
 
-def _retrieval(plan: AnatomyPlan, labels: JsonObject, rows: Sequence[JsonObject]) -> list[Retrieval]:
+def _retrieval(plan: AnatomyPlan, labels: JsonObject, rows: Sequence[JsonObject]) -> list[result.Retrieval]:
     """An entry a head: its score at each offset, and at the better one."""
     scores = np.array([row["score"] for row in rows])
     entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in OFFSETS})
     for entry in entries:
         best = max(OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
         entry |= {"best_offset": best, "best": entry[f"offset_{best}"]}
-    return [Retrieval(**entry) for entry in entries]
+    return [result.Retrieval(**entry) for entry in entries]
 
 
 def _by_span(rows: Sequence[JsonObject]) -> dict[str, dict[str, np.ndarray]]:
@@ -549,8 +530,8 @@ def _largest(name: str) -> float:
 
 
 def retrieval_heads(
-    rows: Sequence[Retrieval], trained_length: int, reference: str, methods: Sequence[str]
-) -> list[RetrievalHead]:
+    rows: Sequence[result.Retrieval], trained_length: int, reference: str, methods: Sequence[str]
+) -> list[result.RetrievalHead]:
     """The heads that retrieve at the longest length up to M under the reference, with their scores beyond it.
 
     `inside`, and `beyond` by method, are at the offset that is better inside. `lost`: under the reference the score is
@@ -572,7 +553,9 @@ def retrieval_heads(
             lost = base.mean < half and row.best.low > base.high
             recovered = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
             place = (length, row.layer, row.head, row.best_offset, row.best)
-            heads.append(RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered))
+            heads.append(
+                result.RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered)
+            )
     return heads
 
 
@@ -587,8 +570,8 @@ def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     summary = summarize(plan, journal)
     text = as_text(headline(summary))
     if journal.rows:
-        ANATOMY.write(out, summary)
+        result.ANATOMY.write(out, summary)
         if tokens := token_summary(plan, journal):
-            TOKENS.write(out, tokens)
+            result.TOKENS.write(out, tokens)
         text += f"\n\nwrote {write_anatomy(out, summary).parent}: report.html, summary.json, tables"
     return CommandResult(summary, text, len(failed), str(summary.tasks_left or ""))

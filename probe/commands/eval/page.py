@@ -31,12 +31,11 @@ from probe.figures.figure_data import (
     tiles,
     trained_rule,
 )
-from probe.figures.section import Section
+from probe.figures.section import Section, Table, cross_table
 from probe.files import write
 from probe.glossary import about
 from probe.statistics import shown
 from probe.store.result_file import NOT_RECORDED, Number, ResultFile, RunSummary, having, or_nan, ranged
-from probe.tables import Table, cross_table
 
 DEPTHS = 5
 """Parts of a prompt, by which answers are counted."""

@@ -11,20 +11,17 @@ import pandas as pd
 
 from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions, page
-from probe.commands.eval.harness import RESULTS, run_harness
 from probe.commands.eval.page import Evaluated
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner, is_over
+from probe.experiment.pool import LOCAL, Runner, Task, is_over
 from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
-from probe.experiment.task import Task
-from probe.figures.section import Section, as_text, provenance, write_page
+from probe.figures.section import Section, as_text, plain_table, provenance, write_page
 from probe.files import write
 from probe.options import options
 from probe.request import EvalRequest
-from probe.tables import plain_table
 
 COLUMNS = [*page.Sample._fields[:3], "seed", *page.Sample._fields[3:]]
 
@@ -147,6 +144,8 @@ def run_and_report(planned: EvalPlan, out: Path, harness: HarnessOptions, **how:
         return _run_tasks(planned, out, **how)
     if how.pop("until") is not None:
         raise _for_tasks("--minutes")
+    from probe.commands.eval.harness import RESULTS, run_harness  # with lm-eval, which our own tasks do without
+
     scores = run_harness(planned, harness.harness, out, include_path=harness.include_path, limit=harness.limit, **how)
     text = f"{plain_table(page.harness_table(scores))}\n\nwrote {out / RESULTS}"
     return CommandResult(scores, text, len(scores.failed), "")

@@ -23,33 +23,18 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
-from probe.commands.predict import PredictRequest, formula
+from probe.commands.predict import PredictRequest, formula, result
 from probe.commands.predict.formula import LOG_N, ORIGIN, QUERIES, REFERENCE, Law, Losses
 from probe.commands.predict.page import prediction_chart, sections, title
-from probe.commands.predict.result import (
-    NOT_COVERED,
-    PREDICTION,
-    Agreement,
-    AtLength,
-    Curve,
-    Estimate,
-    FailureEstimate,
-    FittedLaw,
-    GapCost,
-    Interval,
-    MethodPrediction,
-    Misfit,
-    Prediction,
-)
+from probe.commands.predict.result import Prediction
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import documents_of, logits_bytes, nll, text_windows
 from probe.eval_tasks.sources import TextSource
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
-from probe.experiment.pool import LOCAL, Runner
+from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
 from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
-from probe.experiment.task import Key, MeasureTask, Task
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject, write as write_file
@@ -199,7 +184,7 @@ def needed_bytes(plan: PredictPlan) -> int:
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
 
 
-FOLDER, SUMMARY = PREDICTION.path.parts
+FOLDER, SUMMARY = result.PREDICTION.path.parts
 JOURNAL = "journal.jsonl"
 """The folder of the results below --out, and what is in it next to tables and figures."""
 _DIGITS = 4
@@ -301,7 +286,7 @@ def predict(plan: PredictPlan, losses: Losses) -> Prediction:
             why, values = _predicted(plan, losses, name, method, draws, factors, weights)
         if plan.request.check or name == ORIGIN:
             values |= _measured(plan, losses, name)
-        methods[name] = MethodPrediction(method.describe(), why, **values)
+        methods[name] = result.MethodPrediction(method.describe(), why, **values)
     agreement = _agreements(methods, plan.lengths) if plan.request.check and not refusal else {}
     return replace(started(plan), refusal=refusal, misfit=misfit, methods=methods, law=law, agreement=agreement)
 
@@ -323,17 +308,17 @@ def started(plan: PredictPlan, tasks_left: int = 0) -> Prediction:
     )
 
 
-def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> Agreement:
+def agreement(methods: Collection[result.MethodPrediction], lengths: Sequence[int]) -> result.Agreement:
     """Predicted against measured excess of these methods."""
     if not methods:
-        return Agreement(0, 0)
+        return result.Agreement(0, 0)
     predicted, measured = (
         np.array([[entry.excess for entry in getattr(row, side)] for row in methods])
         for side in ("predicted", "measured")
     )
     steps = [abs(_step(one, lengths) - _step(other, lengths)) for one, other in zip(predicted, measured, strict=True)]
     errors = predicted - measured
-    return Agreement(
+    return result.Agreement(
         methods=len(methods),
         points=errors.size,
         fails=sum(formula.failure_length(lengths, row) is not None for row in measured),
@@ -345,7 +330,7 @@ def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> 
     )
 
 
-def _agreements(methods: Mapping[str, MethodPrediction], lengths: Sequence[int]) -> dict[str, Agreement]:
+def _agreements(methods: Mapping[str, result.MethodPrediction], lengths: Sequence[int]) -> dict[str, result.Agreement]:
     both = [row for name, row in methods.items() if name not in (ORIGIN, REFERENCE) and row.predicted and row.measured]
     both = list({str(row.config): row for row in reversed(both)}.values())  # a config that has two names counts once
     return {"those with distances beyond M": agreement(both, lengths)}
@@ -365,28 +350,30 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float(((difference > 0) + (difference == 0) / 2).mean())
 
 
-def _misfit(calibration: formula.Calibration, law: Law) -> Misfit:
+def _misfit(calibration: formula.Calibration, law: Law) -> result.Misfit:
     rms = calibration.gap_rms(law)
-    return Misfit(rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max()))
+    return result.Misfit(
+        rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max())
+    )
 
 
-def _law(calibration: formula.Calibration, draws: Sequence[Law], needed: np.ndarray) -> FittedLaw:
+def _law(calibration: formula.Calibration, draws: Sequence[Law], needed: np.ndarray) -> result.FittedLaw:
     first = draws[0]
     raw, controlled = calibration.fit_powers(first.excess, np.ones(calibration.texts))
     positions = np.unique(np.geomspace(1, len(first.excess), _CURVE).round().astype(int)) - 1
     low, high = np.quantile([law.excess[positions] for law in draws[1:]], [0.025, 0.975], axis=0).tolist()
-    return FittedLaw(
+    return result.FittedLaw(
         power=_estimate([law.power for law in draws]),
         power_over_no_gap=raw,
         power_over_masked=controlled,
         scale_power=_estimate([law.scale_power for law in draws]) if calibration.has_log_n else None,
         needed_factors=_ends(needed),
         origin_fails=formula.failure_length(range(calibration.trained_length, calibration.longest), first.excess),
-        excess=Curve(
+        excess=result.Curve(
             (positions + calibration.trained_length - 1).tolist(), first.excess[positions].tolist(), (low, high)
         ),
         gaps=[
-            GapCost(*at, value, *costs)
+            result.GapCost(*at, value, *costs)
             for at, value, costs in zip(
                 calibration.gaps, first.at(calibration.gap_keys).tolist(), calibration.costs().T.tolist(), strict=True
             )
@@ -412,7 +399,7 @@ def _predicted(
     if any(law.is_beyond(far) for law in draws):
         return f"keys are further away than any of Origin's within {longest} tokens; try longer --lengths", {}
     if not far.sums.any():
-        return f"{NOT_COVERED} up to {longest} tokens; measure it, since more keys alone can raise the loss", {
+        return f"{result.NOT_COVERED} up to {longest} tokens; measure it, since more keys alone can raise the loss", {
             "cost_inside": costs[0]
         }
     excess = np.array([law.at(far, times) + cost for law, times, cost in zip(draws, factors, costs, strict=True)])
@@ -421,7 +408,7 @@ def _predicted(
         values = excess[:, grid.index(length)]
         level = formula.window_means(losses[REFERENCE, longest], longest, length, trained)
         levels = [float(np.average(level, weights=weight)) for weight in weights]
-        rows.append(AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
+        rows.append(result.AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
     return "", {
         "cost_inside": costs[0],
         "has_far_keys": True,
@@ -438,28 +425,28 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
         nll = formula.window_means(losses[name, prompt], prompt, length, plan.trained_length)
         excess = nll - formula.window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
         difference = formula.student_estimate(excess)
-        rows.append(AtLength(length, difference.value, difference.ends, formula.student_estimate(nll)))
+        rows.append(result.AtLength(length, difference.value, difference.ends, formula.student_estimate(nll)))
     failure = formula.failure_length(plan.lengths, np.array([row.excess for row in rows]))
     return {"measured": rows, "measured_failure": failure}
 
 
-def _failure(failures: Sequence[int | None], longest: int) -> FailureEstimate:
+def _failure(failures: Sequence[int | None], longest: int) -> result.FailureEstimate:
     first, *others = (longest + 1 if length is None else length for length in failures)
     low, high = np.quantile(others, [0.025, 0.975], method="nearest")
     low, high = (None if end > longest else int(end) for end in (min(low, first), max(high, first)))
-    return FailureEstimate(failures[0], (low, high))
+    return result.FailureEstimate(failures[0], (low, high))
 
 
-def _estimate(values: Sequence[float] | np.ndarray) -> Estimate:
+def _estimate(values: Sequence[float] | np.ndarray) -> result.Estimate:
     """The first value, of all texts, with the 95% interval of the others, of resampled texts, and at least itself.
 
     Fewer texts are drawn than there are, so a fit to them may be off to one side.
     """
     low, high = _ends(values[1:])
-    return Estimate(float(values[0]), (min(low, float(values[0])), max(high, float(values[0]))))
+    return result.Estimate(float(values[0]), (min(low, float(values[0])), max(high, float(values[0]))))
 
 
-def _ends(values: Sequence[float] | np.ndarray) -> Interval:
+def _ends(values: Sequence[float] | np.ndarray) -> result.Interval:
     low, high = np.quantile(values, [0.025, 0.975]).tolist()
     return low, high
 
@@ -525,8 +512,8 @@ def run_and_report(plan: PredictPlan, out: Path, **how: Any) -> CommandResult:
 
 def write(planned: PredictPlan, rows: JournalRows, out: Path) -> tuple[Prediction, list[Path]]:
     """Writes prediction.json, .csv (excess by length), .png and .html; returns the prediction and the paths."""
-    prediction, path = predict(planned, losses_of(planned, rows)), out / PREDICTION.path
-    PREDICTION.write(out, prediction)
+    prediction, path = predict(planned, losses_of(planned, rows)), out / result.PREDICTION.path
+    result.PREDICTION.write(out, prediction)
     if prediction.refusal:
         return prediction, [path]
     paths = [path, *(path.with_suffix(f".{form}") for form in ("csv", "png", "html"))]

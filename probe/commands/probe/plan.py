@@ -36,13 +36,13 @@ from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
 from probe.experiment.estimate import Speed, Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows, recorded
+from probe.experiment.pool import Key, MeasureTask, Task
 from probe.experiment.run import Experiment, PlanWorker
-from probe.experiment.task import Key, MeasureTask, Task
 from probe.files import JsonObject
-from probe.request import EvalRequest, MethodsRequest, say, warn_skipped
+from probe.request import EvalRequest, MethodsRequest, reference_method, say, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
-from probe.store.reader import partial_path, reference_method, store_of, whole_passes
+from probe.store.reader import partial_path, store_of, whole_passes
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions

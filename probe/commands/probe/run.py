@@ -60,10 +60,9 @@ from probe.experiment.estimate import (
 )
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner, computing, format_seconds, is_over
+from probe.experiment.pool import LOCAL, Pool, Runner, Task, TasksLost, computing, format_seconds, is_over
 from probe.experiment.run import CommandResult, ModelSpec, run_tasks
-from probe.experiment.task import Task, TasksLost
-from probe.request import noted, say
+from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
 from probe.statistics import looks_of
 from probe.store import store
@@ -74,7 +73,6 @@ from probe.store.reader import (
     TOKENS,
     open_run,
     partial_path,
-    reference_method,
     store_of,
     whole_passes,
 )

@@ -20,8 +20,8 @@ from probe.eval_tasks.base import EvalKey
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, check_scores, eval_tasks, scores_of, unfit_length
 from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.pool import Task
 from probe.experiment.run import Experiment
-from probe.experiment.task import Task
 from probe.files import JsonObject
 from probe.statistics import confidence_of, looks_of
 from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, PASSKEY as BY_PASSKEY, decided, measured_failure

@@ -16,6 +16,7 @@ from mesa.errors import Refused
 from mesa.methods import make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
+from probe.figures.section import Table, filled, plain_table
 from probe.files import read_result
 from probe.glossary import about, explained, template, window
 from probe.options import head_name
@@ -23,7 +24,6 @@ from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having, percent
-from probe.tables import Table, filled, plain_table
 from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
 from probe.thresholds.onset import ALPHA, DriftOnset, crossing_texts, excluded, ranges
 from probe.thresholds.result import (

@@ -28,9 +28,9 @@ from probe.eval_tasks.sources import TextSource, rows, texts_by_name
 from probe.eval_tasks.tasks import tail_prompts
 from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
+from probe.experiment.run import MethodsPlan
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
-from probe.store.reader import reference_method
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
@@ -91,7 +91,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class ReadoutPlan:
+class ReadoutPlan(MethodsPlan):
     """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
 
     labels: by what is probed. documents, user_labels: fingerprints of the texts, and of the user's labels.
@@ -110,16 +110,6 @@ class ReadoutPlan:
     documents: str
     text_source: TextSource
     user_labels: str = ""
-
-    @property
-    def trained_length(self) -> int:
-        """M, in tokens."""
-        return next(iter(self.methods.values())).trained_length
-
-    @property
-    def reference(self) -> str:
-        """The method that others are compared with: Origin, or the first."""
-        return reference_method(list(self.methods))
 
     @property
     def ordered(self) -> list[str]:

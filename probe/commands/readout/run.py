@@ -48,9 +48,8 @@ from probe.commands.readout.result import READOUT, TABLES, DistanceRead, Interva
 from probe.eval_tasks.score import logits_bytes, nll
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner, is_over
+from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task, is_over
 from probe.experiment.run import CommandResult, Experiment, PlanWorker, opened, run_tasks, summary_of
-from probe.experiment.task import MeasureTask, Task
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
 from probe.statistics import half_width, student
