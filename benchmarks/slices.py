@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from probe.figures.heatmap import default_regions, regions, survey
-from probe.store import reader as store_regions
-from probe.store import store
+from probe.store import reader as store_regions, store
 from probe.store.reader import open_run, partial_path
 
 PANELS = {

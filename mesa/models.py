@@ -24,8 +24,8 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    __version__ as version,
 )
-from transformers import __version__ as version
 from transformers.utils import logging as transformers_logging
 
 from mesa import families

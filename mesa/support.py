@@ -127,6 +127,7 @@ def unfit(config: Any, method: type[Method]) -> str:
 
 _PARTLY = "proportional"
 """The rope_type of layers in which only the first rotary pairs turn."""
+_REMEDY = "; take another method"
 
 
 def _scaled_already(scaled: list[str], method: type[Method]) -> str:
@@ -138,7 +139,7 @@ def _scaled_already(scaled: list[str], method: type[Method]) -> str:
     kinds = " and ".join(kind if kind == "..." else repr(kind) for kind in scaled)
     return (
         f"its config scales rotary frequencies already (rope_type {kinds}), and where to scale them follows from the "
-        "base of unscaled ones; take another method"
+        f"base of unscaled ones{_REMEDY}"
     )
 
 
@@ -357,7 +358,7 @@ def table() -> str:
     methods = standard_methods()
     ways: dict[str, Callable[[type[Method]], str]] = {
         "rotary": lambda _: "",
-        "rotary, frequencies scaled": lambda method: _scaled_already(["..."], method),
+        "rotary, frequencies scaled": lambda method: _scaled_already(["..."], method).removesuffix(_REMEDY),
         "rotary, `proportional`": lambda method: _scaled_already([_PARTLY], method),
         "ALiBi": lambda method: missing("mpt", method),
     }

@@ -168,7 +168,7 @@ def exported(options: ExportOptions, opened: Any) -> Export:
     if opened is None:
         return commands()[options.kind].on_page("export")(options.store, **values)
     from probe.figures.heatmap import CELLS
-    from probe.store.select import hook_values, in_ranges
+    from probe.store.reader import hook_values, in_ranges
 
     for name, axis in (("layers", "layer"), ("dims", "dim")):
         if name in values:

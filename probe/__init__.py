@@ -22,22 +22,21 @@ if TYPE_CHECKING:
     from probe.commands.probe import ProbeRequest
     from probe.commands.probe.report import curves_export, drift_export, threshold_export, write_report
     from probe.commands.probe.run import run_probe
-    from probe.commands.readout.lens import lens_readout
-    from probe.commands.readout.probes import control_labels, fit_probe
+    from probe.commands.readout.plan import control_labels, fit_probe
+    from probe.commands.readout.run import lens_readout
     from probe.eval_tasks.sources import heldout
     from probe.evaluation import plan_evaluation
     from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, regions
     from probe.request import EvalRequest
     from probe.run import Run, open_run
-    from probe.store.select import hook_values
+    from probe.store.reader import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.drift import DriftRule, find_drift
-    from probe.thresholds.drift_onset import drift_onsets
     from probe.thresholds.failure import measured_failure
+    from probe.thresholds.onset import drift_onsets, negative_control, threshold_onsets
     from probe.thresholds.search import CrossingRule, search
     from probe.thresholds.state_distance import StateReference, find_state_distance, state_distance
-    from probe.thresholds.threshold_onset import negative_control, threshold_onsets
     from probe.thresholds.watch import watch
 
 check("mesa")
@@ -57,15 +56,14 @@ _MODULES = {
     "probe.commands.predict": "PredictRequest",
     "probe.commands.probe": "ProbeRequest",
     "probe.commands.probe.run": "run_probe",
-    "probe.commands.readout.lens": "lens_readout",
-    "probe.commands.readout.probes": "control_labels fit_probe",
-    "probe.store.select": "hook_values",
+    "probe.commands.readout.run": "lens_readout",
+    "probe.commands.readout.plan": "control_labels fit_probe",
+    "probe.store.reader": "hook_values",
     "probe.eval_tasks.sources": "heldout",
     "probe.thresholds.analysis": "analyse summarize",
-    "probe.thresholds.drift_onset": "drift_onsets",
     "probe.thresholds.drift": "DriftRule find_drift",
     "probe.thresholds.failure": "measured_failure",
-    "probe.thresholds.threshold_onset": "negative_control threshold_onsets",
+    "probe.thresholds.onset": "drift_onsets negative_control threshold_onsets",
     "probe.thresholds.search": "CrossingRule search",
     "probe.thresholds.state_distance": "StateReference find_state_distance state_distance",
     "probe.thresholds.watch": "watch",

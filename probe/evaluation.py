@@ -27,11 +27,10 @@ from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
 from probe.experiment.journal import Journal, JournalRows, bad_row
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.run import Experiment
-from probe.experiment.task import MeasureTask, Task
+from probe.experiment.pool import MeasureTask, Task
+from probe.experiment.run import Experiment, PlanWorker
 from probe.files import JsonObject
-from probe.request import EvalRequest, warn_skipped
+from probe.request import EvalRequest, say, warn_skipped
 
 TASKS: dict[str, EvalTask] = plugins.registered(
     plugins.TASKS, {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Latency())}
@@ -96,7 +95,7 @@ def check_read(request: EvalRequest) -> None:
         reason = f"--{name.replace('_', '-')} {value} is read by {', '.join(readers)} alone, which --task does not name"
         if name != "text":
             raise Refused(reason)
-        sys.stderr.write(f"{reason}; it is kept for tasks that are added to this run\n")
+        say(f"{reason}; it is kept for tasks that are added to this run")
 
 
 def plan_evaluation(request: EvalRequest) -> EvalPlan:
@@ -267,7 +266,12 @@ def _row(
                 batch //= 2
     if scores is None:
         return None
-    return {"peak_mib": None if peak is None else peak.bytes / 2**20, "scores": [asdict(score) for score in scores]}
+    return {"peak_mib": None if peak is None else peak.bytes / 2**20, "scores": [_as_json(score) for score in scores]}
+
+
+def _as_json(score: Score) -> JsonObject:
+    """A score as the journal holds it; a depth only where there is one."""
+    return {name: value for name, value in asdict(score).items() if name != "depth" or value is not None}
 
 
 def _batch(model: Any, length: int, most: int, memory: int | None) -> int:

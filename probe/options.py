@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mesa.errors import Refused
-from probe.heads import parse_head
 
 MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
 MAX_COUNT = 10_000
@@ -149,6 +148,27 @@ def _range_text(value: Any) -> str:
     if value != "none":
         parse_ranges(value)
     return str(value)
+
+
+def head_name(layer: Any, head: Any) -> str:
+    """Layer and head, both counted from 0, as one name.
+
+    >>> head_name(0, 7)
+    'L0H7'
+    """
+    return f"L{layer}H{head}"
+
+
+def parse_head(name: str) -> tuple[int, int]:
+    """(layer, head) of a name such as 'L0H7'. Raises Refused for any other text.
+
+    >>> parse_head("L0H7")
+    (0, 7)
+    """
+    match = re.fullmatch(r"L([0-9]{1,4})H([0-9]{1,4})", name)
+    if not match:
+        raise Refused(f"{name!r} is not a head; write e.g. L0H7, head 7 of layer 0")
+    return int(match[1]), int(match[2])
 
 
 def parse_heads(value: Any) -> list[tuple[int, int]] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,8 +16,15 @@ from mesa.checkpoints.place import place_with_options
 from mesa.errors import Refused
 from mesa.methods import Method
 from mesa.settings import check_names, fitting_methods, read_configs
-from mesa.support import as_trained_text, check_acts, check_config, check_method, length_choice, windows_of
-from mesa.support import trained_length as stated_length
+from mesa.support import (
+    as_trained_text,
+    check_acts,
+    check_config,
+    check_method,
+    length_choice,
+    trained_length as stated_length,
+    windows_of,
+)
 from probe.options import (
     Count,
     JoinedNames,
@@ -178,7 +186,7 @@ class MethodsRequest(ModelRequest):
     )
     seed: Seed = option(0, "random seed; passages of text are spaced evenly whatever the seed")
     executor: Text = option(
-        "fused", "how attention is computed: fused, or dense (plain; O(T^2) memory)", group=METHODS_GROUP
+        "fused", "how attention is computed: fused, or dense (to compare with; O(T^2) memory)", group=METHODS_GROUP
     )
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
@@ -214,17 +222,45 @@ class ConfigsRequest(MethodsRequest):
         return super().checked_methods(config, trained_length) | configs
 
 
-@cache
-def say_once(note: str) -> None:
-    """Says on stderr, once, what was taken from a config, if anything needs saying."""
-    if note:
+def reference_method(methods: Sequence[str]) -> str:
+    """The method that others are compared with, and that thresholds are read from: Origin, or the first."""
+    return "origin" if "origin" in methods else methods[0]
+
+
+_SAID = set[str]()
+_noted: ContextVar[list[str] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """What plans made inside would say: a list in place of stderr, for plans that are only tried."""
+    notes = list[str]()
+    token = _noted.set(notes)
+    try:
+        yield notes
+    finally:
+        _noted.reset(token)
+
+
+def say(note: str) -> None:
+    """A line on stderr about what a plan chose by itself; inside `noted` it goes into the list."""
+    if (notes := _noted.get()) is not None:
+        notes.append(note)
+    else:
+        _SAID.add(note)
         sys.stderr.write(f"{note}\n")
 
 
+def say_once(note: str) -> None:
+    """The same of what was taken from a config, if anything needs saying, once."""
+    if note and note not in _SAID:
+        say(note)
+
+
 def warn_skipped(left_out: Mapping[str, str]) -> None:
-    """Says on stderr why something of a default set is left out."""
+    """Says why something of a default set is left out."""
     for reason in left_out.values():
-        sys.stderr.write(f"left out: {reason}\n")
+        say(f"left out: {reason}")
 
 
 @dataclass(frozen=True)

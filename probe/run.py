@@ -16,41 +16,29 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.commands import command
-from probe.commands.probe.report import (
-    control,
-    curves_of,
-    distance_export,
-    distance_section,
-    drift_export,
-    onsets,
-    threshold_export,
-    whole_summary,
-    with_tables,
+from probe.commands.probe import report
+from probe.commands.probe.verdict import (
+    Summary,
+    Verdict,
+    crossing_table,
+    drift_table,
+    facts_of,
+    findings_in,
+    onset_title,
+    run_summary,
+    verdict,
 )
-from probe.commands.probe.result import Summary, Verdict, run_summary
-from probe.commands.probe.verdict import crossing_table, drift_table, facts_of, findings_in, onset_title, verdict
+from probe.figures import heatmap
 from probe.figures.export import Export, heatmap_export
 from probe.figures.figure_data import Drawable
-from probe.figures.heatmap import (
-    default_regions,
-    describe,
-    layer_limits,
-    lazy_difference,
-    pooling,
-    side_by_side,
-    survey,
-    with_dims,
-)
-from probe.figures.heatmap import pool as pooled_panel
 from probe.figures.interactive import draw
+from probe.figures.section import Table, plain_table
 from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
-from probe.store.select import check_labels, hook_values, labelled, one_prompt
-from probe.tables import Table, plain_table
+from probe.store.reader import check_labels, hook_values, labelled, one_prompt
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.drift_onset import drift_onsets
-from probe.thresholds.threshold_onset import best
+from probe.thresholds.onset import best, drift_onsets
 
 if TYPE_CHECKING:
     from probe.commands.anatomy.page import HTML
@@ -135,7 +123,7 @@ class Run(reader.StoredRun):
     @property
     def summary(self) -> Summary:
         """summary.json where it is of this store, else computed."""
-        return run_summary(self.folder, self) or whole_summary(self.analysis())
+        return run_summary(self.folder, self) or report.whole_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
         """`analyse` of the run, computed once a hook.
@@ -189,7 +177,7 @@ class Run(reader.StoredRun):
         if name not in drifts:
             raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
         text = plain_table(drift_table(drift_onsets(drifts[name]), name))
-        return Result(drifts[name], text, drift_export(drifts[name], name, layers, methods))
+        return Result(drifts[name], text, report.drift_export(drifts[name], name, layers, methods))
 
     def thresholds(
         self,
@@ -221,8 +209,8 @@ class Run(reader.StoredRun):
             return Result(search, text, Export({}, {}))
         names = search["method"].values.tolist() if methods is None else list(methods)
         check_labels(hidden, "method", names)
-        export = threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
-        export = with_tables(export, summarize(analysis), methods, onsets, control)
+        export = report.threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
+        export = report.with_tables(export, summarize(analysis), methods, report.onsets, report.control)
         text = plain_table(crossing_table(hidden, search, pairs))
         first = "; ".join(f"{onset.method} {onset}" for onset in analysis.threshold_onsets[name])
         return Result(search, f"{text}\nthreshold onset: {first}", export)
@@ -248,8 +236,8 @@ class Run(reader.StoredRun):
             raise Refused(
                 f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"
             )
-        export = distance_export(distance, layers, methods)
-        return Result(distance, plain_table(distance_section(distance, layers, methods).tables[0]), export)
+        export = report.distance_export(distance, layers, methods)
+        return Result(distance, plain_table(report.distance_section(distance, layers, methods).tables[0]), export)
 
     def heatmap(
         self,
@@ -291,28 +279,30 @@ class Run(reader.StoredRun):
             >>> [path.suffix for path in shown.save("runs/exports", "svg,csv")]
             ['.svg', '.csv']
         """
-        hidden = with_dims(one_prompt(hook_values(self, hook), prompt))
+        hidden = heatmap.with_dims(one_prompt(hook_values(self, hook), prompt))
         given = {"methods": methods, "layers": layers, "dims": dims, "positions": positions}
         for name, labels in {"layer": layers, "dim": dims}.items():
             if labels is not None:
                 check_labels(hidden, name, labels)
                 hidden = hidden.sel({name: list(dict.fromkeys(labels))})
-        bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
+        bounds = (
+            heatmap.default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
+        )
         names = list(dict.fromkeys(hidden["method"].values.tolist() if methods is None else methods))
-        read = side_by_side(hidden, bounds, names, minus)
-        panel, drawn, limits = lazy_difference(read, minus), None, None
+        read = heatmap.side_by_side(hidden, bounds, names, minus)
+        panel, drawn, limits = heatmap.lazy_difference(read, minus), None, None
         if cells is not None and panel.size > _WHOLE:
             group = [name for name in names if name != minus]
-            drawn, limits = survey(read, [group], cells if pool is None else pool, minus=minus)
+            drawn, limits = heatmap.survey(read, [group], cells if pool is None else pool, minus=minus)
             panel = panel if pool is None else drawn
         else:
-            panel = lazy_difference(read.load(), minus).load()
-            limits = layer_limits(panel)
-            panel = panel if pool is None else pooled_panel(panel, pool)
+            panel = heatmap.lazy_difference(read.load(), minus).load()
+            limits = heatmap.layer_limits(panel)
+            panel = panel if pool is None else heatmap.pool(panel, pool)
         if pool is not None and panel.size > pool:
             raise Refused(f"pool {pool} is below {panel.size}, a value for each method, layer and region of positions")
-        text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
-        text += f"; each value is {pooling(panel)}" if pooling(panel) else ""
+        text = f"{heatmap.describe(panel)}; methods {', '.join(panel['method'].values)}"
+        text += f"; each value is {heatmap.pooling(panel)}" if heatmap.pooling(panel) else ""
         chosen = {name: labels for name, labels in given.items() if labels is not None}
         return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells, drawn, chosen))
 
@@ -334,7 +324,7 @@ class Run(reader.StoredRun):
             summary = self.summary
         except Refused:  # positions that onsets need were not captured
             summary = None
-        export = curves_of(self, summary, methods)
+        export = report.curves_of(self, summary, methods)
         failures = export.numbers["failures"]
         onset = next(name for name in failures if str(name).endswith("onset_text"))
         rows = zip(*(failures[name].values for name in ("method", "measured_text", onset)), strict=True)

@@ -14,7 +14,7 @@ import zarr
 from mesa.errors import NotFound, Refused
 from probe.commands import resume_command
 from probe.experiment.journal import REQUEST, JournalFile, read_journal
-from probe.experiment.progress import format_seconds
+from probe.experiment.pool import format_seconds
 from probe.files import JsonObject, read_result
 from probe.run_folder import LOCK, PROBE, REPORTED, Layout, RunFolder, layouts
 from probe.store.reader import EVALUATION, partial_path, store_of, stored_labels, whole_passes

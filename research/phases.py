@@ -27,7 +27,7 @@ from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base
 from mesa.support import check_method, is_rotary
-from probe.commands.anatomy.heads import labelled, recorded_attention, sampled_queries
+from probe.commands.anatomy.run import labelled, recorded_attention, sampled_queries
 
 _CIRCLE = 2 * math.pi
 _BLOCK = 256  # queries

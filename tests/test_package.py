@@ -1,7 +1,11 @@
 """What an installer, a type checker and the build machines read: in step with each other, and with the code."""
 
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -50,3 +54,20 @@ def test_the_newest_change_is_of_this_version_and_dated():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version, date = re.search(r"^## (\S+) \((.*)\)$", text, re.MULTILINE).groups()
     assert (version, bool(re.fullmatch(r"20\d\d-\d\d-\d\d", date))) == (__version__, True)
+
+
+def test_the_packages_page_has_no_link_that_leads_nowhere(tmp_path):
+    page = runpy.run_path(str(ROOT / "setup.py"))["page"]
+    text = "![A](docs/a.png) [b](docs/b.md#c) [d](https://d.org) [e](#e)"
+    host = "https://host.org/us/it"
+    assert page(text, host) == (
+        f"![A]({host}/raw/HEAD/docs/a.png) [b]({host}/blob/HEAD/docs/b.md#c) [d](https://d.org) [e](#e)"
+    )
+    assert page(text, None) == " b (`docs/b.md#c`) [d](https://d.org) [e](#e)"
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (written,) = tmp_path.glob("*/PKG-INFO")
+    metadata = message_from_string(written.read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata.get_payload().strip() == page(readme, PROJECT["urls"].get("Source")).strip()
+    assert not re.search(r"\]\((?!https?:|#)", metadata.get_payload())

@@ -13,7 +13,7 @@ ADDED = {
     "a method": {
         "mesa/methods/coarse.py": [("", f'"""Rounded distances."""\n\n{CODE}')],
         "mesa/methods/__init__.py": [
-            ("from mesa.methods.dual_chunk", "from mesa.methods.coarse import Coarse\nfrom mesa.methods.dual_chunk"),
+            ("from mesa.methods.gap", "from mesa.methods.coarse import Coarse\nfrom mesa.methods.gap"),
             ('"STRING", "CoPE"', '"STRING", "Coarse", "CoPE"'),
             ("        Gap,\n", "        Gap,\n        Coarse,\n"),
         ],

@@ -102,7 +102,7 @@ def test_sentences_labels_and_help_have_the_new_words():
 
 
 def test_heads_are_written_by_one_function():
-    """As L0H7, by `probe.heads.head_name`: no f-string writes 0.7."""
+    """As L0H7, by `probe.options.head_name`: no f-string writes 0.7."""
     dotted = re.compile(r"\{[\w.]*layer\}\.\{[\w.]*head\}")
     assert dotted.search('f"{row.layer}.{row.head}"')
     assert not [path for path in product(".py") if dotted.search(path.read_text(encoding="utf-8"))]

@@ -1,7 +1,7 @@
 """The paper's constructed transformers as real weights, and what really holds of theorems 3.1-3.3 and the corollary.
 
 In: the theorems' sizes (M, N, E, H). Out: models with hooks, closed forms, and verdicts on every claim.
-Open first: bounds.py, then constructions.py. `theory.bounds` needs no torch; the rest is loaded when used.
+Open first: bounds.py, then model.py. `theory.bounds` needs no torch; the rest is loaded when used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from mesa_lens.namesakes import check
 
 if TYPE_CHECKING:
     from theory.bounds import denominator, extended_length, first_failure
-    from theory.constructions import construction
-    from theory.model import Construction
+    from theory.model import Construction, construction
 
 check("mesa")
 
-_LAZY = {"Construction": "theory.model", "construction": "theory.constructions"}
+_LAZY: dict[str, str] = dict.fromkeys(("Construction", "construction"), "theory.model")
 _LAZY |= dict.fromkeys(("denominator", "extended_length", "first_failure"), "theory.bounds")
 
 __all__ = ["Construction", "construction", "denominator", "extended_length", "first_failure"]

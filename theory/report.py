@@ -16,9 +16,8 @@ from theory.claim import OURS, PAPER, SAFETY, Claim, summary
 from theory.claims.corollary import exact_stair_model
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
-from theory.constructions import nope_model, plain_model, woven_model
 from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE
-from theory.model import Construction
+from theory.model import Construction, nope_model, plain_model, woven_model
 from theory.weave import rerope
 
 

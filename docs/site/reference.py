@@ -197,7 +197,8 @@ def _parts(text):
     for name in ("Returns", "Yields", "Raises"):
         if name in sections:
             body = sections[name]
-            rest.append(f"**{name}:** {' '.join(body.split()) if name != 'Raises' else _raised(body)}\n")
+            joined = re.sub(r"\n(?!\n|- )\s*", " ", body)  # a list stays one
+            rest.append(f"**{name}:** {joined if name != 'Raises' else _raised(body)}\n")
     if "Examples" in sections:
         rest.append(f"```pycon\n{sections['Examples']}\n```\n")
     return about, args, "\n".join(rest)

@@ -14,8 +14,7 @@ from typing import Any
 from mesa import plugins
 from mesa.errors import Refused
 from mesa.methods.base import Method
-from mesa.methods.chunked import MesaExtrapolation
-from mesa.methods.dual_chunk import DCA
+from mesa.methods.chunked import DCA, MesaExtrapolation
 from mesa.methods.gap import Gap
 from mesa.methods.interpolated import PI, CoPE, YaRN
 from mesa.methods.mapped import STRING, LaMPE

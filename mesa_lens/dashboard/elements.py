@@ -21,10 +21,9 @@ from mesa_lens.dashboard import address
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import PANEL_WIDTH, Export, asset, least_width, plots, safe_name
 from probe.figures.figure_data import BLACK, GREY, RED, Chart, Drawable
-from probe.figures.section import Section
+from probe.figures.section import Section, Table
 from probe.glossary import help_of, template
 from probe.status import Status
-from probe.tables import Table
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     BLACK: "#808080",
@@ -39,6 +38,8 @@ _POINTS = 30  # along each side of a heatmap, by which a box is chosen
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 T = TypeVar("T")
+OnPoint = Callable[[Mapping[str, Any]], None]
+"""Called with a point as plotly describes it: `x`, `y`, `customdata`, `legendgroup`."""
 FORMS = ("png", "svg", "pdf", "csv")
 """The file formats of every figure."""
 
@@ -107,12 +108,18 @@ def _recoloured(part: Any) -> Any:
 
 
 def show(
-    figure: Drawable | go.Figure, key: str, alt: str = "", on_box: Callable[[], None] | None = None, file: str = ""
+    figure: Drawable | go.Figure,
+    key: str,
+    alt: str = "",
+    on_box: Callable[[], None] | None = None,
+    file: str = "",
+    on_point: OnPoint | None = None,
 ) -> None:
     """Draws a figure over the page's width, its title above it as text, and below it what is seen.
 
     alt: describes it to screen readers; default: its title, and what is seen. on_box: called when a region of heatmaps
     is chosen by dragging, which `chosen_box` returns. file: the name of the picture that plotly saves; default `key`.
+    on_point: called with the point of a chart of one panel, or the tile of heatmaps, that is clicked.
     """
     file = file or key
     if isinstance(figure, go.Figure):
@@ -120,15 +127,18 @@ def show(
         return
     st.markdown(f"**{plain(figure.title)}**")
     name, alt = f"wide-{safe_name(key)}", alt or f"{figure.title}. {figure.seen}"
+    point = None
     if isinstance(figure, Chart) and len(figure.panels) > 1:
         _panels(figure, name, key, alt, file)
     else:
         width = least_width(figure)
         with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
             st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-            _plot(plots(figure)[0], alt, key, file, on_box)
+            point = _plot(plots(figure)[0], alt, key, file, on_box, is_clicked=on_point is not None)
     if figure.seen:
         st.caption(plain(figure.seen))
+    if on_point and point:
+        on_point(point)
 
 
 def _panels(chart: Chart, name: str, key: str, alt: str, file: str) -> None:
@@ -141,11 +151,36 @@ def _panels(chart: Chart, name: str, key: str, alt: str, file: str) -> None:
                 _plot(drawn, f"{panel.title}. {alt}", f"{key}-{number}", f"{file}-{number}")
 
 
-def _plot(figure: go.Figure, alt: str, key: str, file: str, on_box: Callable[[], None] | None = None) -> None:
+def _plot(
+    figure: go.Figure,
+    alt: str,
+    key: str,
+    file: str,
+    on_box: Callable[[], None] | None = None,
+    is_clicked: bool = False,
+) -> Mapping[str, Any] | None:
+    """Draws it; the point that is clicked, or None."""
     config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": file}}
     options: Any = {"on_select": on_box, "selection_mode": "box"} if on_box else {}
-    drawn = on_both_themes(_selectable(figure) if on_box else figure)
-    st.plotly_chart(drawn, key=key, alt=alt, config=config, **options)
+    if is_clicked:
+        options = {"on_select": "rerun", "selection_mode": "points"}
+    drawn = on_both_themes(_selectable(figure) if on_box else _clickable(figure) if is_clicked else figure)
+    chosen: Any = st.plotly_chart(drawn, key=key, alt=alt, config=config, **options)
+    return next(iter(chosen["selection"]["points"]), None) if is_clicked else None
+
+
+def _clickable(figure: go.Figure) -> go.Figure:
+    """The heatmaps with an unseen point on each tile, which has the tile's text: plotly selects points alone."""
+    traces: Any = figure.data
+    for trace in [trace for trace in traces if trace.type == "heatmap"]:
+        texts = np.asarray(trace.customdata, object)
+        rows, columns = np.nonzero(texts != "")
+        look: Any = {"mode": "markers", "marker": {"opacity": 0, "size": 20}, "showlegend": False}
+        at = {"x": np.asarray(trace.x)[columns], "y": np.asarray(trace.y)[rows], "customdata": texts[rows, columns]}
+        figure.add_trace(
+            go.Scatter(**at, **look, xaxis=trace.xaxis, yaxis=trace.yaxis, hovertemplate=trace.hovertemplate)
+        )
+    return figure
 
 
 def _selectable(figure: go.Figure) -> go.Figure:
@@ -192,10 +227,10 @@ def table(values: Table) -> None:
 # Sections
 
 
-def draw(sections: Iterable[Section], key: str, level: int = 2) -> None:
+def draw(sections: Iterable[Section], key: str, level: int = 2, on_point: OnPoint | None = None) -> None:
     """Sections of a result page, with widgets for what is folded. key: of the figures, before their names.
 
-    level: of their headings; 2 is that below the page's title.
+    level: of their headings; 2 is that below the page's title. on_point: as for `show`.
     """
     for section in sections:
         place = st.expander(section.title) if section.folded else st.container()
@@ -208,18 +243,18 @@ def draw(sections: Iterable[Section], key: str, level: int = 2) -> None:
                 if isinstance(figure, Markup):
                     st.html(figure)
                 else:
-                    show(figure, f"{key}-{name}")
+                    show(figure, f"{key}-{name}", on_point=on_point)
             for values in section.tables:
                 table(values)
-            draw(section.parts, key, level + bool(section.title))
+            draw(section.parts, key, level + bool(section.title), on_point)
 
 
-def choose_part(parts: Sequence[Section], key: str) -> None:
-    """Of sections the texts, and that part which is chosen by its title."""
+def choose_part(parts: Sequence[Section], key: str, on_point: OnPoint | None = None) -> None:
+    """Of sections the texts, and that part which is chosen by its title. on_point: as for `show`."""
     draw([part for part in parts if part.is_text], key)
     others = {part.title: part for part in parts if not part.is_text}
     if others:
-        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key)
+        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key, on_point=on_point)
 
 
 # Widgets

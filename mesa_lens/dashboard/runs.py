@@ -15,18 +15,25 @@ import xarray as xr
 from mesa.errors import Refused
 from mesa_lens.dashboard import address
 from probe.commands import commands
+from probe.request import reference_method
 from probe.run import Run, open_run
 from probe.status import Status, status_of
 from probe.store.cache import cached, load
-from probe.store.reader import list_missing, missing_regions, partial_path, store_of
+from probe.store.reader import (
+    hook_values,
+    hooks_of,
+    list_missing,
+    missing_regions,
+    partial_path,
+    store_of,
+)
 from probe.store.result_file import ResultFile
-from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, judged_drifts
 from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
-    from probe.commands.eval.result import Evaluated, HarnessScores
-    from probe.commands.probe.result import Summary
+    from probe.commands.eval.page import Evaluated, HarnessScores
+    from probe.commands.probe.verdict import Summary
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -42,7 +49,7 @@ def _kinds() -> dict[str, tuple[ResultFile[Any], tuple[str, ...]]]:
     """The file that is read, and others that must be there; none without `mesa-lens eval`."""
     if EVALUATION not in commands():
         return {}
-    from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+    from probe.commands.eval.page import EVALUATED, HARNESS_SCORES
 
     return {HARNESS: (HARNESS_SCORES, ()), EVALUATION: (EVALUATED, ("samples.csv",))}
 

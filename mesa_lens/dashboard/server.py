@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import ipaddress
 import os
 import re
@@ -123,12 +124,18 @@ _ONE_ENTRY = """<script>
 
 @asynccontextmanager
 async def in_browser(_: Any) -> AsyncIterator[None]:
-    """Opens a browser once the server is up, unless that is headless."""
-    if not config.get_option("server.headless"):
-        address = config.get_option("server.address") or "localhost"
-        url = get_url("localhost" if address in ("0.0.0.0", "::") else address)
-        asyncio.get_running_loop().call_later(_DELAY, webbrowser.open, url)
+    """Imports what pages draw with, then opens a browser unless that is headless: it would be blank while they load."""
+
+    async def get_ready() -> None:
+        imports = asyncio.to_thread(importlib.import_module, "mesa_lens.dashboard.main")
+        await asyncio.gather(imports, asyncio.sleep(_DELAY), return_exceptions=True)
+        if not config.get_option("server.headless"):
+            address = config.get_option("server.address") or "localhost"
+            webbrowser.open(get_url("localhost" if address in ("0.0.0.0", "::") else address))
+
+    ready = asyncio.create_task(get_ready())
     yield
+    ready.cancel()
 
 
 async def shell(_: Request) -> HTMLResponse:

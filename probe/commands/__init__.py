@@ -1,4 +1,4 @@
-"""The commands that measure, one a folder: __init__ (request, row), plan, run, result, page.
+"""The commands that measure, one a folder: __init__ (request, row), run (plan, tasks, worker), result, page.
 
 In: the options of a command line or form. Out: a folder of journals and results, and a report of them.
 Open first: probe/run.py. All but `probe` are found by entry point, as another package's are.
@@ -28,7 +28,8 @@ class Command:
     module `run`: `plan` of what is asked, `estimate` and `run_and_report` of the plan, and maybe `listing`. tells: the
     functions of the package's module `page` by which a run's report, verdict and dashboard tell of its results (`tell`
     calls them). export: what `mesa-lens export` of this name shows, the parameters of `export` of the module `page`
-    (folder, ...) and an example. timed: whether --minutes can end it.
+    (folder, ...) and an example. timed: whether --minutes ends it; else `run` has `plan_in_time`, which chooses what
+    fits them.
     """
 
     name: str
@@ -55,6 +56,10 @@ class Command:
         """`plan` of what is asked, `estimate` and `run_and_report` of the plan; loads torch."""
         module = self._module("run")
         return module.plan, module.estimate, module.run_and_report
+
+    def plan_in_time(self, *own: Any, **how: Any) -> tuple[Any, float | None]:
+        """Of a command that is not `timed`: the plan of what is asked, and the minutes that its run ends after."""
+        return self._module("run").plan_in_time(*own, **how)
 
     def on_page(self, what: str) -> Callable[..., Any]:
         """One of `tells`; Refused for another."""

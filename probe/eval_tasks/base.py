@@ -58,13 +58,17 @@ class PromptSpec:
 
 @dataclass(frozen=True)
 class Score:
-    """One sample's score. seconds: its share of its batch's time, model calls only."""
+    """One sample's score. seconds: its share of its batch's time, model calls only.
+
+    depth: where in the prompt the answer stands, 0 (start) to 1 (end); None: nowhere, or not recorded.
+    """
 
     length: int
     sample: int
     metric: str
     value: float
     seconds: float | None = None
+    depth: float | None = None
 
 
 def in_batches(

@@ -61,8 +61,8 @@ class RetrievalTask(EvalTask):
         def run(batch: Sequence[Prompt]) -> list[bool]:
             return retrieval_hits(loaded.model, loaded.tokenizer, batch)
 
-        for number, _, hit, seconds in in_batches(prepared, setting.batch, run):
-            yield Score(length, number, "accuracy", float(hit), seconds)
+        for number, prompt, hit, seconds in in_batches(prepared, setting.batch, run):
+            yield Score(length, number, "accuracy", float(hit), seconds, prompt.key_position / length)
 
 
 def _passkey(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,9 @@ from mesa.outside import with_last_logits
 from mesa.plan import Plan
 from mesa.support import is_rotary
 from probe.capture.memory import pass_flops
-from probe.experiment.model_spec import ModelSpec
-from probe.experiment.progress import format_seconds
-from probe.experiment.run import Experiment
-from probe.experiment.task import Task
+from probe.experiment.pool import Task, format_seconds
+from probe.experiment.run import Experiment, ModelSpec
+from probe.request import noted
 
 Work = Sequence[tuple[Task, Method | None]]
 """Tasks with their methods; None: no pass."""
@@ -228,7 +225,7 @@ def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed,
     lengths = getattr(planned, "lengths", None) or planned.setting.lengths
     for request in _shorter(planned.request, lengths, trained):
         try:
-            with redirect_stderr(io.StringIO()):  # what is left out of it was said before
+            with noted():  # what is left out of it was said before
                 if seconds_of(passes(request), speed) <= (seconds or HALF_HOUR):
                     return request
         except Refused:  # too few or too short

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from mesa.errors import Failed, Occupied, Refused
 from mesa.methods import Method
-from probe.experiment.task import Key
+from probe.experiment.pool import Key
 from probe.files import JsonObject, checksum, difference
 from probe.options import options
 from probe.run_folder import CHECKSUM, is_whole, same_model

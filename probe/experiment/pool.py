@@ -1,19 +1,154 @@
-"""Who runs tasks: a pool of workers in this process or elsewhere, and how many threads torch computes with."""
+"""Tasks, and who runs them: workers, the threads that torch computes with, and what a run displays."""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
-from mesa.errors import Refused
-from probe.experiment.progress import Progress
-from probe.experiment.task import MeasureTask, Task, TaskOutcome, Worker
+from mesa.errors import Failed, Refused
+from mesa.progress import Bar
+
+if TYPE_CHECKING:
+    from probe.experiment.run import ModelSpec
+
+
+# Tasks
+
+Key = tuple[str | int, ...]
+"""Names and numbers that tell a task from the others, such as task, method and length."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit of work: its result depends on these values and on the model alone.
+
+    memory_bytes: needed beside the weights; best_bytes: where it runs at full speed; result_bytes: size of its result.
+    inputs: extra inputs, hashable; each yields one journal row. weight: its tokens, in passes of
+    `length`.
+    """
+
+    kind: str
+    key: Key
+    memory_bytes: int = 0
+    best_bytes: int = 0
+    result_bytes: int = 0
+    inputs: tuple[Any, ...] = ()
+    weight: int = 1
+    length: int = 0
+
+    def __str__(self) -> str:
+        """The key, in words."""
+        return ", ".join(map(str, self.key))
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What came of a task: its value; an error, which ends the run; or why no worker could finish it (`lost`)."""
+
+    value: Any = None
+    error: Exception | None = None
+    lost: str = ""
+
+
+class TasksLost(Failed):
+    """Tasks that no worker could finish; all others are done."""
+
+    def __init__(self, message: str, keys: Sequence[Key]) -> None:
+        super().__init__(message)
+        self.keys = list(keys)
+
+
+MeasureTask = Callable[[Task], Any]
+"""What a worker does with a task."""
+
+
+class Worker(Protocol):
+    """What measures tasks: plain data, from which each process loads the model once."""
+
+    @property
+    def source(self) -> ModelSpec:
+        """The model."""
+        ...
+
+    def start(self, memory_bytes: int | None = None) -> MeasureTask:
+        """Loads the model; returns the function that measures a task. memory_bytes: its limit; None: what is free."""
+        ...
+
+
+# What a run displays: a bar over all tasks and, with --verbose, a line a finished task; and its time limit
+
+
+class Progress:
+    """Moves a bar by a task's weight when it ends; lines go to stderr."""
+
+    def __init__(self, bar: Bar, *, verbose: bool = False) -> None:
+        self.bar, self.verbose = bar, verbose
+        self._begun: dict[Task, tuple[int, float]] = {}
+        self._ended: set[Task] = set()
+
+    def expect(self, tasks: Sequence[Task]) -> None:
+        """These tasks come next."""
+        self.bar.total = self.bar.n + sum(task.weight for task in tasks)
+
+    def began(self, task: Task, worker: int = 1) -> None:
+        """A worker has started a task."""
+        self._begun[task] = worker, time.monotonic()
+        self.bar.set_postfix_str(str(task))
+
+    def ended(self, task: Task) -> None:
+        """A task has ended, or is left out; a second call changes nothing."""
+        if task in self._ended:
+            return
+        self._ended.add(task)
+        self.bar.update(task.weight)
+        if self.verbose and task in self._begun:
+            worker, since = self._begun[task]
+            self.write(f"worker {worker}: {task} in {time.monotonic() - since:.1f} s")
+
+    def write(self, text: str) -> None:
+        """Writes a line above the bar."""
+        self.bar.write(text, file=sys.stderr)
+
+
+@contextmanager
+def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -> Iterator[Progress]:
+    """The progress of a run. title: the bar's; unit: of a task's weight."""
+    with Bar(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
+        yield Progress(bar, verbose=verbose)
+
+
+def format_seconds(seconds: float) -> str:
+    """A time in words, such as '4 min'; above 48 hours in days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds <= 48 * 3600 else f"{seconds / 86400:,.1f} days"
+
+
+def deadline(minutes: float | None) -> float | None:
+    """The time of `time.monotonic` after `minutes`; None: no limit. Raises Refused for 0 and less."""
+    if minutes is None:
+        return None
+    if not minutes > 0:
+        raise Refused(f"--minutes {minutes:g} is not above 0")
+    return time.monotonic() + 60 * minutes
+
+
+def is_over(until: float | None) -> bool:
+    """Whether a `deadline` has passed."""
+    return until is not None and time.monotonic() >= until
+
+
+# Workers and their threads
 
 _SECONDS = 0.2  # over which it is seen which CPUs are idle
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")

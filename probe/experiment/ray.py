@@ -21,9 +21,7 @@ import psutil
 from mesa.errors import Failed, Refused, install_command
 from mesa.progress import Bar
 from probe.experiment import pool as threads
-from probe.experiment.pool import Runner, TaskResult
-from probe.experiment.progress import Progress
-from probe.experiment.task import Task, TaskOutcome, Worker
+from probe.experiment.pool import Progress, Runner, Task, TaskOutcome, TaskResult, Worker
 
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _LOCAL_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}

@@ -1,25 +1,92 @@
-"""An experiment: tasks that follow from the journal's rows, run by workers until there are none."""
+"""An experiment: the model as each worker loads it, and tasks that follow from the journal, run until none is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import torch
+
+from mesa.errors import Refused
+from mesa.fingerprints import identity
 from mesa.methods import Method
-from mesa.models import chosen_dtype, origin
+from mesa.models import Loaded, bytes_a_number, chosen_dtype, config_of, load, model_class, origin
 from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import LOCAL, Pool, Runner
-from probe.experiment.progress import is_over, showing_progress
-from probe.experiment.task import Key, Task, Worker
+from probe.experiment.pool import LOCAL, Key, Pool, Runner, Task, Worker, is_over, showing_progress
 from probe.files import JsonObject, check_ours
+from probe.request import reference_method
 from probe.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model's name, the options of `mesa.load`, and its fingerprints on the machine that started the run."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, object], config: Any) -> ModelSpec:
+        """The model with this config, with the fingerprints of this machine."""
+        return cls(name, options, identity(name, config))
+
+    def loaded(self) -> Loaded:
+        """Loads the model."""
+        return load(self.name, **self.options)
+
+    def check(self) -> None:
+        """Raises Refused where this machine has another model, tokenizer or versions under the name."""
+        local = identity(self.name, self._config)
+        differing = [name for name, value in self.fingerprints.items() if local[name] != value]
+        if differing:
+            raise Refused(
+                f"a worker has other {', '.join(differing)} of {self.name} than this machine: "
+                f"{local[differing[0]]} in place of {self.fingerprints[differing[0]]}; give all machines the same"
+            )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model is placed on GPUs."""
+        return bool(self.options.get("device_map")) or not str(self.options.get("device") or "cpu").startswith("cpu")
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory of all weights; loads none."""
+        with torch.device("meta"):
+            trusted = bool(self.options.get("trust_remote_code"))
+            model = model_class().from_config(self._config, trust_remote_code=trusted)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return count * bytes_a_number(self._config, self.options)
+
+    @property
+    def _config(self) -> Any:
+        return config_of(self.name, **{key: self.options.get(key) for key in ("revision", "trust_remote_code")})
+
+
+@dataclass(frozen=True)
+class PlanWorker:
+    """What measures the tasks of a plan: the plan without its config, and the model that it is for, as plain data."""
+
+    plan: Any
+    source: ModelSpec
+
+    @classmethod
+    def of(cls, plan: Any, **more: Any) -> Self:
+        """The worker of a plan. more: the fields of a subclass."""
+        request = plan.request
+        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config), **more)
+
+    def start(self, memory_bytes: int | None = None) -> Callable[[Any], Any]:
+        """As for `Worker`."""
+        raise NotImplementedError
 
 
 class CommandResult(NamedTuple):
@@ -132,6 +199,22 @@ class Experiment:
 
     def skipped(self, task: Task) -> None:
         """A task was not `wanted`."""
+
+
+class MethodsPlan:
+    """What plans that compare methods have in common. methods: by name, of one M."""
+
+    methods: dict[str, Method]
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are compared with: Origin, or the first."""
+        return reference_method(list(self.methods))
 
 
 def summary_of(plan: Any) -> JsonObject:

@@ -8,22 +8,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from probe.figures.figure_data import (
-    DASHES,
-    GREY,
-    RED,
-    Chart,
-    Line,
-    Panel,
-    Point,
-    Rule,
-    grouped,
-    log_ticks,
-    nth,
-    style,
-    trained_rule,
-    value_title,
-)
+from probe.figures import figure_data as fig
 from probe.statistics import confidence_of, finite, known_mean
 from probe.thresholds.failure import (
     MIN_ACCURACY,
@@ -45,7 +30,7 @@ def curves_chart(
     measured: MeasuredFailures,
     trained: int,
     predicted: Mapping[str, PredictedFailure] | None = None,
-) -> Chart:
+) -> fig.Chart:
     """Loss, and passkeys found, by prompt length with 95% intervals; failures marked on the lines of what failed.
 
     predicted: by method the failure length (`length`, its `ends` and the `longest` length) that `mesa-lens predict`
@@ -56,7 +41,10 @@ def curves_chart(
         _score_panel(
             evaluation["tail_nll"].assign_attrs(evaluation.attrs, long_name="NLL", units="nats/token"),
             "Loss of the same last tokens (lower is better)",
-            [Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), RED), *_truncation(measured)],
+            [
+                fig.Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), fig.RED),
+                *_truncation(measured),
+            ],
             trained,
             [failure for failure in measured.failures if failure.by_nll == failure.length],
             predicted or {},
@@ -67,58 +55,58 @@ def curves_chart(
             _score_panel(
                 evaluation["passkey"].assign_attrs(evaluation.attrs, long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
-                [Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), RED)],
+                [fig.Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), fig.RED)],
                 trained,
                 [failure for failure in measured.failures if failure.by_passkey == failure.length],
                 {},
             )
         )
-    failing = grouped((failure.method, str(failure)) for failure in measured.failures)
+    failing = fig.grouped((failure.method, str(failure)) for failure in measured.failures)
     panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
-    return Chart(f"Measured by prompt length; {MEAN}", tuple(panels))
+    return fig.Chart(f"Measured by prompt length; {MEAN}", tuple(panels))
 
 
-def parted(chart: Chart) -> list[Chart]:
+def parted(chart: fig.Chart) -> list[fig.Chart]:
     """A chart a panel, for pages."""
     title = f"{{}}, by prompt length; {MEAN}"
-    return [Chart(title.format(panel.title), (replace(panel, title=""),)) for panel in chart.panels]
+    return [fig.Chart(title.format(panel.title), (replace(panel, title=""),)) for panel in chart.panels]
 
 
-def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
+def overlaid(charts: Sequence[tuple[str, str, fig.Chart]]) -> fig.Chart:
     """Curves of several runs, (name, model, chart from `curves_chart`), in one chart, a panel a measure.
 
     Methods keep their colours, runs differ by dash; the legend names method and run. Losses a token are overlaid for
     runs of one model only: another model counts other tokens.
     """
     models = {model for _, model, _ in charts}
-    groups: dict[tuple[str, str], list[tuple[int, str, Panel]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, str, fig.Panel]]] = {}
     for number, (name, model, chart) in enumerate(charts):
         for panel in chart.panels:
             by_token = len(models) > 1 and "/token" in panel.y_title
             groups.setdefault((panel.y_title, model if by_token else ""), []).append((number, name, panel))
     panels = tuple(_overlay(model, runs) for (_, model), runs in groups.items())
-    return Chart("Measured by prompt length; red: each run's limit", panels)
+    return fig.Chart("Measured by prompt length; red: each run's limit", panels)
 
 
 def _rule_text(limit: str, is_judged: bool) -> str:
     return f"fails {limit}" if is_judged else f"{limit}, not judged"
 
 
-def _truncation(measured: MeasuredFailures) -> list[Rule]:
+def _truncation(measured: MeasuredFailures) -> list[fig.Rule]:
     """The loss of truncation: the reference on the last M tokens alone, the same at every length beyond M."""
     if measured.stated.is_wrong or measured.lengths[-1] <= measured.level_length or not np.isfinite(measured.level):
         return []
-    return [Rule(measured.level, f"truncation to M {measured.level:z.2f}", GREY, "dot", right=True)]
+    return [fig.Rule(measured.level, f"truncation to M {measured.level:z.2f}", fig.GREY, "dot", right=True)]
 
 
 def _score_panel(
     scores: xr.DataArray,
     title: str,
-    rules: Sequence[Rule],
+    rules: Sequence[fig.Rule],
     trained: int,
     failures: Sequence[Failure],
     predicted: Mapping[str, PredictedFailure],
-) -> Panel:
+) -> fig.Panel:
     """Mean scores (method, length, prompt) over length; failures lie on their method's line."""
     scores = scores.sortby("length")
     repeats, shares = str(scores.dims[-1]), scores.attrs["units"] == "share"
@@ -135,7 +123,9 @@ def _score_panel(
             confidence.wilson(one.sum(), len(one)) if shares else confidence.student(one.tolist()) for one in values
         ]
         x, interval = row.length.values.astype(float), np.array(ends, float).reshape(-1, 2).T
-        lines.append(Line(method, x, known_mean(row.values), *style(method), interval=(interval[0], interval[1])))
+        lines.append(
+            fig.Line(method, x, known_mean(row.values), *fig.style(method), interval=(interval[0], interval[1]))
+        )
     by_method = {line.label: line for line in lines if len(line.x)}
     points = []
     for failure in failures:
@@ -149,27 +139,29 @@ def _score_panel(
             hover = f"{method}: failure predicted at {row.length} [{low}, {high}]"
             points.append(_mark(by_method[method], "predicted failure", row.length, (low, high), hover, "tick"))
     lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
-    return Panel(
+    return fig.Panel(
         title=title,
         x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (most > 1)} each",
-        y_title=value_title(scores),
+        y_title=fig.value_title(scores),
         lines=tuple(lines),
         y_range=y_range(lines, [rule.at for rule in rules]),
         points=tuple(points),
-        rules=(trained_rule(trained), *rules),
-        x_ticks=log_ticks(lengths),
+        rules=(fig.trained_rule(trained), *rules),
+        x_ticks=fig.log_ticks(lengths),
         log_x=True,
         seen=seen_lines(lines, "the share of passkeys found is" if shares else "the mean NLL is"),
     )
 
 
-def _mark(line: Line, text: str, length: int, ends: tuple[float, float], hover: str, symbol: str = "diamond") -> Point:
+def _mark(
+    line: fig.Line, text: str, length: int, ends: tuple[float, float], hover: str, symbol: str = "diamond"
+) -> fig.Point:
     """A length marked on a line."""
     y = float(np.interp(np.log(length), np.log(line.x), line.y))
-    return Point(text, length, y, line.colour, symbol, hover, ends)
+    return fig.Point(text, length, y, line.colour, symbol, hover, ends)
 
 
-def seen_lines(lines: Sequence[Line], name: str) -> str:
+def seen_lines(lines: Sequence[fig.Line], name: str) -> str:
     """The means at the longest length; of many methods the lowest and the highest."""
     longest = max((line.x[-1] for line in lines if len(line.x)), default=0)
     ends = sorted((float(line.y[-1]), line.label) for line in lines if len(line.x) and line.x[-1] == longest)
@@ -179,11 +171,13 @@ def seen_lines(lines: Sequence[Line], name: str) -> str:
     return f"At {longest:.0f} tokens {name} {', '.join(parts)}."
 
 
-def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
+def _overlay(model: str, runs: Sequence[tuple[int, str, fig.Panel]]) -> fig.Panel:
     """One panel of those of several runs, (number, name, panel); model: of them all, where panels differ by it."""
     first = runs[0][2]
     lines = [
-        replace(line, label=f"{line.label}, {name}", dash=DASHES[number % len(DASHES)], symbol=_symbol(number, line))
+        replace(
+            line, label=f"{line.label}, {name}", dash=fig.DASHES[number % len(fig.DASHES)], symbol=_symbol(number, line)
+        )
         for number, name, panel in runs
         for line in panel.lines
     ]
@@ -199,17 +193,17 @@ def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
         points=tuple(points),
         rules=tuple(replace(rule, text="") if several and not rule.vertical else rule for rule in rules),
         y_range=(min(panel.y_range[0] for _, _, panel in runs), max(panel.y_range[1] for _, _, panel in runs)),
-        x_ticks=log_ticks(sorted({tick for _, _, panel in runs for tick in panel.x_ticks})),
+        x_ticks=fig.log_ticks(sorted({tick for _, _, panel in runs for tick in panel.x_ticks})),
         seen=" ".join(f"{name}: {panel.seen}" for _, name, panel in runs),
     )
 
 
-def _symbol(number: int, line: Line) -> str:
+def _symbol(number: int, line: fig.Line) -> str:
     """The marker of the number-th run's line: its method's, until dashes repeat."""
-    return line.symbol if number < len(DASHES) else nth(number)[2]
+    return line.symbol if number < len(fig.DASHES) else fig.nth(number)[2]
 
 
-def y_range(lines: Sequence[Line], levels: Sequence[float] = ()) -> tuple[float, float]:
+def y_range(lines: Sequence[fig.Line], levels: Sequence[float] = ()) -> tuple[float, float]:
     """Ends of an axis for means, levels and interval ends.
 
     These up to twice the means' span away, so that those of two samples hide no curve.

@@ -27,7 +27,7 @@ from probe.figures.heatmap import CELLS, block_size, heatmap_grid, layer_limits,
 from probe.figures.interactive import ROOM_BELOW, draw
 from probe.figures.static import picture, write_png
 from probe.files import GENERATOR, json_text, write
-from probe.store.select import captured_ranges
+from probe.store.reader import captured_ranges
 
 ROWS = 1_000_000
 """A CSV holds no more rows: about what a spreadsheet opens."""

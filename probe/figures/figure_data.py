@@ -406,6 +406,8 @@ def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Sc
     """Blocks of `tiles` side by side over the same layers."""
     columns = tuple(float(len(block.x)) for block in blocks)
     sign = "%" if scale.digits is None else ""
+    hatched = any(block.muted is not None and block.muted.any() for block in blocks)
+    empty = any(np.isnan(block.values).any() for block in blocks)
     return Heatmaps(
         title,
         colour_title,
@@ -415,7 +417,7 @@ def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Sc
         width=sum(columns) * float(np.clip(6.4 / sum(columns), 0.14, 0.4)),
         height=26 * len(blocks[0].y),
         columns=columns,
-        note=NOTE,
+        note=tuple(text for text, is_there in zip(NOTE, (hatched, empty), strict=True) if is_there),
         seen=farthest_tile(blocks),
     )
 

@@ -12,7 +12,7 @@ from xarray.core import indexing
 
 from mesa.errors import Refused
 from probe.figures.figure_data import Heatmap, Heatmaps, escaped, spaced_ticks, token_texts, value_name, value_title
-from probe.store.select import captured_ranges, check_labels
+from probe.store.reader import captured_ranges, check_labels
 
 CELLS = 300_000
 """Values of a figure."""

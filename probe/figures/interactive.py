@@ -11,20 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from probe.figures.figure_data import (
-    BLACK,
-    FAINT,
-    GREY,
-    Chart,
-    Drawable,
-    Heatmap,
-    Heatmaps,
-    Line,
-    Panel,
-    Point,
-    Rule,
-    escaped,
-)
+from probe.figures import figure_data as fig
 
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 _AXIS = {
@@ -62,12 +49,12 @@ _BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
 _GROUND = "#D0D0D0"  # grey on a dark page too, in addition to colours that stay as they are
 
 
-def draw(figure: Drawable) -> go.Figure:
+def draw(figure: fig.Drawable) -> go.Figure:
     """The plotly figure of what `probe.figures.figure_data` holds."""
-    return _draw_chart(figure) if isinstance(figure, Chart) else _draw_heatmaps(figure)
+    return _draw_chart(figure) if isinstance(figure, fig.Chart) else _draw_heatmaps(figure)
 
 
-def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
+def _draw_heatmaps(maps: fig.Heatmaps) -> go.Figure:
     """One figure of all traces and axes at once: plotly takes ten times as long to add them one by one."""
     rows, columns = len(maps.cells), len(maps.columns)
     between = _BETWEEN_TITLED if any(cell.title for row in maps.cells[1:] for cell in row) else _BETWEEN
@@ -80,18 +67,20 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
     beside = {"x": 0, "xanchor": "left", "showarrow": False, "align": "left"}
     notes = [
         {**beside, "xref": "paper", "y": 0, "yref": "paper", "yanchor": "bottom", "yshift": 40 - below}
-        | {"text": escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
+        | {"text": fig.escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
     ]
     if note:
         place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
-        notes.append({**beside, **place, "text": "<br>".join(map(escaped, note)), "font": {"size": 12, "color": GREY}})
+        notes.append(
+            {**beside, **place, "text": "<br>".join(map(fig.escaped, note)), "font": {"size": 12, "color": fig.GREY}}
+        )
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     for at, cell in enumerate(cell for row in maps.cells for cell in row):
         row, column = divmod(at, columns)
         axis, left, lowest = _axis_name(at), _axis_name(row * columns), _axis_name((rows - 1) * columns + column)
         traces += [{**trace, "xaxis": f"x{axis}", "yaxis": f"y{axis}"} for trace in _traces(cell, maps, at == 0)]
-        titles = escaped(cell.x_title) if row == rows - 1 else "", escaped(cell.y_title) if column == 0 else ""
+        titles = fig.escaped(cell.x_title) if row == rows - 1 else "", fig.escaped(cell.y_title) if column == 0 else ""
         x = _axis(titles[0], cell.x_ticks, cell.ends[:2], 2 if columns > 2 else 8)
         y = _axis(titles[1], cell.y_ticks, cell.ends[2:], 4)
         if cell.y.dtype.kind == "U":  # one row a text
@@ -102,15 +91,15 @@ def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
         axes[f"yaxis{axis}"] = y | {"anchor": f"x{axis}", "domain": down[row]} | inside
         place = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
         if cell.title:
-            notes.append({**beside, **place, "text": escaped(cell.title), "font": {"size": 13}})
+            notes.append({**beside, **place, "text": fig.escaped(cell.title), "font": {"size": 13}})
         if cell.m is not None and cell.ends[0] < cell.m < cell.ends[1]:
             place = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
-            for look in ({"color": "white", "width": 3}, {"color": BLACK, "width": 1.5, "dash": "dash"}):
+            for look in ({"color": "white", "width": 3}, {"color": fig.BLACK, "width": 1.5, "dash": "dash"}):
                 shapes.append({**place, "type": "line", "line": look})
     layout = {
         "template": _TEMPLATE,
         "font": _FONT,
-        "title": {"text": escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        "title": {"text": fig.escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         "shapes": shapes,
         "annotations": notes,
         "plot_bgcolor": _GROUND,
@@ -136,18 +125,18 @@ def _axis_name(number: int) -> str:
 def _axis(title: str, ticks: Any, ends: tuple[float, float], most: int) -> dict[str, Any]:
     """An axis of a heatmap: labels at `ticks`, else `most` of plotly's own."""
     labels = {"nticks": most} if ticks is None else {
-        "tickvals": list(ticks), "ticktext": [escaped(text) for text in ticks.values()]
+        "tickvals": list(ticks), "ticktext": [fig.escaped(text) for text in ticks.values()]
     }  # fmt: skip
     look = {"showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
     return {**look, **labels, "title": {"text": title.replace("\n", "<br>"), "font": {"size": 12}}, "range": list(ends)}
 
 
-def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[dict[str, Any]]:
+def _traces(cell: fig.Heatmap, maps: fig.Heatmaps, scale: bool) -> list[dict[str, Any]]:
     """A heatmap with its strokes, numbers and mark; scale: with the colour scale, along the figure's lower edge."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     size = {"lenmode": "pixels", "len": 240, "thickness": 12}
     tiles = 0 if cell.muted is None else 1
-    texts = None if cell.texts is None else np.vectorize(escaped, otypes=[object])(cell.texts)
+    texts = None if cell.texts is None else np.vectorize(fig.escaped, otypes=[object])(cell.texts)
     colours = maps.colours if isinstance(maps.colours, str) else [list(stop) for stop in maps.colours]
     traces = [
         dict[str, Any](
@@ -177,7 +166,7 @@ def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[dict[str, Any]]:
         traces.append(look | {"x": columns, "y": rows, "text": texts})
     if cell.mark is not None:
         marker = {"symbol": "circle-open", "size": 14, "color": cell.mark.colour, "line": {"width": 2.5}}
-        hover = f"{escaped(cell.mark.text)}<extra></extra>"
+        hover = f"{fig.escaped(cell.mark.text)}<extra></extra>"
         look = {"type": "scatter", "mode": "markers", "marker": marker, "hovertemplate": hover}
         traces.append(look | {"x": [cell.mark.x], "y": [cell.mark.y]})
     return traces
@@ -196,13 +185,13 @@ def _hatching(muted: np.ndarray) -> dict[str, Any]:
     return {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": line, "hoverinfo": "skip"}
 
 
-def _draw_chart(chart: Chart) -> go.Figure:
+def _draw_chart(chart: fig.Chart) -> go.Figure:
     figure = make_subplots(
         1,
         len(chart.panels),
         figure=go.Figure(layout={"template": _TEMPLATE, "font": _FONT}),
         horizontal_spacing=0.12,
-        subplot_titles=["<br>".join(map(escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
+        subplot_titles=["<br>".join(map(fig.escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )
     groups = {_entry(line.entry): _entry(line.label) for panel in chart.panels for line in panel.lines}
     listed: dict[str, None] = {}
@@ -225,7 +214,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
     below = ROOM_BELOW + _TITLE_LINE * any(panel.outside for panel in chart.panels)
     below += _LEGEND_LINE * (_legend_lines(listed, len(chart.panels)) - 1)
     figure.update_layout(
-        title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
+        title={"text": fig.escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         height=_PLOT + head + below,
         margin={"t": head, "b": below, "l": 80, "r": 30},
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "tracegroupgap": 0},
@@ -247,12 +236,12 @@ def _legend_lines(entries: Iterable[str], panels: int) -> int:
 
 def _entry(text: str) -> str:
     """A text in lines, for the legend."""
-    return "<br>".join(map(escaped, wrap(text, _ENTRY)))
+    return "<br>".join(map(fig.escaped, wrap(text, _ENTRY)))
 
 
-def _line(line: Line, panel: Panel) -> go.Scatter:
+def _line(line: fig.Line, panel: fig.Panel) -> go.Scatter:
     symbol: str | None = line.symbol
-    width = (1.5 if line.crowded else 2) * (FAINT if line.faint else 1)
+    width = (1.5 if line.crowded else 2) * (fig.FAINT if line.faint else 1)
     mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": width}
     if line.dash == "none":
         mode, stroke = "markers", {"color": line.colour}
@@ -261,7 +250,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
     hover = [panel.title, line.entry, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     hover += ["%{customdata}"] * bool(line.tokens)
     low, high = line.interval or (line.y, line.y)
-    template = "%{text}" if line.texts else "<br>".join(map(escaped, hover))
+    template = "%{text}" if line.texts else "<br>".join(map(fig.escaped, hover))
     return go.Scatter(
         x=line.x,
         y=line.y,
@@ -269,8 +258,8 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         mode=mode,
         line=stroke,
         marker={"symbol": symbol, "size": _MARKER, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
-        customdata=list(map(escaped, line.tokens)) or None,
-        text=list(map(escaped, line.texts)) or None,
+        customdata=list(map(fig.escaped, line.tokens)) or None,
+        text=list(map(fig.escaped, line.texts)) or None,
         hovertemplate=f"{template}<extra></extra>",
         error_y=None if line.interval is None or line.band else _ends(high - line.y, line.y - low, 1, 3),
     )
@@ -288,7 +277,7 @@ def _ends(above: Any, below: Any, thickness: int, width: int) -> dict[str, Any]:
     }
 
 
-def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
+def _band(line: fig.Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
     """The interval of a line as a closed area; the legend toggles it with its line."""
     known = np.isfinite(interval).all(axis=0)
     x, low, high = (values[known] for values in (line.x, *interval))
@@ -298,7 +287,7 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
     return go.Scatter(**ends, **area, **legend, mode="lines")
 
 
-def _point(point: Point, panel: Panel) -> tuple[go.Scatter, go.Scatter]:
+def _point(point: fig.Point, panel: fig.Panel) -> tuple[go.Scatter, go.Scatter]:
     """A mark on a line, and what is not seen of it: markers that show its text.
 
     plotly shows the text of the nearest marker, of the smallest where several are there: else it would be the line's.
@@ -320,13 +309,13 @@ def _point(point: Point, panel: Panel) -> tuple[go.Scatter, go.Scatter]:
         x=[point.x] * len(sizes),
         y=[point.y] * len(sizes),
         marker={"size": sizes, "opacity": 0, "color": point.colour},
-        hovertemplate=f"{'<br>'.join(map(escaped, hover))}<extra></extra>",
+        hovertemplate=f"{'<br>'.join(map(fig.escaped, hover))}<extra></extra>",
         **place,
     )
     return seen, unseen
 
 
-def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
+def _add_rule(figure: go.Figure, rule: fig.Rule, panel: fig.Panel, column: int) -> None:
     place: dict[str, Any] = {"row": 1, "col": column}
     line = {"color": rule.colour, "dash": rule.dash, "width": 1.5}
     (figure.add_vline if rule.vertical else figure.add_hline)(rule.at, line=line, **place)
@@ -340,11 +329,11 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     if rule.vertical:  # an annotation on a logarithmic axis takes the logarithm, a line does not
         x = math.log10(rule.at) if panel.log_x else rule.at
         where = {"x": x, "y": 1, "yref": "y domain", "yanchor": "top"}
-    text = {"text": escaped(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
+    text = {"text": fig.escaped(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
     figure.add_annotation(**text, **where, xanchor="right" if rule.right else "left", showarrow=False, **place)
 
 
-def _beside_rules(panel: Panel) -> list[float] | None:
+def _beside_rules(panel: fig.Panel) -> list[float] | None:
     """Ends of a logarithmic axis that leave room beside a rule at or beyond the lines' ends; None where none is there.
 
     Without it such a rule is drawn upon the labels of the y axis.
@@ -358,13 +347,13 @@ def _beside_rules(panel: Panel) -> list[float] | None:
     return [low - room, high + room]
 
 
-def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
-    figure.update_yaxes(title_text=escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
-    below = "<br>".join(map(escaped, filter(None, [panel.x_title, panel.outside])))
+def _axes(figure: go.Figure, panel: fig.Panel, column: int) -> None:
+    figure.update_yaxes(title_text=fig.escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
+    below = "<br>".join(map(fig.escaped, filter(None, [panel.x_title, panel.outside])))
     x: dict[str, Any] = {"title_text": below, "title_standoff": 8, "zeroline": False}
     if panel.log_x or panel.x_ticks:
         labels = map(str, panel.x_ticks) if panel.log_x else panel.x_labels or map(str, panel.x_ticks)
-        x |= {"tickvals": list(panel.x_ticks), "ticktext": list(map(escaped, labels))}
+        x |= {"tickvals": list(panel.x_ticks), "ticktext": list(map(fig.escaped, labels))}
         x |= {"type": "log"} if panel.log_x else {"tickangle": 0}
     if panel.log_x and (ends := _beside_rules(panel)):
         x["range"] = ends

@@ -8,27 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from probe.figures import figure_data as fig
 from probe.figures.export import safe_name
-from probe.figures.figure_data import (
-    FAINT,
-    RED,
-    Chart,
-    Heatmap,
-    Heatmaps,
-    Line,
-    Panel,
-    Point,
-    Rule,
-    grouped,
-    line_of_positions,
-    style,
-    trained_rule,
-    value_name,
-    value_title,
-)
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets
+from probe.thresholds.onset import DriftOnset, drift_onsets, excluded
 from probe.thresholds.search import smooth
-from probe.thresholds.threshold_onset import excluded
 
 TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}
 """Colours of a drift map are doublings of a layer's limit."""
@@ -56,7 +39,7 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
 
 def drift_chart(
     drift: xr.Dataset, layers: list[int] | None = None, prompt: str = "", methods: Sequence[str] | None = None
-) -> Chart:
+) -> fig.Chart:
     """How far a layer's states are from their in-window range, by position and method, for `layers` of `find_drift`.
 
     Drawn is the root mean square over dims, in ranges: 1 is every dim at the edge of its in-window range. Positions of
@@ -72,20 +55,20 @@ def drift_chart(
         at = drift.sel(layer=layer)
         limit = float(np.sqrt(at["limit"].sel({"method": reference})))
         panels.append(
-            Panel(
+            fig.Panel(
                 title=f"layer {layer}",
                 x_title=f"position (tokens), runs of {drift.attrs['run']}",
                 y_title="distance (1: the edge of the range)",
                 lines=tuple(_line(at, onset) for onset in onsets),
                 y_range=(0.0, 1.08 * max(top, limit)),
                 points=tuple(_point(at, onset, layer) for onset in onsets if layer in onset.layers),
-                rules=(trained_rule(trained), Rule(limit, "", RED)),
+                rules=(fig.trained_rule(trained), fig.Rule(limit, "", fig.RED)),
                 seen="" if panels else _seen(onsets),
             )
         )
     where = f", prompt {prompt}" if prompt else ""
     title = f"How far hidden states ({drift.attrs['hook']}) are from their range inside the trained window{where}"
-    return Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
+    return fig.Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
 
 
 def distance_layers(distance: xr.Dataset) -> list[int]:
@@ -99,34 +82,34 @@ def distance_layers(distance: xr.Dataset) -> list[int]:
 
 def distance_chart(
     distance: xr.Dataset, layers: list[int] | None = None, methods: Sequence[str] | None = None
-) -> Chart:
+) -> fig.Chart:
     """`ratio` of `find_state_distance` by position and method; default layers: `distance_layers`."""
     trained, panels = distance.attrs["trained_length"], []
     displayed = distance if methods is None else distance.sel({"method": list(methods)})
     displayed = displayed.sel(layer=distance_layers(distance) if layers is None else layers)
     top = max(1.2, 1.08 * float(displayed[["ratio", "high"]].to_array().max()))
     for layer in displayed["layer"].values.tolist():
-        at, lines = displayed.sel(layer=layer), list[Line]()
+        at, lines = displayed.sel(layer=layer), list[fig.Line]()
         for name in at["method"].values.tolist():
             line = at.sel({"method": name})
             ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).any() else None
             middle = line["window"].values + distance.attrs["run"] / 2
-            lines.append(Line(name, middle, line["ratio"].values, *style(name), interval=ends, band=True))
+            lines.append(fig.Line(name, middle, line["ratio"].values, *fig.style(name), interval=ends, band=True))
         panels.append(
-            Panel(
+            fig.Panel(
                 title=f"layer {layer}",
                 x_title=f"position (tokens), windows of {distance.attrs['run']}",
                 y_title="squared distance over that within M",
                 lines=tuple(lines),
                 y_range=(0.0, top),
-                rules=(trained_rule(trained), Rule(1.0, "", RED)),
+                rules=(fig.trained_rule(trained), fig.Rule(1.0, "", fig.RED)),
             )
         )
     where = f"{distance.attrs['texts']} texts, {distance.attrs['hook']}"
-    return Chart(f"How far states on text lie from the in-window distribution ({where})", tuple(panels))
+    return fig.Chart(f"How far states on text lie from the in-window distribution ({where})", tuple(panels))
 
 
-def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
+def drift_map(drift: xr.Dataset, prompt: str = "") -> fig.Heatmaps:
     """How far every layer is from its in-window range over position, in doublings of its limit; a map a method.
 
     drift: of one prompt, from `find_drift`.
@@ -137,7 +120,7 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
     edges = begin[0] + run * block * np.arange(int(columns[-1]) // block + 2)
     where = f", prompt {prompt}" if prompt else ""
     maps = (_map(drift.sel({"method": onset.method}), onset, columns // block, edges) for onset in drift_onsets(drift))
-    return Heatmaps(
+    return fig.Heatmaps(
         f"Where hidden states ({drift.attrs['hook']}) leave their in-window range{where}; red: beyond the limit",
         "rms distance from in-window range",
         COLOURS,
@@ -152,7 +135,7 @@ def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
 
 
 def _seen(onsets: Sequence[DriftOnset]) -> str:
-    return f"States leave it, in tokens: {grouped((onset.method, _text(onset)) for onset in onsets)}"
+    return f"States leave it, in tokens: {fig.grouped((onset.method, _text(onset)) for onset in onsets)}"
 
 
 def _text(onset: DriftOnset) -> str:
@@ -161,22 +144,22 @@ def _text(onset: DriftOnset) -> str:
     return f"first at {onset.length}, in layer {onset.layer}"
 
 
-def _line(at: xr.Dataset, onset: DriftOnset) -> Line:
+def _line(at: xr.Dataset, onset: DriftOnset) -> fig.Line:
     """A method's distance; faint, with the reason, where it is not evaluated."""
     drift = at.sel({"method": onset.method})
     label = f"{onset.method}: excluded, {onset.reason}" if onset.reason else onset.method
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
-    look = style(onset.method)
-    return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(onset.reason))
+    look = fig.style(onset.method)
+    return fig.Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(onset.reason))
 
 
-def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> Point:
+def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> fig.Point:
     first = onset.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": onset.method}).sel(run=first, method="pad")))
-    return Point(f"layer {layer}, {onset.method}: first at {first}", first, y, style(onset.method)[0])
+    return fig.Point(f"layer {layer}, {onset.method}: first at {first}", first, y, fig.style(onset.method)[0])
 
 
-def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
+def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> fig.Heatmap:
     judged = (at["doubt"].values == "")[:, None] & ~at["warm_up"].values
     distance = np.full((len(judged), len(edges) - 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
@@ -189,9 +172,9 @@ def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarr
     mark = None
     if onset.length is not None and onset.layer is not None:
         words = f"{onset.method} drifts first at position {onset.length}, in layer {onset.layer}"
-        mark = Point(words, onset.length, layers.index(onset.layer), "#111111")
+        mark = fig.Point(words, onset.length, layers.index(onset.layer), "#111111")
     ticks = range(0, len(layers), -(-len(layers) // 6))
-    return Heatmap(
+    return fig.Heatmap(
         f"{onset.method}: {_text(onset)}",
         np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None]),
         (edges[:-1] + edges[1:]) / 2,
@@ -214,7 +197,7 @@ _WIDTH, _HEIGHT, _STEPS = 200, 90, 150  # pixels of a small picture, and points 
 
 def threshold_chart(
     hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: int, failures: Mapping[str, int] | None = None
-) -> Chart:
+) -> fig.Chart:
     """One dim's value over position at the first captured layer and at `layer`, where its threshold is observed.
 
     hidden (method, layer, position, dim) and search (from `probe.search`) are of one prompt. Values are smoothed as in
@@ -232,10 +215,10 @@ def threshold_chart(
     names = {threshold: f"threshold {threshold:.3g}"}
     names[limit] = f"limit {limit:.3g}" if limit != threshold else f"threshold and limit {limit:.3g}"
     looks = zip(names.items(), ("dash", "dot"), strict=False)
-    levels = [Rule(level, text, RED, dash, right=True) for (level, text), dash in looks]
+    levels = [fig.Rule(level, text, fig.RED, dash, right=True) for (level, text), dash in looks]
     methods = values["method"].values.tolist()
     levels += [
-        Rule(length, f"{name} fails", style(name)[0], "dot", vertical=True)
+        fig.Rule(length, f"{name} fails", fig.style(name)[0], "dot", vertical=True)
         for name, length in (failures or {}).items()
         if name in methods and length <= int(values["position"].values[-1])
     ]
@@ -247,39 +230,41 @@ def threshold_chart(
         for method in methods:
             line, crossing = here.sel({"method": method}), float(at["crossing"].sel({"method": method}))
             if not observing:
-                lines.append(line_of_positions(line, method, style(method)))
+                lines.append(fig.line_of_positions(line, method, fig.style(method)))
                 continue
             note = f", layer {layer}: {texts[method]}"
-            lines.append(line_of_positions(line, method, style(method), method in left_out, note))
+            lines.append(fig.line_of_positions(line, method, fig.style(method), method in left_out, note))
             if np.isfinite(crossing) and method not in left_out:
                 y = float(line.sel(position=int(crossing)))
-                points.append(Point(method + note, crossing, y, style(method)[0]))
+                points.append(fig.Point(method + note, crossing, y, fig.style(method)[0]))
         panels.append(
-            Panel(
+            fig.Panel(
                 title=f"layer {shown_layer}, dim {dim}",
                 x_title="position (tokens)" + ("" if smoothing == 1 else f", mean of the last {smoothing}"),
-                y_title=value_title(hidden),
+                y_title=fig.value_title(hidden),
                 lines=tuple(lines),
                 y_range=y_range,
                 points=tuple(points),
-                rules=(trained_rule(trained), *(levels if observing else ())),
-                seen=f"In layer {layer}, in tokens: {grouped(texts.items())}" if observing else "",
+                rules=(fig.trained_rule(trained), *(levels if observing else ())),
+                seen=f"In layer {layer}, in tokens: {fig.grouped(texts.items())}" if observing else "",
             )
         )
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
-    where = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
-    return Chart(f"{where}: {', '.join(names.values())}{no_threshold}", tuple(panels))
+    where = f"{fig.value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
+    return fig.Chart(f"{where}: {', '.join(names.values())}{no_threshold}", tuple(panels))
 
 
-def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> Chart:
+def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> fig.Chart:
     """One dim's value over position in one layer, under each method of hidden (method, layer, position, dim)."""
     values = hidden.sel(layer=layer, dim=dim).load()
     methods = values["method"].values.tolist()
-    lines = tuple(line_of_positions(values.sel({"method": name}), name, style(name)) for name in methods)
+    lines = tuple(fig.line_of_positions(values.sel({"method": name}), name, fig.style(name)) for name in methods)
     (y_range,) = same_span(central_ranges(values.expand_dims("layer"), 0, 0.005))
-    panel = Panel("", "position (tokens)", value_title(hidden), lines, y_range, rules=(trained_rule(trained),))
-    return Chart(f"{value_name(hidden)}, dim {dim}, layer {layer}", (panel,))
+    panel = fig.Panel(
+        "", "position (tokens)", fig.value_title(hidden), lines, y_range, rules=(fig.trained_rule(trained),)
+    )
+    return fig.Chart(f"{fig.value_name(hidden)}, dim {dim}, layer {layer}", (panel,))
 
 
 def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> list[str]:
@@ -300,12 +285,12 @@ def small_thresholds(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
         m = _WIDTH * (trained - position[0]) / (position[-1] - position[0])
         lines = [f'<path d="M{m:z.1f} 0V{_HEIGHT}" stroke="{_MIDDLE}" stroke-dasharray="4 3"/>']
         for y, dash in zip(_height(np.array([threshold, limit]), low, high), ("4 3", "1 3"), strict=True):
-            lines.append(f'<path d="M0 {y:z.1f}H{_WIDTH}" stroke="{RED}" stroke-dasharray="{dash}"/>')
+            lines.append(f'<path d="M0 {y:z.1f}H{_WIDTH}" stroke="{fig.RED}" stroke-dasharray="{dash}"/>')
         for method in shown["method"].values.tolist():
             y = _height(shown.sel({"method": method}).values, low, high)
             points = " ".join(f"{a:z.1f},{b:z.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
-            width = 1.3 * (FAINT if bool(excluded(at.sel({"method": method}))) else 1)
-            colour = _MIDDLE if method == "origin" else style(method)[0]
+            width = 1.3 * (fig.FAINT if bool(excluded(at.sel({"method": method}))) else 1)
+            colour = _MIDDLE if method == "origin" else fig.style(method)[0]
             lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>')
         levels = f"dashed: M, the threshold {threshold:.3g}; dotted: the limit {limit:.3g}"
         label = f"layer {layer}, dim {dim} over position; {levels}"

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from probe.figures.figure_data import BLACK, FAINT, GREY, Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Rule
+from probe.figures import figure_data as fig
 from probe.figures.heatmap import describe, farthest, row_name
 
 COLORMAP = "RdBu_r"
@@ -141,12 +141,12 @@ _LONG = 5  # characters of a label that stands upright
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
 
-def picture(figure: Drawable, form: str, dpi: int = DPI) -> bytes:
+def picture(figure: fig.Drawable, form: str, dpi: int = DPI) -> bytes:
     """The figure as a png, svg (text as text) or pdf file; the same bytes for the same figure."""
     return pictures(figure, (form,), dpi)[form]
 
 
-def pictures(figure: Drawable, forms: Sequence[str], dpi: int = DPI) -> dict[str, bytes]:
+def pictures(figure: fig.Drawable, forms: Sequence[str], dpi: int = DPI) -> dict[str, bytes]:
     """The figure's files by form, each laid out as the first one is."""
     files = {form: io.BytesIO() for form in forms}
     # a higher level: a quarter smaller, in twice the time
@@ -160,12 +160,12 @@ def pictures(figure: Drawable, forms: Sequence[str], dpi: int = DPI) -> dict[str
     return {form: file.getvalue() for form, file in files.items()}
 
 
-def draw(figure: Drawable) -> Figure:
+def draw(figure: fig.Drawable) -> Figure:
     """The matplotlib figure of what `probe.figures.figure_data` holds."""
-    return _draw_chart(figure) if isinstance(figure, Chart) else _draw_heatmaps(figure)
+    return _draw_chart(figure) if isinstance(figure, fig.Chart) else _draw_heatmaps(figure)
 
 
-def _draw_heatmaps(maps: Heatmaps) -> Figure:
+def _draw_heatmaps(maps: fig.Heatmaps) -> Figure:
     """All heatmaps in margins of so many inches; those of a column on one pair of axes: hundreds are slow to make."""
     rows, columns = len(maps.cells), len(maps.columns)
     labels = [label for cell in maps.cells[-1] for label in (cell.x_ticks or {}).values()]
@@ -210,22 +210,22 @@ def _draw_heatmaps(maps: Heatmaps) -> Figure:
     bar.ax.set_yticklabels(maps.ticks.values(), fontsize=7)
     bar.set_label(maps.colour_title, fontsize=7)
     note = "; ".join(maps.note)
-    figure.text(sides["left"], 0.06 / height, note, fontsize=7, color=GREY)
+    figure.text(sides["left"], 0.06 / height, note, fontsize=7, color=fig.GREY)
     return figure
 
 
-def _steps(cell: Heatmap, room: tuple[int, int]) -> list[int]:
+def _steps(cell: fig.Heatmap, room: tuple[int, int]) -> list[int]:
     """Rows and columns of values to a pixel, where there would be more than pixels."""
     return [-(-size // pixels) for size, pixels in zip(cell.values.shape, room, strict=True)]
 
 
-def _merging(maps: Heatmaps, room: tuple[int, int]) -> str:
+def _merging(maps: fig.Heatmaps, room: tuple[int, int]) -> str:
     """What the title says of merged values; empty where every value is drawn."""
     rows, columns = np.max([_steps(cell, room) for row in maps.cells for cell in row], axis=0)
     return f"; drawn: the farthest from 0 of {rows} x {columns} cells" if rows * columns > 1 else ""
 
 
-def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int], down: float) -> None:
+def _draw_heatmap(axis: Axes, cell: fig.Heatmap, colours: Any, room: tuple[int, int], down: float) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
     steps = _steps(cell, room)
     rows, columns = (np.arange(0, size, step) for size, step in zip(cell.values.shape, steps, strict=True))
@@ -234,7 +234,7 @@ def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]
     values = np.ma.masked_invalid(farthest(cell.values, (rows, columns)))
     axis.imshow(values, extent=(left, right, bottom, top), vmin=cell.low, vmax=cell.high, **look)
     if cell.m is not None and left < cell.m < right:
-        for look in ({"color": "white", "linewidth": 1.6}, {"color": BLACK, "linestyle": "--", "linewidth": 0.8}):
+        for look in ({"color": "white", "linewidth": 1.6}, {"color": fig.BLACK, "linestyle": "--", "linewidth": 0.8}):
             axis.plot([cell.m, cell.m], [bottom, top], solid_capstyle="butt", **look)
     if cell.mark is not None:
         marks: dict[str, Any] = {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.4}
@@ -247,7 +247,7 @@ def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int]
 
 
 def _label_heatmaps(
-    axis: Axes, cells: Sequence[Heatmap], room: tuple[int, int], rotation: int, down: np.ndarray
+    axis: Axes, cells: Sequence[fig.Heatmap], room: tuple[int, int], rotation: int, down: np.ndarray
 ) -> None:
     """Labels below a column of heatmaps, and left of those that are `down`, in their heights; no line about them."""
     left, right, bottom, top = cells[-1].ends
@@ -267,7 +267,7 @@ def _label_heatmaps(
     axis.set_yticks(np.add.outer(down * (bottom - top), list(ticks)).ravel(), [*ticks.values()] * len(down))
 
 
-def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarray) -> None:
+def _draw_tiles(axis: Axes, cell: fig.Heatmap, muted: np.ndarray, numbers: np.ndarray) -> None:
     """White lines between the values, strokes over the muted ones, and numbers."""
     axis.set_xticks(np.arange(-0.5, muted.shape[1]), minor=True)
     axis.set_yticks(np.arange(-0.5, muted.shape[0]), minor=True)
@@ -281,7 +281,7 @@ def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarra
         axis.text(column, row, str(numbers[row, column]), **look)
 
 
-def _draw_chart(chart: Chart) -> Figure:
+def _draw_chart(chart: fig.Chart) -> Figure:
     width = max(_LEAST_INCHES, _PANEL[0] * len(chart.panels))
     figure = _figure(chart.title, width, _PANEL[1])
     axes = figure.subplots(1, len(chart.panels), squeeze=False)[0]
@@ -306,7 +306,7 @@ def _figure(title: str, width: float, height: float) -> Figure:
     return figure
 
 
-def _draw_panel(axis: Axes, panel: Panel) -> None:
+def _draw_panel(axis: Axes, panel: fig.Panel) -> None:
     for number, line in enumerate(panel.in_order):
         _draw_line(axis, line, number)
     for point in panel.points:
@@ -329,13 +329,13 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.set_xticks(panel.x_ticks, panel.x_labels or None)
 
 
-def _draw_line(axis: Axes, line: Line, number: int) -> None:
+def _draw_line(axis: Axes, line: fig.Line, number: int) -> None:
     """A line with a marker at each value, or at a few, away from those of the lines drawn before."""
     step = len(line.x) // 6
     marks: dict[str, Any] = {"marker": MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
-    width = FAINT if line.faint else 1
+    width = fig.FAINT if line.faint else 1
     style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": width}
     axis.plot(line.x, line.y, label=line.entry, **style, **marks)
     if line.interval is not None:
@@ -346,7 +346,7 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
         axis.errorbar(line.x, line.y, ends, fmt="none", ecolor=line.colour, elinewidth=0.6, capsize=1.5)
 
 
-def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
+def _draw_rule(axis: Axes, rule: fig.Rule, panel: fig.Panel) -> None:
     style: dict[str, Any] = {"color": rule.colour, "linestyle": _DASHES[rule.dash], "linewidth": 0.8}
     box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": rule.colour, "bbox": box}

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from mesa.errors import NotFound, Refused
 from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject, json_text, read_result, write_result
-from probe.heads import head_name
+from probe.options import head_name
 from probe.run_folder import RUN, RunFolder, layouts, run_of
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]

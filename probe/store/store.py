@@ -33,19 +33,7 @@ from mesa.errors import Occupied, Refused
 from probe.experiment.journal import REQUEST
 from probe.files import SEAL, JsonObject, difference, seal_of
 from probe.run_folder import same_model
-from probe.store.reader import (
-    FILED,
-    FINGERPRINTS,
-    TEXT_SOURCE,
-    layout,
-    list_missing,
-    missing_regions,
-    open_run,
-    partial_path,
-    stored_array,
-    stored_labels,
-    variables,
-)
+from probe.store import reader
 
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
@@ -59,7 +47,7 @@ _NOT_COMPARED = (
     "trained_length_by",
     "as_trained",
     "states_from",
-    TEXT_SOURCE,
+    reader.TEXT_SOURCE,
     "quantization",
     "tokenizer_note",
 )  # may differ between runs with the same numbers
@@ -98,7 +86,7 @@ class Template:
     def labels(self) -> dict[str, Sequence[Any]]:
         """The labels of each dimension."""
         own = {name: labels for axes in self.axes.values() for name, labels in axes.items()}
-        return {name: getattr(self, f"{name}s") for name in FILED} | own
+        return {name: getattr(self, f"{name}s") for name in reader.FILED} | own
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
@@ -119,13 +107,13 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
     path = Path(path)
-    partial, existing = partial_path(path), None if overwrite else find_store(path, wanted)
+    partial, existing = reader.partial_path(path), None if overwrite else find_store(path, wanted)
     if existing == path:
         raise Occupied(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
         for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
             cut_short.unlink()
-        _check_disk(path, len(missing_regions(partial)) * max(wanted.region_bytes))
+        _check_disk(path, len(reader.missing_regions(partial)) * max(wanted.region_bytes))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     freed = sum(file.stat().st_size for begun in _begun(path) for file in begun.rglob("*") if file.is_file())
@@ -138,16 +126,16 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
         _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), begun)
         group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook, region in wanted.regions.items():
-            chunk, shard = layout(region, np.dtype(wanted.dtype).itemsize)
+            chunk, shard = reader.layout(region, np.dtype(wanted.dtype).itemsize)
             group.create_array(
                 hook,
-                shape=(*(len(wanted.labels[name]) for name in FILED), *region),
+                shape=(*(len(wanted.labels[name]) for name in reader.FILED), *region),
                 chunks=(1, 1, 1, *chunk),
                 shards=None if shard is None else (1, 1, 1, *shard),
                 dtype=wanted.dtype,
                 compressors=_CODECS,
                 fill_value=np.nan,
-                dimension_names=(*FILED, *wanted.axes[hook]),
+                dimension_names=(*reader.FILED, *wanted.axes[hook]),
                 attributes={"long_name": hook, "units": "activation"},
             )
     begun.rename(partial)  # a partial store never has half a template
@@ -160,13 +148,13 @@ def find_store(path: Path, wanted: Template) -> Path | None:
     Raises FileExistsError, naming what differs, where there is only another.
     """
     refusal = None
-    for store, kind in ((partial_path(path), "an unfinished run"), (path, "a run")):
+    for store, kind in ((reader.partial_path(path), "an unfinished run"), (path, "a run")):
         is_partial = store != path
         if not store.exists():
             continue
         try:
             if not is_partial:
-                open_run(path)
+                reader.open_run(path)
             differing = _differing(store, wanted, is_partial)
         except (OSError, ValueError, KeyError) as error:
             refusal = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
@@ -186,20 +174,20 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     if same_model(stored, attrs):  # its folder may be moved
         attrs = {**attrs, "model": stored["model"]}
     either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
-    compared = either - {*_NOT_COMPARED, *wanted.not_compared} - ({*FINGERPRINTS} - both)
+    compared = either - {*_NOT_COMPARED, *wanted.not_compared} - ({*reader.FINGERPRINTS} - both)
     for key in sorted(compared, key=lambda key: (key in _COMPARED_LAST, key)):
         if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return difference(key, stored.get(key), attrs.get(key))
     if is_partial:
-        if lacking := next((key for key in FINGERPRINTS if key in attrs and key not in stored), None):
+        if lacking := next((key for key in reader.FINGERPRINTS if key in attrs and key not in stored), None):
             return lacking
         then, now = (json.loads(str(versions.get("versions", "{}"))) for versions in (stored, attrs))
         if name := next((name for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None):
             return f"the version of {name}"
-    if (there := variables(group)).keys() != wanted.axes.keys():
+    if (there := reader.variables(group)).keys() != wanted.axes.keys():
         return difference("hooks", sorted(there), sorted(wanted.axes))
     for name, values in wanted.labels.items():
-        stored_values, now = stored_labels(group, name), _plain(values).tolist()
+        stored_values, now = reader.stored_labels(group, name), _plain(values).tolist()
         if stored_values != now:
             return difference(name, stored_values, now)
     return "dtype" if any(array.dtype != wanted.dtype for array in there.values()) else None
@@ -210,11 +198,11 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
 
     Raises Refused for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
     """
-    partial = partial_path(Path(path))
+    partial = reader.partial_path(Path(path))
     group = zarr.open_group(partial, mode="r+", use_consolidated=False)
-    array, index = stored_array(group, hook), []
-    for name, label in zip(FILED, (method, prompt, layer), strict=True):
-        labels = stored_labels(group, name)
+    array, index = reader.stored_array(group, hook), []
+    for name, label in zip(reader.FILED, (method, prompt, layer), strict=True):
+        labels = reader.stored_labels(group, name)
         if label not in labels:
             raise Refused(f"{name} {label!r} is not in the store, which holds {labels}")
         index.append(labels.index(label))
@@ -246,7 +234,7 @@ def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset, *,
     all of it is written; a former one is replaced.
     """
     path = Path(path)
-    store = partial_path(path) if partial_path(path).exists() and not finished else path
+    store = reader.partial_path(path) if reader.partial_path(path).exists() and not finished else path
     target = store / name
     unfinished = path.with_name(f"{path.name}.{name}")
     _remove(unfinished)
@@ -263,9 +251,9 @@ def write_group(path: str | os.PathLike[str], name: str, dataset: xr.Dataset, *,
 def finish(path: str | os.PathLike[str]) -> None:
     """Marks the store complete and gives it its name; Refused, and nothing renamed, if a region is missing."""
     path = Path(path)
-    partial, former = partial_path(path), path.parent / f"{path.name}.former"
-    if missing := missing_regions(partial):
-        raise Refused(f"{path} cannot be finished: {list_missing(missing)}")
+    partial, former = reader.partial_path(path), path.parent / f"{path.name}.former"
+    if missing := reader.missing_regions(partial):
+        raise Refused(f"{path} cannot be finished: {reader.list_missing(missing)}")
     _seal(partial)
     _remove(former)
     if path.exists():
@@ -288,7 +276,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 def _begun(path: Path) -> tuple[Path, ...]:
     """The partial store, and its template as it is written."""
-    return partial_path(path), path.with_name(path.name + ".begun")
+    return reader.partial_path(path), path.with_name(path.name + ".begun")
 
 
 def _remove(path: Path) -> None:

@@ -17,43 +17,18 @@ from mesa.methods import Method, make
 from mesa.plan import Plan, follows_length
 from probe.eval_tasks.base import Metric, interval, paired
 from probe.eval_tasks.sources import TextSource
+from probe.request import reference_method
 from probe.statistics import confidence_of, finite
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import TEXT_SOURCE, StoredRun
+from probe.store.reader import TEXT_SOURCE, StoredRun, hook_values
 from probe.store.result_file import having, or_nan
-from probe.store.select import hook_values, reference_method
+from probe.thresholds import onset, result
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets, top_dims
 from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
-from probe.thresholds.result import (
-    MEAN,
-    Control,
-    Difference,
-    DriftDim,
-    DriftResult,
-    Evidence,
-    Level,
-    LevelByStages,
-    LongestScores,
-    MethodResult,
-    NotJudged,
-    PromptControl,
-    PromptDrift,
-    Scores,
-    ThresholdDim,
-)
+from probe.thresholds.result import Evidence
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.state_distance import find_state_distance
 from probe.thresholds.stated_window import NOT_JUDGED
-from probe.thresholds.threshold_onset import (
-    TOP,
-    ThresholdOnset,
-    as_many,
-    best,
-    false_onsets,
-    search_and_control,
-    threshold_onsets,
-)
 
 _METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 _MULTIPLES = (2, 4)
@@ -82,7 +57,7 @@ class Analysis:
     reference: str
     prompt: str
     crossings: xr.Dataset
-    threshold_onsets: dict[str, list[ThresholdOnset]]
+    threshold_onsets: dict[str, list[onset.ThresholdOnset]]
     drifts: dict[str, xr.Dataset] | str
     rule: str
     control: xr.Dataset | str
@@ -95,10 +70,10 @@ class Analysis:
         return self.run.trained_length
 
     @property
-    def onsets(self) -> Sequence[DriftOnset | ThresholdOnset]:
+    def onsets(self) -> Sequence[onset.DriftOnset | onset.ThresholdOnset]:
         """One onset a method, by the rule asked for."""
         if self.rule == "drift" and not isinstance(self.drifts, str):
-            return drift_onsets(self.drifts[self.prompt])
+            return onset.drift_onsets(self.drifts[self.prompt])
         return self.threshold_onsets[self.prompt]
 
     @property
@@ -111,7 +86,7 @@ class Analysis:
         """The (layer, dim) pairs that threshold onsets rest on, best first."""
         if not self.has_states:
             return []
-        return best(self.crossings.sel(prompt=self.prompt), TOP)
+        return onset.best(self.crossings.sel(prompt=self.prompt), onset.TOP)
 
 
 def analyse(
@@ -153,7 +128,7 @@ def analyse(
     def searched() -> tuple[xr.Dataset, xr.Dataset | str]:
         if unfit:
             return search(hidden, trained, rule, reference), unfit
-        return search_and_control(hidden, trained, rule, reference)
+        return onset.search_and_control(hidden, trained, rule, reference)
 
     def controlled() -> Derived:
         control = searched()[1]
@@ -161,7 +136,7 @@ def analyse(
 
     crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: searched()[0]})[CROSSINGS]
     prompts = hidden["prompt"].values.tolist()
-    onsets = {prompt: threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
+    onsets = {prompt: onset.threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     control = unfit or work(f"{name}-{CONTROL}", controlled)
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
@@ -190,7 +165,7 @@ def _of_scores(run: StoredRun, by: str) -> Analysis:
     shape = tuple(run.hidden.sizes.get(name, 0) for name in dims)
     labels = {name: run.hidden[name].values for name in dims[:3]}
     hidden = xr.DataArray(np.empty(shape, np.float32), labels, dims, attrs={"length": length})
-    onsets: Any = {prompt: [NotJudged(name, NOT_CAPTURED) for name in methods] for prompt in prompts}
+    onsets: Any = {prompt: [result.NotJudged(name, NOT_CAPTURED) for name in methods] for prompt in prompts}
     return Analysis(run, hidden, reference, prompts[0], crossings, onsets, NOT_CAPTURED, by, NOT_CAPTURED, measured)
 
 
@@ -219,9 +194,11 @@ def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr
     texts = [name for name in prompts if name.startswith("text-")]
     judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
     if texts:
-        judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
+        judged[result.MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
     resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
-    rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
+    rules = {
+        name: DriftRule.scaled(trained, resolved, 1 if name in (result.MEAN, *texts) else period) for name in judged
+    }
     plans = plans_of(run, hidden)
     return {
         name: find_drift(values, trained, rules[name], plans=plans, reference=reference)
@@ -294,7 +271,7 @@ def summarize(analysis: Analysis) -> Evidence:
         searched=crossings.attrs["searched"],
         qualified={prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.threshold_onsets},
         best=[
-            ThresholdDim(*pair, *(float(at_best[name].sel(layer=pair[0], dim=pair[1])) for name in names))
+            result.ThresholdDim(*pair, *(float(at_best[name].sel(layer=pair[0], dim=pair[1])) for name in names))
             for pair in analysis.best
         ],
         methods=[_method_result(analysis, name) for name in analysis.hidden["method"].values.tolist()],
@@ -314,12 +291,12 @@ def summarize(analysis: Analysis) -> Evidence:
     )
 
 
-def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> Level:
+def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> result.Level:
     """What failures are measured against."""
     assert evaluation is not None
     vocabulary, passkeys = evaluation.attrs.get("vocabulary"), evaluation.get("passkey")
     at = {"method": measured.reference, "length": measured.level_length}
-    level = Level(
+    level = result.Level(
         tail_nll=measured.level,
         length=measured.level_length,
         guess=None if vocabulary is None else math.log(vocabulary),
@@ -329,7 +306,7 @@ def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> Level
     if "looks" not in evaluation.attrs:
         return level
     counts = {str(values.dims[-1]): values.notnull().sum(str(values.dims[-1])) for values in evaluation.values()}
-    return LevelByStages(
+    return result.LevelByStages(
         **{**vars(level), "prompts": {name: int(count.sel(at)) for name, count in counts.items()}},
         fewest={name: int(count.values[count.values > 0].min()) for name, count in counts.items()},
         most={name: int(count.max()) for name, count in counts.items()},
@@ -338,42 +315,42 @@ def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> Level
     )
 
 
-def _drift_result(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> DriftResult:
+def _drift_result(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> result.DriftResult:
     """The rule, and by prompt each method's onset and the dims that carry the reference's drift."""
     prompts = {}
     for prompt, drift in drifts.items():
         at, names = drift.sel({"method": drift.attrs["reference"]}), ("share", "centre", "range")
         dims = [
-            DriftDim(layer, dim, *(float(at[name].sel(layer=layer, dim=dim)) for name in names))
-            for layer, dim in top_dims(drift, TOP)
+            result.DriftDim(layer, dim, *(float(at[name].sel(layer=layer, dim=dim)) for name in names))
+            for layer, dim in onset.top_dims(drift, onset.TOP)
         ]
-        prompts[prompt] = PromptDrift(drift_onsets(drift), dims)
+        prompts[prompt] = result.PromptDrift(onset.drift_onsets(drift), dims)
     rule = DriftRule(**{name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__})
-    return DriftResult(rule, prompts)
+    return result.DriftResult(rule, prompts)
 
 
-def _method_result(analysis: Analysis, method: str) -> MethodResult:
+def _method_result(analysis: Analysis, method: str) -> result.MethodResult:
     """A method's onsets, its measured failure, its scores at the lengths of the table and the longest."""
     measured, evaluation, drifts = analysis.measured, analysis.run.evaluation, analysis.drifts
     unfit = measured is not None and measured.stated.is_wrong
     by_prompt = {
-        prompt: NotJudged(method, NOT_JUDGED) if unfit else having(onsets, method=method)[0]
+        prompt: result.NotJudged(method, NOT_JUDGED) if unfit else having(onsets, method=method)[0]
         for prompt, onsets in analysis.threshold_onsets.items()
     }
     if isinstance(drifts, str):
-        drift_onset = NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
+        drift_onset = result.NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
     else:
-        drift_onset = having(drift_onsets(drifts[analysis.prompt]), method=method)[0]
-    texts = {prompt: str(onset) for prompt, onset in by_prompt.items()}
+        drift_onset = having(onset.drift_onsets(drifts[analysis.prompt]), method=method)[0]
+    texts = {prompt: str(row) for prompt, row in by_prompt.items()}
     onsets = method, drift_onset, by_prompt[analysis.prompt], texts
     if evaluation is None or measured is None:
-        return MethodResult(*onsets)
-    return MethodResult(*onsets, *scored(evaluation, measured, method, analysis.reference))
+        return result.MethodResult(*onsets)
+    return result.MethodResult(*onsets, *scored(evaluation, measured, method, analysis.reference))
 
 
 def scored(
     evaluation: xr.Dataset, measured: MeasuredFailures, method: str, reference: str
-) -> tuple[Failure | None, dict[int, Scores], LongestScores]:
+) -> tuple[Failure | None, dict[int, result.Scores], result.LongestScores]:
     """`measured`, `scores` and `longest` of a `MethodResult`."""
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
@@ -383,7 +360,7 @@ def scored(
         within = evaluation.sel({"method": measured.reference, "length": measured.level_length})
         truncation = _difference(at.sel({"method": method}), within, "tail_nll")
     scores = {length: _scores(evaluation.sel(length=length), method, reference) for length in _table_lengths(measured)}
-    of_longest = LongestScores(
+    of_longest = result.LongestScores(
         **vars(last), length=longest, tail_nll_to_truncation=truncation, less=_less_others(at, method)
     )
     failure = next(iter(having(measured.failures, method=method)), None)
@@ -399,11 +376,11 @@ def _table_lengths(measured: MeasuredFailures) -> list[int]:
     return [measured.level_length, *beyond]
 
 
-def _scores(at: xr.Dataset, method: str, reference: str) -> Scores:
+def _scores(at: xr.Dataset, method: str, reference: str) -> result.Scores:
     """A method's scores at one length; NaN where it was not measured."""
     scores, others = at.sel({"method": method}), at.sel({"method": reference})
     if np.isnan(scores["tail_nll"]).all():
-        return Scores()
+        return result.Scores()
     confidence = confidence_of(at.attrs)
     values: dict[str, Any] = {}
     for name in (name for name in _METRICS if name in at and np.isfinite(scores[name]).any()):
@@ -412,10 +389,10 @@ def _scores(at: xr.Dataset, method: str, reference: str) -> Scores:
         values[f"{name}_interval"] = interval(there.tolist(), _METRICS[name], confidence)
         compared = method != reference and np.isfinite(scores[name].values - others[name].values).any()
         values[f"{name}_difference"] = _difference(scores, others, name) if compared else None
-    return Scores(**values)
+    return result.Scores(**values)
 
 
-def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
+def _less_others(at: xr.Dataset, method: str) -> dict[str, result.Difference]:
     """The method's tail NLL less every other's, text by text at one length; without methods not measured there."""
     nll = at[["tail_nll"]].dropna("method", how="all")
     scores = {name: nll.sel({"method": name}) for name in nll["method"].values.tolist()}
@@ -423,16 +400,16 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, Difference]:
     return {name: _difference(scores[method], scores[name], "tail_nll") for name in others}
 
 
-def _difference(scores: xr.Dataset, others: xr.Dataset, name: str) -> Difference:
+def _difference(scores: xr.Dataset, others: xr.Dataset, name: str) -> result.Difference:
     """A method's score less another's on the same prompts."""
     both = np.isfinite(scores[name].values - others[name].values)
     values, reference = (of[name].values[both].tolist() for of in (scores, others))
     mean = float(np.mean(np.subtract(values, reference)))
     ends = paired(values, reference, _METRICS[name], confidence_of(scores.attrs))
-    return Difference(mean, *map(or_nan, ends))
+    return result.Difference(mean, *map(or_nan, ends))
 
 
-def _control(control: xr.Dataset | str) -> Control | str:
+def _control(control: xr.Dataset | str) -> result.Control | str:
     """The settings and places, and by prompt what was found there, onsets included, which are false."""
     if isinstance(control, str):
         return control
@@ -440,12 +417,12 @@ def _control(control: xr.Dataset | str) -> Control | str:
     for prompt in control["prompt"].values.tolist():
         at = control.sel(prompt=prompt)
         detected = {name: at["detected"].sel({"method": name}).values for name in at["method"].values.tolist()}
-        prompts[prompt] = PromptControl(
+        prompts[prompt] = result.PromptControl(
             qualified=at["qualified"].values.tolist(),
             matched=at["matched"].values.tolist(),
-            as_many=float(as_many(at)),
+            as_many=float(onset.as_many(at)),
             detected={name: [None if np.isnan(at) else int(at) for at in of] for name, of in detected.items()},
-            false_onsets=dict(zip(detected, false_onsets(at).values.tolist(), strict=True)),
+            false_onsets=dict(zip(detected, onset.false_onsets(at).values.tolist(), strict=True)),
         )
     settings = (control.attrs[name] for name in ("searched", "top", "least"))
-    return Control(*settings, place=control["place"].values.tolist(), prompts=prompts)
+    return result.Control(*settings, place=control["place"].values.tolist(), prompts=prompts)

@@ -54,13 +54,26 @@ class Failure(InWords):
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
         return self.length is None and bool(self.judged_by) and not self.unjudged
 
+    @property
+    def begins(self) -> str:
+        """Where failure begins, of a method that fails, before the word 'tokens': 'between 512 and 768', 'by 768'."""
+        if not self.after:
+            return f"by {self.high or self.longest}{'' if self.high else ' if ever'}"
+        return f"between {self.after} and {self.high}" if self.high else f"after {self.after} if ever"
+
     def __str__(self) -> str:
-        """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
+        """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both.
+
+        Where the shortest length may fail, nothing is known below it: 'up to 768'.
+        """
         none = f"none up to {self.longest}"
         if self.length is None:
-            text = none if self.after is None else f"{none}, or after {self.after}"
+            open_ = f", or after {self.after}" if self.after else ", or earlier"
+            text = none if self.after is None else f"{none}{open_}"
         else:
-            text = f"({self.after}, {self.high}]" if self.high else f"after {self.after}, or {none}"
+            text = f"up to {self.high or self.longest}{'' if self.high else ', or none'}"
+            if self.after:
+                text = f"({self.after}, {self.high}]" if self.high else f"after {self.after}, or {none}"
             text += "" if self.sampled else " on one prompt"
         if self.dips:
             text += f"; dips at {', '.join(map(str, self.dips))}"

@@ -12,11 +12,10 @@ from probe.eval_tasks.sources import TextSource
 from probe.files import JsonObject
 from probe.store.result_file import Number, formerly
 from probe.thresholds.drift import DriftRule
-from probe.thresholds.drift_onset import DriftOnset
 from probe.thresholds.failure import Failure
+from probe.thresholds.onset import DriftOnset, ThresholdOnset
 from probe.thresholds.search import CrossingRule
 from probe.thresholds.stated_window import StatedWindow
-from probe.thresholds.threshold_onset import ThresholdOnset
 
 MEAN = "text-mean"
 """Label of the mean over the prompts of text."""

@@ -19,7 +19,7 @@ import pandas as pd
 import xarray as xr
 
 from mesa.errors import Refused
-from probe.store.select import captured_ranges, run_bounds
+from probe.store.reader import captured_ranges, run_bounds
 
 SIZE = 64
 """Positions of a block: smoothed values differ little within one."""

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.methods import make
 from probe.thresholds.drift import DriftRule, find_drift
-from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.failure import measured_failure
+from probe.thresholds.onset import drift_onsets
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.stated_window import TOO_LARGE, stated_window
 from research.script import run

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> None:
     """Measures the leak of every head, fits p and q, and writes results/attention.csv."""
-    from probe.commands.anatomy.heads import head_statistics
+    from probe.commands.anatomy.run import head_statistics
 
     planned = plan(PredictRequest(methods="origin", samples=args.samples))
     trained, length = planned.trained_length, planned.longest

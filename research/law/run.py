@@ -20,7 +20,7 @@ from probe.commands.predict import PredictRequest
 from probe.commands.predict.formula import Losses
 from probe.commands.predict.run import FOLDER, JOURNAL, PredictPlan, losses_of, plan
 from probe.experiment.journal import read_journal
-from probe.experiment.task import Key
+from probe.experiment.pool import Key
 from probe.files import JsonObject, write_json
 from probe.options import parse_lengths
 from research.law.judge import judge

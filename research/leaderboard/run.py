@@ -16,8 +16,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.statistics import shown, student, wilson
-from research.real_model.run import M as SMOLLM2_WINDOW
-from research.real_model.run import cells
+from research.real_model.run import M as SMOLLM2_WINDOW, cells
 from research.script import run
 
 ROOT = Path(__file__).parents[2]

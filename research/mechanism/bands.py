@@ -28,9 +28,8 @@ from mesa.engine.attention import EXECUTORS, dense, scored
 from mesa.engine.bridge import bridge as bridge_to
 from mesa.engine.schedule import Schedule
 from probe.commands.locate import LocateRequest
-from probe.commands.locate.interventions import Heads, blocks
-from probe.commands.locate.interventions import run as run_pass
-from probe.commands.locate.plan import PairedLosses, plan
+from probe.commands.locate.interventions import Heads, blocks, run as run_pass
+from probe.commands.locate.run import PairedLosses, plan
 from research.script import Journal, make_parser, run
 
 HEADS: dict[str, Heads] = {"0.7 and 2.0": {0: (7,), 2: (0,)}, "0.7": {0: (7,)}, "2.0": {2: (0,)}}

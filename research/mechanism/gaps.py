@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import mesa
 from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
-from probe.commands.anatomy.heads import recorded_attention
+from probe.commands.anatomy.run import recorded_attention
 from probe.commands.predict import PredictRequest
 from probe.commands.predict.run import plan
 from probe.eval_tasks.score import nll

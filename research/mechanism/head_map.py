@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.commands.locate.interventions import Head
-from probe.heads import head_name
+from probe.options import head_name
 from research.correlation import rank_correlation
 from research.figure_numbers import write_numbers
 from research.mechanism.picture import BLUE, GREY, HERE, rows
-from research.real_model.run import RESULTS as REAL_MODEL
-from research.real_model.run import located
+from research.real_model.run import RESULTS as REAL_MODEL, located
 
 TEXT = 0
 """The text of SmolLM2 that was estimated."""

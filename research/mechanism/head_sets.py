@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from mesa.methods import Origin
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import BASELINE, PATCHED, Head, Heads, PatchedHeads, Plain, by_layer
-from probe.commands.locate.plan import ORIGIN, ItemGroup, PairedLosses, paired, plan, set_key
-from probe.commands.locate.run import Locate
-from probe.experiment.task import Task
+from probe.commands.locate.run import ORIGIN, ItemGroup, Locate, PairedLosses, paired, plan, set_key
+from probe.experiment.pool import Task
 from probe.options import parse_lengths
 from research.script import make_parser, run
 

@@ -26,7 +26,7 @@ from mesa.engine.bridge import bridge as bridge_to
 from mesa.methods import Method
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Edit, Item, RunPair, blocks, clamped_dims
-from probe.commands.locate.plan import ORIGIN, PairedLosses, plan
+from probe.commands.locate.run import ORIGIN, PairedLosses, plan
 from probe.eval_tasks.retrieval import repeated_word
 from research.script import Journal, make_parser, run
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.heads import head_name
+from probe.options import head_name
 from research.figure_numbers import write_numbers
 
 HERE = Path(__file__).parent

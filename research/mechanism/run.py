@@ -25,9 +25,8 @@ import xarray as xr
 import mesa
 from mesa_lens.cli import main
 from probe.commands.anatomy import AnatomyRequest
-from probe.commands.anatomy.heads import by_span
-from probe.commands.anatomy.run import plan
-from probe.heads import head_name
+from probe.commands.anatomy.run import by_span, plan
+from probe.options import head_name
 from probe.store.result_file import percent
 from research.mechanism.rankings import rankings
 from research.phases import unmet_share

@@ -16,10 +16,8 @@ from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
 from mesa.settings import method_settings, wanted_names
 from probe import evaluation as evaluation_plan
-from probe.commands.probe import ProbeRequest
-from probe.commands.probe import plan as probe_plan
-from probe.commands.probe.plan import ProbePlan
-from probe.commands.probe.plan import work as probe_work
+from probe.commands.probe import ProbeRequest, plan as probe_plan
+from probe.commands.probe.plan import ProbePlan, work as probe_work
 from probe.evaluation import EvalPlan, Evaluation
 from probe.experiment.estimate import passes_of, work_of, work_text
 from probe.options import from_values, options

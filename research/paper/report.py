@@ -12,9 +12,8 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from probe.commands.eval.page import evaluation_charts, harness_table, sentences
-from probe.commands.eval.result import score_tables
-from probe.commands.probe.result import Summary
+from probe.commands.eval.page import evaluation_charts, harness_table, score_tables, sentences
+from probe.commands.probe.verdict import Summary
 from probe.figures.curves import curves_chart
 from probe.figures.export import html_embed
 from probe.figures.figure_data import Drawable

@@ -16,7 +16,7 @@ from mesa_lens.arguments import MinutesOptions, OutputOptions, WorkerOptions, ad
 from mesa_lens.running import print_continues, print_estimate, runner_of
 from probe.commands.eval.harness import checked_tasks
 from probe.experiment.lock import how_to_resume, owned
-from probe.experiment.progress import deadline
+from probe.experiment.pool import deadline
 from research.paper.config import check, estimate, read
 from research.paper.report import write_report
 from research.paper.runner import left, run_sections

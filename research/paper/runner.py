@@ -10,14 +10,11 @@ from typing import Any
 from probe.commands.eval.harness import Harness, run_harness
 from probe.commands.eval.run import run_evaluation as run_cells
 from probe.commands.probe.plan import ProbePlan
-from probe.commands.probe.prepared import check_fits, remove_run
-from probe.commands.probe.result import run_summary
-from probe.commands.probe.run import is_whole, run_probe
+from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
+from probe.commands.probe.verdict import run_summary
 from probe.evaluation import Evaluation, EvalWorker
-from probe.experiment.model_spec import ModelSpec
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.progress import is_over
-from probe.experiment.task import Task, TasksLost
+from probe.experiment.pool import LOCAL, Runner, Task, TasksLost, is_over
+from probe.experiment.run import ModelSpec
 from research.paper.config import PaperConfig, reason_left_out
 from research.paper.report import REPORTED, Outcome
 from research.paper.sections import SECTIONS

@@ -21,8 +21,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.commands.probe import ProbeRequest
-from probe.commands.probe.plan import evaluation_plan
-from probe.commands.probe.plan import plan as plan_probe
+from probe.commands.probe.plan import evaluation_plan, plan as plan_probe
 from probe.commands.probe.stages import BY_POSITION, Stages, candidates
 from probe.statistics import confidence_of, looks_of
 from probe.thresholds.failure import NATS_ABOVE, decided, measured_failure

@@ -16,7 +16,7 @@ from theory.bounds import extended_length
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
-from theory.constructions import nope_model, plain_model, woven_model
+from theory.model import nope_model, plain_model, woven_model
 from theory.parts import POSITION
 from theory.weave import self_extend, stair
 

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from mesa.constructed import ConstructedForCausalLM
 from mesa.constructed_config import ConstructedConfig
 from mesa.errors import Refused
-from theory.constructions import construction
-from theory.model import MLP, Construction
+from theory.model import MLP, Construction, construction
 from theory.parts import FREE, Shape
 
 BOS = "<bos>"

@@ -21,10 +21,9 @@ from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import Selection
 from probe.store.store import check_values
 from probe.thresholds.drift import DriftRule, find_drift
-from probe.thresholds.drift_onset import drift_onsets
 from probe.thresholds.failure import lasting
+from probe.thresholds.onset import best, drift_onsets, false_onsets, negative_control, threshold_onsets
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.threshold_onset import best, false_onsets, negative_control, threshold_onsets
 from research.script import Journal
 from research.thresholds_predict_failure.inputs import Inputs
 from research.thresholds_predict_failure.results import DRIFT, REFERENCE

@@ -14,7 +14,7 @@ import xarray as xr
 
 from probe.files import write
 from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, dipping, is_chance, lasting
-from probe.thresholds.threshold_onset import PLACES
+from probe.thresholds.onset import PLACES
 
 REFERENCE = "origin"
 TASKS = ("nll", "passkey")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP
+from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP
 from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE
 from research.thresholds_predict_failure.score import Estimate, Score, advantage, resamples, score, share
 

@@ -20,15 +20,14 @@ from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, check_placement, config_of, load, tokenizer_of
 from mesa.support import check_config, check_method, trained_length
 from probe.capture.memory import check_memory, peak_bytes
-from probe.commands.locate.interventions import Edit, Item
-from probe.commands.locate.interventions import run as one_pass
-from probe.commands.locate.plan import PairedLosses
+from probe.commands.locate.interventions import Edit, Item, run as one_pass
+from probe.commands.locate.run import PairedLosses
 from probe.eval_tasks import sources
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.score import heldout_ids
 from probe.eval_tasks.tasks import TAIL, tail_tokens
-from probe.heads import head_name
+from probe.options import head_name
 from probe.statistics import student
 from probe.thresholds.search import CrossingRule, check_positions, search
 from research.script import Cell, Journal

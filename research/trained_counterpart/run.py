@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.heads import head_name
-from probe.options import parse_lengths
+from probe.options import head_name, parse_lengths
 from probe.statistics import shown
 from research.figure_numbers import write_numbers
 from research.script import Journal, deadline, load_options, make_parser, run

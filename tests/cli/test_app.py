@@ -130,7 +130,7 @@ def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
     def again(*args, **options):
         raise ValueError("it is computed again")
 
-    for place in ("analysis.search", "analysis.find_drift", "analysis.search_and_control", "search._score"):
+    for place in ("analysis.search", "analysis.find_drift", "onset.search_and_control", "search._score"):
         monkeypatch.setattr(f"probe.thresholds.{place}", again)
     for page in ("overview", "thresholds", "heatmaps"):
         app = run(tmp_path, monkeypatch, page)
@@ -349,6 +349,57 @@ def test_a_region_chosen_by_dragging_sets_the_sliders(root, monkeypatch):
     monkeypatch.setattr("streamlit.session_state", state)
     heatmaps._narrow(open_run(root / "first").hidden, "figure")
     assert [state[key] for key in ("positions", "zoom", "dims")] == ["choose", (60, 70), (3, 8)]
+
+
+def clicked(monkeypatch, point):
+    """Has each figure that takes clicks say that this point was clicked; these figures, and the pages opened."""
+    figures, pages = {}, []
+
+    def plot(figure, *, key, selection_mode=None, **_):
+        if selection_mode == "points":
+            figures[key] = figure
+        return {"selection": {"points": [point] if selection_mode == "points" else []}}
+
+    monkeypatch.setattr("streamlit.plotly_chart", plot)
+    monkeypatch.setattr("streamlit.switch_page", lambda page, *, query_params: pages.append((page.title, query_params)))
+    return figures, pages
+
+
+@pytest.mark.parametrize("page", ["mechanism", "anatomy"])
+def test_a_click_on_a_head_opens_what_it_attends_to(page, opened, monkeypatch):
+    figures, pages = clicked(monkeypatch, {"customdata": "layer 2, head 3: 34% [12, 50]"})
+    app = opened(page, run="first", **({"locate_figures": "One head at a time"} if page == "mechanism" else {}))
+    assert "A click on a head opens what it attends to." in shown_texts(app)
+    method = app.query_params[f"{'locate' if page == 'mechanism' else page}_method"]
+    expected = {"run": "first", "tokens_head": "L2H3", "tokens_method": method}
+    assert pages == [("Tokens", expected)] * len(figures)
+    assert figures
+    traces = [trace for figure in figures.values() for trace in figure.data if trace.type == "scatter"]
+    texts = [trace.customdata for trace in traces if trace.customdata is not None]
+    assert any(re.match(r"layer 2, (.* )?3: ", str(text)) for of_trace in texts for text in of_trace)
+    clicked(monkeypatch, {"customdata": "layer 2, all heads: 34%"})
+    opened(page, run="first")
+    assert len(pages) == len(figures)  # a layer is no head
+
+
+def test_a_click_on_a_point_of_the_curves_links_to_what_is_stored_there(opened, monkeypatch):
+    links = []
+    monkeypatch.setattr("streamlit.page_link", lambda page, **options: links.append((page.title, options)))
+    figures, _ = clicked(monkeypatch, {"x": 128.0, "y": 2.5, "legendgroup": "rerope"})
+    app = opened("overview", run="first")
+    assert [*figures] == ["curves"]
+    assert "At 128 tokens, rerope:" in shown_texts(app)
+    near = {title: options for title, options in links if "label" in options}
+    values = near["Heatmaps"]["query_params"]
+    assert values | {"zoom": [*map(int, values["zoom"])]} == {
+        "run": "first", "positions": "choose", "zoom": [96, 159], "methods": "rerope", "minus": "nothing"
+    }  # fmt: skip
+    assert near["Heatmaps"]["label"] == "Hidden states of tokens 96 to 159"
+    assert near["Tokens"]["query_params"] == {"run": "first", "tokens_method": "rerope"}
+    clicked(monkeypatch, {"x": 4096.0, "y": 2.5, "legendgroup": "rerope"})  # longer than what is stored
+    opened("overview", run="first")
+    labels = [options["label"] for title, options in links if title == "Heatmaps" and "label" in options]
+    assert labels[-1] == "Hidden states of tokens 256 to 319"
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):

@@ -8,7 +8,7 @@ import pytest
 from pages import drawn, shown_texts, tables
 from results import evaluation, write_evaluation
 
-from probe.commands.eval.result import EVALUATED, Sample, summarize
+from probe.commands.eval.page import EVALUATED, Sample, summarize
 from probe.evaluation import TASKS
 from probe.experiment.journal import Journal
 from probe.files import write_result

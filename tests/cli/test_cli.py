@@ -12,7 +12,7 @@ from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli, status
-from probe.tables import Table, plain_table
+from probe.figures.section import Table, plain_table
 
 PARSERS = parsers(cli.parser())
 

@@ -41,7 +41,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(words, tmp_path, 
         "report.html",
     }  # fmt: skip
     header, *rows = (tmp_path / "samples.csv").read_text().splitlines()
-    assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib"
+    assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib,depth"
     assert len(rows) == 2 * 2 * 2 * 2
     assert main(words) == 0
     again = capsys.readouterr()
@@ -74,7 +74,7 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path, capsys, monkeypatch, ov
 
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("probe.experiment.run.is_over", lambda until: until is not None)  # after the first cell
-    monkeypatch.setattr("probe.commands.eval.run.write_curves", lambda *_: [])  # matplotlib takes seconds
+    monkeypatch.setattr("probe.commands.eval.page.write_curves", lambda *_: [])  # matplotlib takes seconds
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     with monkeypatch.context() as patch:
         patch.setattr(running, "is_over", lambda until: until is not None)

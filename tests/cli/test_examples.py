@@ -10,7 +10,7 @@ from pages import drawn, shown_texts
 from mesa_lens.cli import main
 from mesa_lens.dashboard.runs import unfinished
 from probe.commands.locate.result import LOCATED
-from probe.commands.probe.result import SUMMARY
+from probe.commands.probe.verdict import SUMMARY
 from probe.files import read_result
 from probe.status import status_of
 from probe.store.reader import open_run, store_mark

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from mesa_lens import running
 from mesa_lens.cli import main
 from probe.experiment.estimate import Speed
 from probe.run import open_run
@@ -22,7 +21,8 @@ def speed(monkeypatch):
         longest_of.append(longest)
         return Speed(0.5, 0.0, 0.0, longest)
 
-    monkeypatch.setattr("probe.experiment.estimate.measure_speed", measured)
+    for module in ("probe.experiment.estimate", "probe.commands.probe.run"):
+        monkeypatch.setattr(f"{module}.measure_speed", measured)
     return longest_of
 
 
@@ -65,7 +65,7 @@ def test_random_weights_give_no_verdict_that_a_method_helps(model, tmp_path, spe
 
 def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, speed, monkeypatch, capsys):
     out = tmp_path / "run"
-    monkeypatch.setattr("probe.commands.probe.timed._Run.captured", lambda self, tokens: None)
+    monkeypatch.setattr("probe.commands.probe.run._Run.captured", lambda self, tokens: None)
     assert main(["probe", "--model", model, "--methods", "origin,mesa", "--minutes", "0.3", "--out", str(out)]) == 0
     run = open_run(out)
     assert "hidden states are not captured yet" in " ".join(repr(run.verdict()).split())
@@ -112,7 +112,7 @@ def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, s
 
 @pytest.mark.parametrize(("more", "is_fitted"), [([], True), (["--samples", "2", "--refine", "0"], False)])
 def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monkeypatch, speed, capsys, more, is_fitted):
-    monkeypatch.setattr(running, "CHEAP_RUN", 0)
+    monkeypatch.setattr("probe.commands.probe.run.CHEAP_RUN", 0)
     out = tmp_path / "run"
     methods = ["--methods", "origin", "--texts", "0"] if more else ["--methods", "origin"]
     assert main(["probe", "--model", model, *methods, *more, "--out", str(out)]) == 0

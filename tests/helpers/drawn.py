@@ -15,10 +15,8 @@ import pytest
 from mesa.progress import Bar
 from probe.experiment.journal import Journal
 from probe.experiment.lock import owned
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.progress import Progress
+from probe.experiment.pool import LOCAL, Progress, Runner, Task
 from probe.experiment.ray import RayRunner
-from probe.experiment.task import Task
 from probe.files import write
 
 TASKS = [Task("drawn", ("crossed", number), result_bytes=2**18) for number in range(12)]

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.experiment.pool import Runner
-from probe.experiment.task import TaskOutcome
+from probe.experiment.pool import Runner, TaskOutcome
 
 
 class Scattered:

@@ -7,7 +7,7 @@ import tiny
 import torch
 
 import mesa
-from probe.commands.locate.plan import LocateRequest, plan
+from probe.commands.locate.run import LocateRequest, plan
 
 HEAD = (1, 2)
 

@@ -1,6 +1,6 @@
 """Results as `mesa-lens eval` leaves them, made up or published; each returns its folder."""
 
-from probe.commands.eval.result import EVALUATED, Evaluated, Sample, summarize
+from probe.commands.eval.page import EVALUATED, Evaluated, Sample, summarize
 from probe.evaluation import TASKS
 
 LOST = 0.8  # of accuracy, by Origin at 512 tokens

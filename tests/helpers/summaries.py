@@ -6,7 +6,7 @@ from probe.commands import Findings
 from probe.commands.locate import result as locate_result
 from probe.commands.predict import result as prediction_result
 from probe.commands.probe import verdict as of_typed
-from probe.commands.probe.result import SUMMARY
+from probe.commands.probe.verdict import SUMMARY
 from probe.store.result_file import as_json
 
 

@@ -7,8 +7,7 @@ import cases
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa

@@ -8,9 +8,9 @@ import pytest
 from mesa.settings import fitting_methods
 from probe import evaluation
 from probe.commands.anatomy import run as anatomy
-from probe.commands.locate import plan as locating
+from probe.commands.locate import run as locating
 from probe.commands.probe.plan import ProbeRequest, plan, provenance
-from probe.commands.probe.prepared import prepare
+from probe.commands.probe.run import prepare
 from probe.commands.readout import plan as readout
 
 PLANS = {

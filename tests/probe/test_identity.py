@@ -8,7 +8,7 @@ import pytest
 from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as plan_anatomy
 from probe.commands.locate import LocateRequest
-from probe.commands.locate.plan import plan as plan_locate
+from probe.commands.locate.run import plan as plan_locate
 from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import FailureByLength, evaluation_plan, plan, provenance, template
 from probe.evaluation import plan_evaluation

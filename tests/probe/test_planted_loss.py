@@ -40,7 +40,7 @@ def plant(monkeypatch, position):
         loaded_model.model.register_forward_hook(planted, with_kwargs=True)
         return loaded_model
 
-    monkeypatch.setattr("probe.experiment.model_spec.load", loaded)
+    monkeypatch.setattr("probe.experiment.run.load", loaded)
 
 
 def probed(model, out):

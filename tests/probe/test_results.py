@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from synthetic import edit, hidden_states, write_run
 
 from probe.commands.anatomy.result import ANATOMY, TOKENS
-from probe.commands.eval.result import EVALUATED, HARNESS_SCORES
+from probe.commands.eval.page import EVALUATED, HARNESS_SCORES
 from probe.commands.locate.result import LOCATED
 from probe.commands.predict.result import PREDICTION
 from probe.experiment.journal import Journal

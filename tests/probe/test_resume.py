@@ -13,18 +13,15 @@ import xarray as xr
 from commands import main
 from elsewhere import Elsewhere
 
-from probe.capture import capture
-from probe.capture import capture as capturing
+from probe.capture import capture, capture as capturing
 from probe.capture.spec import CaptureSpec
-from probe.commands.probe import plan as planning
-from probe.commands.probe import prepared
-from probe.commands.probe import run as running
+from probe.commands.probe import plan as planning, run as running
 from probe.commands.probe.plan import ProbeRequest
 from probe.commands.probe.run import run_probe
 from probe.eval_tasks import tasks
-from probe.experiment import model_spec as source
+from probe.experiment import run as source
 from probe.experiment.journal import Journal
-from probe.experiment.task import TasksLost
+from probe.experiment.pool import TasksLost
 from probe.files import read_result
 from probe.store import store
 from probe.store.reader import whole_passes
@@ -160,7 +157,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
     again = command_line(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for place, name, instead in (
-        (prepared, "check_memory", broken(MemoryError("no memory"))),
+        (running, "check_memory", broken(MemoryError("no memory"))),
         (shutil, "disk_usage", lambda path: SimpleNamespace(free=1)),
         (source, "load", broken(OSError("no weights"))),
     ):

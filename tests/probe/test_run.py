@@ -10,10 +10,10 @@ import probe
 from mesa_lens.cli import main
 from probe.commands.predict.result import PREDICTION, FailureEstimate, MethodPrediction, Prediction
 from probe.commands.probe.report import write_report
-from probe.commands.probe.result import run_summary
+from probe.commands.probe.verdict import run_summary
 from probe.run import PLOTLY
 from probe.store.result_file import as_json
-from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.onset import drift_onsets
 
 
 @pytest.fixture(scope="module")

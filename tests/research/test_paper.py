@@ -14,8 +14,7 @@ from probe.eval_tasks import sources
 from probe.eval_tasks.ruler import RULER
 from probe.statistics import shown
 from probe.store.reader import open_run
-from research.paper import run as script
-from research.paper import runner
+from research.paper import run as script, runner
 from research.paper.config import check, estimate, read, section_request
 from research.paper.sections import SECTIONS
 

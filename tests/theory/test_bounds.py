@@ -5,12 +5,11 @@ import math
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from theory import bounds
 from theory.claim import first_below
-from theory.constructions import stair_model
+from theory.model import stair_model
 from theory.parts import Shape
 
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mesa.methods.chunked import MIDDLES
 from theory import chunked

@@ -6,15 +6,14 @@ import constructed
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import theory
 import theory.model
 from theory import Construction
 from theory.bounds import denominator
 from theory.claim import crossing
-from theory.constructions import nope_model, plain_model, stair_model, woven_model
+from theory.model import nope_model, plain_model, stair_model, woven_model
 from theory.parts import FREE, POSITION, Shape
 from theory.recovery import longest, worst_error
 

@@ -5,8 +5,8 @@ import pytest
 import xarray as xr
 
 import theory
+from probe.thresholds.onset import threshold_onsets
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.threshold_onset import threshold_onsets
 from theory.parts import Shape
 
 M, N, LENGTH = 32, 2, 160

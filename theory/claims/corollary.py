@@ -23,8 +23,7 @@ from theory.bounds import (
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
-from theory.constructions import mesa_model, stair_model
-from theory.model import Construction
+from theory.model import Construction, mesa_model, stair_model
 from theory.weave import stair
 
 

@@ -13,8 +13,7 @@ import torch
 from theory.bounds import denominator, extended_length, first_failure, last_recovered, step_failure
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
-from theory.constructions import plain_model, woven_model
-from theory.model import Construction
+from theory.model import Construction, plain_model, woven_model
 from theory.parts import CONST, POSITION, Shape
 from theory.recovery import log_denominator
 from theory.weave import rerope

@@ -11,8 +11,7 @@ import torch
 
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, grid
 from theory.claims.settings import VerifyOptions
-from theory.constructions import nope_model, plain_model
-from theory.model import Construction
+from theory.model import Construction, nope_model, plain_model
 from theory.parts import CONST, POSITION, Shape
 from theory.recovery import KINDS, longest, sharpness, worst_error
 

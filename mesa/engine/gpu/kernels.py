@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import current_flash_attention_impl, varlen
-from torch.nn.attention import flex_attention as flex
+from torch.nn.attention import current_flash_attention_impl, flex_attention as flex, varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from mesa.engine.compiled import compiled, one_launch

@@ -11,15 +11,14 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import BY_STORE, Context, Entry, choose_states, drifted, reference_of, states
 from probe.figures import heatmap
 from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export
 from probe.figures.states import dim_chart, drift_layers
 from probe.glossary import DIM
 from probe.run import Run
-from probe.store.select import captured_ranges, listed
+from probe.store.reader import captured_ranges, listed
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 

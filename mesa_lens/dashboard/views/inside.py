@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import streamlit as st
 
 from mesa_lens.dashboard import elements as ui
@@ -11,9 +15,9 @@ from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
 from probe.figures.section import Section, figures_of
-from probe.heads import head_name, parse_head
+from probe.options import head_name, parse_head
 from probe.store.result_file import having
-from probe.thresholds.drift_onset import drift_onsets
+from probe.thresholds.onset import drift_onsets
 
 
 def located(context: Context) -> None:
@@ -38,7 +42,7 @@ def _located(context: Context) -> None:
     known = {name: list(dict.fromkeys(gap.labels[name] for gap in summary.loss_gaps)) for name in first}
     chosen = ui.choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     method, length, measure = chosen.values()
-    ui.choose_part(place(summary, length, measure, [method]).parts, "locate_figures")
+    ui.choose_part(place(summary, length, measure, [method]).parts, "locate_figures", _to_tokens(context, method))
     labels = {name: [value] for name, value in chosen.items()}
     if (effects := located_tables(summary, labels).get("effects")) is not None:
         with st.expander(f"All {effects.sizes['row']} effects as a table"):
@@ -66,6 +70,24 @@ def _drift(context: Context) -> None:
             ui.table(drift_table(drift_onsets(of_prompt), name))
 
 
+_TILE = re.compile(r"layer (\d+), (?:.* )?(\d+): ")
+"""The text of a head's tile in the maps of layers and heads."""
+
+
+def _to_tokens(context: Context, method: str) -> ui.OnPoint | None:
+    """What a click on a head's tile does: it opens what that head attends to under the method."""
+    if "tokens" not in context.pages:
+        return None
+    st.caption("A click on a head opens what it attends to.")
+
+    def open_tokens(point: Mapping[str, Any]) -> None:
+        if tile := _TILE.match(str(point.get("customdata", ""))):
+            chosen = {"run": context.run.name, "tokens_head": head_name(*map(int, tile.groups()))}
+            st.switch_page(context.pages["tokens"], query_params={**chosen, "tokens_method": method})
+
+    return open_tokens
+
+
 def anatomy(context: Context) -> None:
     """Findings; a method's map at a length, or means over all heads; downloads."""
     from probe.commands.anatomy.page import all_heads, anatomy_export, anatomy_findings, place
@@ -83,7 +105,7 @@ def anatomy(context: Context) -> None:
     last = {name: values[-1] for name, values in known.items()}
     method, length = ui.choose_labels(known, last, "anatomy").values()
     maps = [part for shown in place(summary, length, [method]).parts for part in shown.parts]
-    ui.choose_part([*maps, *all_heads(summary, [length])], "anatomy_figures")
+    ui.choose_part([*maps, *all_heads(summary, [length])], "anatomy_figures", _to_tokens(context, method))
     if maps:
         stem = ui.file_stem(context.run.name, "anatomy", method, length)
         ui.buttons(lambda: anatomy_export(summary, [method], [length]), stem, ui.FORMS, ui.FORMS)

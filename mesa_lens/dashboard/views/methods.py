@@ -13,8 +13,7 @@ from mesa.errors import Refused
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import csv_bytes
 from probe.glossary import REMAP

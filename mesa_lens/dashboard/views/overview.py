@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import streamlit as st
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry
 from probe.commands.probe.report import provenance, scores
-from probe.commands.probe.result import Summary
-from probe.commands.probe.verdict import about_run, failure_text, onset_title
+from probe.commands.probe.verdict import Summary, about_run, failure_text, onset_title
 from probe.figures.curves import overlaid, parted
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart
-from probe.figures.section import Section
+from probe.figures.section import Section, Table
 from probe.glossary import explained
 from probe.run import Run
 from probe.store.result_file import result_text
-from probe.tables import Table
 
 _ANSWER = 2  # parts of the verdict whose first sentence opens the page: what fails, what fixes it
 _CARDS = {
@@ -48,7 +45,12 @@ def page(context: Context) -> None:
     export = None if run.evaluation is None else run.curves().export
     charts = parted(cast(Chart, export.figures["curves"])) if export else []
     if charts:
-        ui.show(charts[0], "curves", file=ui.file_stem(context.run.name, "curves"))
+        ui.show(
+            charts[0],
+            "curves",
+            file=ui.file_stem(context.run.name, "curves"),
+            on_point=lambda point: _near(context, summary, point),
+        )
     else:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)
@@ -61,6 +63,27 @@ def page(context: Context) -> None:
     ui.draw([scores(summary)], "overview")
     _provenance(run, summary)
     st.page_link(context.pages["own-model"], label="Run your model: the command, its estimate and its progress")
+
+
+def _near(context: Context, summary: Summary, point: Mapping[str, Any]) -> None:
+    """Links to what is stored of the length and method of a point of the curves."""
+    length, method = round(point["x"]), str(point.get("legendgroup"))
+    last, half = summary.captured_length - 1, summary.trained_length // 2
+    begin = max(0, min(length - half, last - 2 * half + 1))
+    span, run = (begin, min(begin + 2 * half - 1, last)), {"run": context.run.name}
+    names = [row.method for row in summary.methods]
+    methods = {"methods": method, "minus": "nothing"} if method in names else {}
+    zoom = {"positions": "choose", "zoom": list(map(str, span))}
+    links = {
+        "heatmaps": (f"Hidden states of tokens {span[0]} to {span[1]}", zoom | methods),
+        "thresholds": ("Single dims that pass a threshold", {}),
+        "tokens": ("Its loss, token by token", {"tokens_method": method} if methods else {}),
+    }
+    st.markdown(ui.plain(f"At {length} tokens, {method}:"))
+    with st.container(horizontal=True):
+        for name, (label, values) in links.items():
+            if name in context.pages:
+                st.page_link(context.pages[name], label=label, query_params=run | values)
 
 
 def _cards(context: Context) -> None:

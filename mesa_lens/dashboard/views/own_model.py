@@ -7,10 +7,9 @@ from shlex import join, quote
 
 import streamlit as st
 
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, name_of, unfinished
-from probe.commands.probe.result import run_summary
+from probe.commands.probe.verdict import run_summary
 from probe.figures.export import safe_name
 
 _MODEL = "<hub id or local path>"

@@ -10,8 +10,7 @@ import streamlit as st
 
 from mesa.errors import Refused
 from mesa.methods import Method, make, standard_methods
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context
 from probe.commands.predict.formula import ORIGIN, failure_length, far_keys_by_length, length_grid, stored_law
 from probe.commands.predict.page import law_sentences, left_out, method_chart, prediction_export

@@ -8,11 +8,9 @@ from shlex import quote
 
 import streamlit as st
 
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, results, unfinished
-from probe.commands.eval.page import evaluation_numbers, harness_table, sections
-from probe.commands.eval.result import Evaluated, HarnessScores
+from probe.commands.eval.page import Evaluated, HarnessScores, evaluation_numbers, harness_table, sections
 from probe.figures.export import Export
 from probe.figures.section import figures_of
 

@@ -14,13 +14,12 @@ import streamlit as st
 import xarray as xr
 
 from mesa.errors import Refused
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, check_inside
 from probe.figures.export import csv_bytes
+from probe.figures.section import Table
 from probe.files import read_result
 from probe.glossary import REMAP
-from probe.tables import Table
 from theory.bounds import (
     check_window,
     denominator,

@@ -9,19 +9,17 @@ import pandas as pd
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard import address
-from mesa_lens.dashboard import elements as ui
+from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, choose_states, qualified, searched, states
 from probe.commands.probe.report import threshold_export
-from probe.commands.probe.result import run_summary
-from probe.commands.probe.verdict import crossings_at_restarts, listed
+from probe.commands.probe.verdict import crossings_at_restarts, listed, run_summary
 from probe.figures.states import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
+from probe.request import reference_method
 from probe.run import Run
-from probe.store.select import reference_method
 from probe.thresholds.analysis import plans_of
+from probe.thresholds.onset import best, crossing_texts, excluded
 from probe.thresholds.search import CrossingRule
-from probe.thresholds.threshold_onset import best, crossing_texts, excluded
 
 _MOST = 6  # figures drawn at once
 _GALLERY, _SMALL = 10, "max(150px, 18%)"  # dims drawn small, and their width: five side by side, two on a phone

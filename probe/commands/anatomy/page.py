@@ -38,9 +38,8 @@ from probe.figures.export import (
     safe_name,
 )
 from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tiles
-from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
+from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
-from probe.tables import Table
 
 INSIDE, BEYOND = "inside M", "beyond M"
 HeadRow = HeadMeasured | Retrieval

@@ -33,4 +33,6 @@ COMMAND = Command(
     options=(EvalRequest, HarnessOptions),
     layout=Layout("", ("journal.jsonl", "harness.jsonl"), (*REPORTED, "samples.csv")),
     package=__name__,
+    tells=("export",),
+    export=("Scores by length, and what is found by length and depth.", "methods lengths", "--format svg,csv"),
 )

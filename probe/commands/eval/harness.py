@@ -23,18 +23,25 @@ from mesa.fingerprints import IDENTITY
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval import HarnessOptions
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
+from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
 from probe.evaluation import EvalPlan, eval_key
 from probe.experiment.journal import JournalRows, recorded
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import Experiment, origin_of, run
-from probe.experiment.task import MeasureTask, Task
+from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task
+from probe.experiment.run import Experiment, PlanWorker, origin_of, run
 from probe.files import JsonObject
 
-_models, _utils = (importlib.import_module(f"lm_eval.models.{name}") for name in ("huggingface", "utils"))  # untyped
-HFLM: Any = _models.HFLM
+
+def harness(module: str = "") -> Any:
+    """The package lm_eval, untyped, or a module of it; Refused says how to get it where it is missing."""
+    try:
+        return importlib.import_module(f"lm_eval{module}")
+    except ImportError as error:
+        raise Refused(f"--harness needs lm-evaluation-harness ({error}); {install_command('eval')}") from error
+
+
+_utils = harness(".models.utils")
+HFLM: Any = harness(".models.huggingface").HFLM
 _GENERATED = 256  # tokens, of a task that states none
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -281,14 +288,6 @@ class HarnessWorker(PlanWorker):
             | wrapped.counts(part)
             for part, scores in evaluated["results"].items()
         }
-
-
-def harness() -> Any:
-    """The module lm_eval; Refused says how to get it where it is missing."""
-    try:
-        return importlib.import_module("lm_eval")
-    except ImportError as error:
-        raise Refused(f"--harness needs lm-evaluation-harness ({error}); {install_command('eval')}") from error
 
 
 def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from mesa.errors import Failed, Refused
-from probe.commands.eval import HarnessOptions
-from probe.commands.eval.harness import RESULTS, run_harness
-from probe.commands.eval.page import harness_table, notes, sections, title, write_curves
-from probe.commands.eval.result import EVALUATED, Evaluated, Sample, score_tables, summarize
+from probe.commands.eval import HarnessOptions, page
+from probe.commands.eval.page import Evaluated
 from probe.eval_tasks.base import EvalKey
-from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, scores_of
-from probe.evaluation import plan_evaluation as plan_tasks
+from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.progress import is_over
+from probe.experiment.pool import LOCAL, Runner, Task, is_over
 from probe.experiment.run import CommandResult, opened, run_tasks, summary_of
-from probe.experiment.task import Task
-from probe.figures.section import Section, as_text, provenance, write_page
+from probe.figures.section import Section, as_text, plain_table, provenance, write_page
 from probe.files import write
 from probe.options import options
 from probe.request import EvalRequest
-from probe.tables import plain_table
 
-COLUMNS = [*Sample._fields[:3], "seed", *Sample._fields[3:]]
+COLUMNS = [*page.Sample._fields[:3], "seed", *page.Sample._fields[3:]]
 
 
 def run_evaluation(
@@ -53,8 +47,8 @@ def run_evaluation(
 
     Returns:
         An `Evaluated`: `cells` by task, method and length, each with `mean` and its 95% interval `low` to `high`, in
-        `unit`, `n`, and `difference` to the first method; `tasks_left`; `out_of_memory` and `failed`, what could not be
-        run.
+        `unit`, `n`, and `difference` to the first method; `needles`, what is found by length and depth of the answer;
+        `tasks_left`; `out_of_memory` and `failed`, what could not be run.
 
     Raises:
         FileExistsError: The folder holds another evaluation.
@@ -90,16 +84,27 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         out_of_memory=too_large,
         failed=failed,
         tasks_left=len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        cells=summarize(samples, TASKS),
+        cells=page.summarize(samples, TASKS),
+        needles=page.needles(samples, TASKS),
     )
     if journal.rows:  # else it would make the folder look like another program's
-        EVALUATED.write(out, summary)
+        page.EVALUATED.write(out, summary)
     return summary
 
 
-def _samples(rows: JournalRows) -> list[Sample]:
+def _samples(rows: JournalRows) -> list[page.Sample]:
     return [
-        Sample._make((str(task), str(method), *astuple(score), row["peak_mib"]))
+        page.Sample(
+            str(task),
+            str(method),
+            score.length,
+            score.sample,
+            score.metric,
+            score.value,
+            score.seconds,
+            row["peak_mib"],
+            score.depth,
+        )
         for (task, method, _), row in rows.items()
         for score in scores_of(row)
     ]
@@ -139,8 +144,10 @@ def run_and_report(planned: EvalPlan, out: Path, harness: HarnessOptions, **how:
         return _run_tasks(planned, out, **how)
     if how.pop("until") is not None:
         raise _for_tasks("--minutes")
+    from probe.commands.eval.harness import RESULTS, run_harness  # with lm-eval, which our own tasks do without
+
     scores = run_harness(planned, harness.harness, out, include_path=harness.include_path, limit=harness.limit, **how)
-    text = f"{plain_table(harness_table(scores))}\n\nwrote {out / RESULTS}"
+    text = f"{plain_table(page.harness_table(scores))}\n\nwrote {out / RESULTS}"
     return CommandResult(scores, text, len(scores.failed), "")
 
 
@@ -150,14 +157,14 @@ def _for_tasks(flag: str) -> Refused:
 
 def _run_tasks(plan: EvalPlan, out: Path, **how: Any) -> CommandResult:
     summary = run_evaluation(plan, out, **how)
-    written = write_curves(summary, out)
+    written = page.write_curves(summary, out)
     if summary.cells:
-        parts = [*sections(summary), provenance(summary)]
-        written.append(write_page(out, title(summary), parts, {"samples": None}))
+        parts = [*page.sections(summary), provenance(summary)]
+        written.append(write_page(out, page.title(summary), parts, {"samples": None}))
     left = f"{summary.tasks_left} of {len(plan.cells)}" if summary.tasks_left else ""
     text = ""
     if summary.cells:
         files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-        scores = Section(tables=list(score_tables(summary.cells)))
-        text = as_text([scores, Section("", [*notes(summary), f"wrote {out}: {files}"])])
+        scores = Section(tables=list(page.score_tables(summary.cells)))
+        text = as_text([scores, Section("", [*page.notes(summary), f"wrote {out}: {files}"])])
     return CommandResult(summary, text, len(summary.failed), left)

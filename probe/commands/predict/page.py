@@ -15,64 +15,48 @@ from mesa.plan import relative_positions
 from probe.commands import Findings, RunFacts
 from probe.commands.predict.formula import ORIGIN, REFERENCE, Law, far_keys_by_length, kind_sentence, length_grid
 from probe.commands.predict.result import PREDICTION, Agreement, AtLength, MethodPrediction, Prediction, findings_of
+from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook
-from probe.figures.figure_data import (
-    RED,
-    STYLES,
-    Chart,
-    Line,
-    Look,
-    Panel,
-    Rule,
-    axis_range,
-    grouped,
-    log_ticks,
-    nth,
-    same_range,
-    style,
-    trained_rule,
-)
-from probe.figures.section import Section, as_text
+from probe.figures.section import Section, Table, as_text
 from probe.statistics import wilson
 from probe.store.result_file import NOT_RECORDED
-from probe.tables import Table
 from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
 _QUERIES = 8
 _METHODS = 6  # at most in a panel
-_FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
+_FAILS = fig.Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", fig.RED)
 
 
-def prediction_chart(prediction: Prediction) -> Chart:
+def prediction_chart(prediction: Prediction) -> fig.Chart:
     """Excess by length: predicted as lines with bands, measured as markers with intervals; a few methods a panel."""
     methods = {name: row for name, row in prediction.methods.items() if row.failure and not row.not_covered}
     origin, others = methods.pop("origin", None), [name for name in methods if name != "lm-infinite"]
     names = itertools.count()
-    looks = {name: STYLES.get(name) or nth(next(names)) for name in others}
+    looks = {name: fig.STYLES.get(name) or fig.nth(next(names)) for name in others}
     count = max(1, math.ceil(len(others) / _METHODS))
     panels = []
-    rules = (trained_rule(prediction.trained_length), _FAILS)
+    rules = (fig.trained_rule(prediction.trained_length), _FAILS)
     for part in np.array_split(others, count):
         shown = ({"origin": origin} if origin else {}) | {name: methods[name] for name in part.tolist()}
         lines = tuple(
-            _line(name, entries, looks.get(name, style(name)), side)
+            _line(name, entries, looks.get(name, fig.style(name)), side)
             for side in ("measured", "predicted")
             for name, row in shown.items()
             if (entries := getattr(row, side)) and (name, side) != ("origin", "predicted")
         )
         failures = ((name, at.length) for name in part.tolist() if (at := methods[name].failure))
-        failing = grouped((name, str(length or f"none up to {prediction.longest}")) for name, length in failures)
+        failing = fig.grouped((name, str(length or f"none up to {prediction.longest}")) for name, length in failures)
         panels.append(
-            Panel(
+            fig.Panel(
                 ", ".join(dict.fromkeys(name.split(":")[0] for name in part.tolist())),
                 "length (tokens)",
                 _EXCESS,
                 lines,
-                axis_range(lines, rules[1:]),
+                fig.axis_range(lines, rules[1:]),
                 rules=rules,
-                x_ticks=log_ticks(prediction.lengths),
+                x_ticks=fig.log_ticks(prediction.lengths),
                 log_x=True,
                 seen=f"Failure is predicted at, in tokens: {failing}" if failing else "No method here is covered",
             )
@@ -80,7 +64,7 @@ def prediction_chart(prediction: Prediction) -> Chart:
     title = f"{prediction.model}: loss over lm-infinite by length; lines: predicted"
     if any(methods[name].measured for name in others):
         title += ", markers: measured"
-    return Chart(title, same_range(panels))
+    return fig.Chart(title, fig.same_range(panels))
 
 
 def prediction_export(prediction: Prediction) -> Export:
@@ -107,39 +91,39 @@ def prediction_export(prediction: Prediction) -> Export:
     return Export({"prediction": prediction_chart(prediction)}, {"prediction": numbers})
 
 
-def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> Chart:
+def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> fig.Chart:
     """The distances that the last query of the longest prompt gives its keys, and the predicted excess by length."""
-    trained, longest, look = method.trained_length, max(lengths), style(method.name)
+    trained, longest, look = method.trained_length, max(lengths), fig.style(method.name)
     keys = np.arange(longest)
     distances = relative_positions(method.plan(longest), np.array([longest - 1]), keys)[0][::-1]
-    seen = Line(method.name, keys.astype(float), np.where(distances < 0, np.nan, distances), *look)
+    seen = fig.Line(method.name, keys.astype(float), np.where(distances < 0, np.nan, distances), *look)
     grid = length_grid(lengths, trained)
     excess = law.at(far_keys_by_length(method, grid, _QUERIES)) + cost
-    line = Line(method.name, np.array(grid, float), excess, *look)
-    curve = Line("origin", *_origin(law, grid), *style("origin"))
-    rule = Rule(float(trained), "M", RED)
+    line = fig.Line(method.name, np.array(grid, float), excess, *look)
+    curve = fig.Line("origin", *_origin(law, grid), *fig.style("origin"))
+    rule = fig.Rule(float(trained), "M", fig.RED)
     panels = (
-        Panel(
+        fig.Panel(
             "distances of the last query",
             "true distance (tokens)",
             "distance given",
             (seen,),
-            axis_range([seen], [rule]),
+            fig.axis_range([seen], [rule]),
             rules=(rule,),
         ),
-        Panel(
+        fig.Panel(
             "predicted loss",
             "length (tokens)",
             _EXCESS,
             (curve, line),
-            axis_range([curve, line], [_FAILS]),
-            rules=(trained_rule(trained), _FAILS),
-            x_ticks=log_ticks(lengths),
+            fig.axis_range([curve, line], [_FAILS]),
+            rules=(fig.trained_rule(trained), _FAILS),
+            x_ticks=fig.log_ticks(lengths),
             log_x=True,
             seen=f"At {longest} tokens its predicted excess loss over lm-infinite is {excess[-1]:z.2f} nats/token.",
         ),
     )
-    return Chart(f"{method.name}: distances, and the loss that they predict", panels)
+    return fig.Chart(f"{method.name}: distances, and the loss that they predict", panels)
 
 
 def _origin(law: Law, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -147,13 +131,13 @@ def _origin(law: Law, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(lengths, float), law.excess[places]
 
 
-def _line(name: str, entries: Sequence[AtLength], look: Look, side: str) -> Line:
+def _line(name: str, entries: Sequence[AtLength], look: fig.Look, side: str) -> fig.Line:
     x = np.array([entry.length for entry in entries], float)
     y, low, high = np.array([entry.with_ends for entry in entries]).T
     colour, dash, symbol = look
     if side == "predicted":
-        return Line(name, x, y, colour, dash, "none", interval=(low, high), band=True)
-    return Line(name, x, y, colour, dash if name == "origin" else "none", symbol, interval=(low, high))
+        return fig.Line(name, x, y, colour, dash, "none", interval=(low, high), band=True)
+    return fig.Line(name, x, y, colour, dash if name == "origin" else "none", symbol, interval=(low, high))
 
 
 def failure_table(prediction: Prediction) -> Table:

@@ -23,58 +23,21 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
-from probe.commands.predict import PredictRequest
-from probe.commands.predict.formula import (
-    LOG_N,
-    ORIGIN,
-    QUERIES,
-    REFERENCE,
-    Calibration,
-    Law,
-    Losses,
-    PassAt,
-    failure_length,
-    far_keys_by_length,
-    gap_methods,
-    kind_of,
-    length_grid,
-    moved_methods,
-    resampled,
-    scored_queries,
-    student_estimate,
-    window_means,
-)
+from probe.commands.predict import PredictRequest, formula, result
+from probe.commands.predict.formula import LOG_N, ORIGIN, QUERIES, REFERENCE, Law, Losses
 from probe.commands.predict.page import prediction_chart, sections, title
-from probe.commands.predict.result import (
-    NOT_COVERED,
-    PREDICTION,
-    Agreement,
-    AtLength,
-    Curve,
-    Estimate,
-    FailureEstimate,
-    FittedLaw,
-    GapCost,
-    Interval,
-    MethodPrediction,
-    Misfit,
-    Prediction,
-)
+from probe.commands.predict.result import Prediction
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import documents_of, logits_bytes, nll, text_windows
 from probe.eval_tasks.sources import TextSource
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.pool import LOCAL, Runner
-from probe.experiment.run import CommandResult, Experiment, origin_of
-from probe.experiment.run import run as run_plan
-from probe.experiment.task import Key, MeasureTask, Task
+from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
-from probe.files import JsonObject
-from probe.files import write as write_file
+from probe.files import JsonObject, write as write_file
 from probe.store.result_file import or_nan
 from probe.thresholds.stated_window import NATS_ABOVE
 
@@ -117,7 +80,7 @@ class PredictPlan:
         return min(self.trained_length, GAP_TOKENS)
 
     @property
-    def passes(self) -> dict[PassAt, PlannedPass]:
+    def passes(self) -> dict[formula.PassAt, PlannedPass]:
         """Every pass over a text, by the name of its method and its tokens."""
         trained, longest, tokens = self.trained_length, self.longest, self.gap_tokens
         predicted = {name: method for name, method in self.methods.items() if name not in self.refused}
@@ -125,7 +88,9 @@ class PredictPlan:
         if any((query_scales(method.plan(longest)) != 1).any() for method in predicted.values()):
             fixed[LOG_N] = make(ORIGIN, trained, log_n=True)
         passes = {(name, longest): PlannedPass(method, longest, longest - 1) for name, method in fixed.items()}
-        for name, method in (gap_methods(trained, tokens, longest) | moved_methods(trained, tokens, longest)).items():
+        for name, method in (
+            formula.gap_methods(trained, tokens, longest) | formula.moved_methods(trained, tokens, longest)
+        ).items():
             passes[name, tokens] = PlannedPass(method, tokens, tokens // 4)
         for name, method in {ORIGIN: fixed[ORIGIN], **predicted}.items():
             passes[name, trained] = PlannedPass(method, trained, trained // 4)
@@ -139,7 +104,7 @@ class PredictPlan:
         """The prompts that measure a method: the longest alone, where a shorter one is its beginning."""
         whole = method.plan(self.longest)
         for length in self.lengths:
-            plan, queries = method.plan(length), scored_queries(length, self.trained_length, 4)
+            plan, queries = method.plan(length), formula.scored_queries(length, self.trained_length, 4)
             keys = np.arange(length)
             same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(whole, queries, keys))
             if not same or (length < self.longest and follows_length(plan, whole)):
@@ -219,7 +184,7 @@ def needed_bytes(plan: PredictPlan) -> int:
     return peak_bytes(plan.config, plan.longest, number_bytes, logits)
 
 
-FOLDER, SUMMARY = PREDICTION.path.parts
+FOLDER, SUMMARY = result.PREDICTION.path.parts
 JOURNAL = "journal.jsonl"
 """The folder of the results below --out, and what is in it next to tables and figures."""
 _DIGITS = 4
@@ -305,15 +270,15 @@ _CURVE = 200  # stored points of Origin's excess
 
 def predict(plan: PredictPlan, losses: Losses) -> Prediction:
     """Everything that follows from the losses of all passes."""
-    calibration = Calibration.of(plan.trained_length, plan.gap_tokens, plan.longest, losses)
-    weights = resampled(len(plan.texts), DRAWS)
+    calibration = formula.Calibration.of(plan.trained_length, plan.gap_tokens, plan.longest, losses)
+    weights = formula.resampled(len(plan.texts), DRAWS)
     refusal, law, misfit, draws, factors = calibration.refusal(), None, None, list[Law](), [1.0]
     if not refusal:
         draws = [calibration.law(weight) for weight in weights]
         needed = calibration.needed_factors(draws[0])
         factors += np.random.default_rng(0).choice(needed, DRAWS).tolist()
         law, misfit = _law(calibration, draws, needed), _misfit(calibration, draws[0])
-        law = replace(law, kind=kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
+        law = replace(law, kind=formula.kind_of(losses, plan.trained_length, plan.gap_tokens, plan.longest))
     methods = {}
     for name, method in plan.methods.items():
         why, values = plan.refused.get(name, "") or refusal, {}
@@ -321,7 +286,7 @@ def predict(plan: PredictPlan, losses: Losses) -> Prediction:
             why, values = _predicted(plan, losses, name, method, draws, factors, weights)
         if plan.request.check or name == ORIGIN:
             values |= _measured(plan, losses, name)
-        methods[name] = MethodPrediction(method.describe(), why, **values)
+        methods[name] = result.MethodPrediction(method.describe(), why, **values)
     agreement = _agreements(methods, plan.lengths) if plan.request.check and not refusal else {}
     return replace(started(plan), refusal=refusal, misfit=misfit, methods=methods, law=law, agreement=agreement)
 
@@ -343,20 +308,20 @@ def started(plan: PredictPlan, tasks_left: int = 0) -> Prediction:
     )
 
 
-def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> Agreement:
+def agreement(methods: Collection[result.MethodPrediction], lengths: Sequence[int]) -> result.Agreement:
     """Predicted against measured excess of these methods."""
     if not methods:
-        return Agreement(0, 0)
+        return result.Agreement(0, 0)
     predicted, measured = (
         np.array([[entry.excess for entry in getattr(row, side)] for row in methods])
         for side in ("predicted", "measured")
     )
     steps = [abs(_step(one, lengths) - _step(other, lengths)) for one, other in zip(predicted, measured, strict=True)]
     errors = predicted - measured
-    return Agreement(
+    return result.Agreement(
         methods=len(methods),
         points=errors.size,
-        fails=sum(failure_length(lengths, row) is not None for row in measured),
+        fails=sum(formula.failure_length(lengths, row) is not None for row in measured),
         rms=float(np.sqrt((errors**2).mean())),
         bias=float(errors.mean()),
         auc=or_nan(auc(predicted.ravel(), measured.ravel() >= NATS_ABOVE)),
@@ -365,14 +330,14 @@ def agreement(methods: Collection[MethodPrediction], lengths: Sequence[int]) -> 
     )
 
 
-def _agreements(methods: Mapping[str, MethodPrediction], lengths: Sequence[int]) -> dict[str, Agreement]:
+def _agreements(methods: Mapping[str, result.MethodPrediction], lengths: Sequence[int]) -> dict[str, result.Agreement]:
     both = [row for name, row in methods.items() if name not in (ORIGIN, REFERENCE) and row.predicted and row.measured]
     both = list({str(row.config): row for row in reversed(both)}.values())  # a config that has two names counts once
     return {"those with distances beyond M": agreement(both, lengths)}
 
 
 def _step(excess: np.ndarray, lengths: Sequence[int]) -> int:
-    length = failure_length(lengths, excess)
+    length = formula.failure_length(lengths, excess)
     return len(lengths) if length is None else list(lengths).index(length)
 
 
@@ -385,28 +350,30 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float(((difference > 0) + (difference == 0) / 2).mean())
 
 
-def _misfit(calibration: Calibration, law: Law) -> Misfit:
+def _misfit(calibration: formula.Calibration, law: Law) -> result.Misfit:
     rms = calibration.gap_rms(law)
-    return Misfit(rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max()))
+    return result.Misfit(
+        rms, rms >= NATS_ABOVE, "nats/token", len(calibration.gaps), float(calibration.costs()[0].max())
+    )
 
 
-def _law(calibration: Calibration, draws: Sequence[Law], needed: np.ndarray) -> FittedLaw:
+def _law(calibration: formula.Calibration, draws: Sequence[Law], needed: np.ndarray) -> result.FittedLaw:
     first = draws[0]
     raw, controlled = calibration.fit_powers(first.excess, np.ones(calibration.texts))
     positions = np.unique(np.geomspace(1, len(first.excess), _CURVE).round().astype(int)) - 1
     low, high = np.quantile([law.excess[positions] for law in draws[1:]], [0.025, 0.975], axis=0).tolist()
-    return FittedLaw(
+    return result.FittedLaw(
         power=_estimate([law.power for law in draws]),
         power_over_no_gap=raw,
         power_over_masked=controlled,
         scale_power=_estimate([law.scale_power for law in draws]) if calibration.has_log_n else None,
         needed_factors=_ends(needed),
-        origin_fails=failure_length(range(calibration.trained_length, calibration.longest), first.excess),
-        excess=Curve(
+        origin_fails=formula.failure_length(range(calibration.trained_length, calibration.longest), first.excess),
+        excess=result.Curve(
             (positions + calibration.trained_length - 1).tolist(), first.excess[positions].tolist(), (low, high)
         ),
         gaps=[
-            GapCost(*at, value, *costs)
+            result.GapCost(*at, value, *costs)
             for at, value, costs in zip(
                 calibration.gaps, first.at(calibration.gap_keys).tolist(), calibration.costs().T.tolist(), strict=True
             )
@@ -425,28 +392,28 @@ def _predicted(
 ) -> tuple[str, dict[str, Any]]:
     """Why nothing is predicted, else empty; and fields of a `MethodPrediction`: intervals over texts and gaps."""
     trained, longest = plan.trained_length, plan.longest
-    inside = [window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
+    inside = [formula.window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
     costs = [float(np.average(inside[0] - inside[1], weights=weight)) for weight in weights]
-    grid = length_grid(plan.lengths, trained)
-    far = far_keys_by_length(method, grid, QUERIES)
+    grid = formula.length_grid(plan.lengths, trained)
+    far = formula.far_keys_by_length(method, grid, QUERIES)
     if any(law.is_beyond(far) for law in draws):
         return f"keys are further away than any of Origin's within {longest} tokens; try longer --lengths", {}
     if not far.sums.any():
-        return f"{NOT_COVERED} up to {longest} tokens; measure it, since more keys alone can raise the loss", {
+        return f"{result.NOT_COVERED} up to {longest} tokens; measure it, since more keys alone can raise the loss", {
             "cost_inside": costs[0]
         }
     excess = np.array([law.at(far, times) + cost for law, times, cost in zip(draws, factors, costs, strict=True)])
     rows = []
     for length in plan.lengths:
         values = excess[:, grid.index(length)]
-        level = window_means(losses[REFERENCE, longest], longest, length, trained)
+        level = formula.window_means(losses[REFERENCE, longest], longest, length, trained)
         levels = [float(np.average(level, weights=weight)) for weight in weights]
-        rows.append(AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
+        rows.append(result.AtLength(length, float(values[0]), _estimate(values).ends, _estimate(values + levels)))
     return "", {
         "cost_inside": costs[0],
         "has_far_keys": True,
         "predicted": rows,
-        "failure": _failure([failure_length(grid, row) for row in excess], longest),
+        "failure": _failure([formula.failure_length(grid, row) for row in excess], longest),
     }
 
 
@@ -455,31 +422,31 @@ def _measured(plan: PredictPlan, losses: Losses, name: str) -> dict[str, Any]:
     rows = []
     for length in plan.lengths:
         prompt = length if (name, length) in losses else plan.longest
-        nll = window_means(losses[name, prompt], prompt, length, plan.trained_length)
-        excess = nll - window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
-        difference = student_estimate(excess)
-        rows.append(AtLength(length, difference.value, difference.ends, student_estimate(nll)))
-    failure = failure_length(plan.lengths, np.array([row.excess for row in rows]))
+        nll = formula.window_means(losses[name, prompt], prompt, length, plan.trained_length)
+        excess = nll - formula.window_means(losses[REFERENCE, plan.longest], plan.longest, length, plan.trained_length)
+        difference = formula.student_estimate(excess)
+        rows.append(result.AtLength(length, difference.value, difference.ends, formula.student_estimate(nll)))
+    failure = formula.failure_length(plan.lengths, np.array([row.excess for row in rows]))
     return {"measured": rows, "measured_failure": failure}
 
 
-def _failure(failures: Sequence[int | None], longest: int) -> FailureEstimate:
+def _failure(failures: Sequence[int | None], longest: int) -> result.FailureEstimate:
     first, *others = (longest + 1 if length is None else length for length in failures)
     low, high = np.quantile(others, [0.025, 0.975], method="nearest")
     low, high = (None if end > longest else int(end) for end in (min(low, first), max(high, first)))
-    return FailureEstimate(failures[0], (low, high))
+    return result.FailureEstimate(failures[0], (low, high))
 
 
-def _estimate(values: Sequence[float] | np.ndarray) -> Estimate:
+def _estimate(values: Sequence[float] | np.ndarray) -> result.Estimate:
     """The first value, of all texts, with the 95% interval of the others, of resampled texts, and at least itself.
 
     Fewer texts are drawn than there are, so a fit to them may be off to one side.
     """
     low, high = _ends(values[1:])
-    return Estimate(float(values[0]), (min(low, float(values[0])), max(high, float(values[0]))))
+    return result.Estimate(float(values[0]), (min(low, float(values[0])), max(high, float(values[0]))))
 
 
-def _ends(values: Sequence[float] | np.ndarray) -> Interval:
+def _ends(values: Sequence[float] | np.ndarray) -> result.Interval:
     low, high = np.quantile(values, [0.025, 0.975]).tolist()
     return low, high
 
@@ -545,8 +512,8 @@ def run_and_report(plan: PredictPlan, out: Path, **how: Any) -> CommandResult:
 
 def write(planned: PredictPlan, rows: JournalRows, out: Path) -> tuple[Prediction, list[Path]]:
     """Writes prediction.json, .csv (excess by length), .png and .html; returns the prediction and the paths."""
-    prediction, path = predict(planned, losses_of(planned, rows)), out / PREDICTION.path
-    PREDICTION.write(out, prediction)
+    prediction, path = predict(planned, losses_of(planned, rows)), out / result.PREDICTION.path
+    result.PREDICTION.write(out, prediction)
     if prediction.refusal:
         return prediction, [path]
     paths = [path, *(path.with_suffix(f".{form}") for form in ("csv", "png", "html"))]

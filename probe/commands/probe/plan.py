@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -37,15 +36,13 @@ from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
 from probe.experiment.estimate import Speed, Work, work_of
 from probe.experiment.journal import Journal, JournalRows, known_rows, recorded
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.run import Experiment
-from probe.experiment.task import Key, MeasureTask, Task
+from probe.experiment.pool import Key, MeasureTask, Task
+from probe.experiment.run import Experiment, PlanWorker
 from probe.files import JsonObject
-from probe.request import EvalRequest, MethodsRequest, warn_skipped
+from probe.request import EvalRequest, MethodsRequest, reference_method, say, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
 from probe.store.reader import partial_path, store_of, whole_passes
-from probe.store.select import reference_method
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions
@@ -219,9 +216,9 @@ def _stored_by_default(
         return request, length
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
-    sys.stderr.write(
+    say(
         f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
-        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others\n"
+        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens
 

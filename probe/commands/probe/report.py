@@ -21,8 +21,9 @@ from mesa.errors import Occupied, Refused
 from mesa.plan import Plan
 from mesa.progress import Bar
 from probe.commands import RunFacts, tell
-from probe.commands.probe.result import SUMMARY, Summary
 from probe.commands.probe.verdict import (
+    SUMMARY,
+    Summary,
     crossing_table,
     crossings_at_restarts,
     difference_table,
@@ -35,6 +36,7 @@ from probe.commands.probe.verdict import (
     threshold_doubt,
     verdict,
 )
+from probe.figures import states
 from probe.figures.curves import curves_chart, parted
 from probe.figures.export import (
     SIDE_BY_SIDE,
@@ -50,33 +52,21 @@ from probe.figures.export import (
 )
 from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import default_regions, difference, heatmap_grid, layer_limits, pool, regions, survey
-from probe.figures.section import Section, figures_of, tables_of
-from probe.figures.section import page as section_page
-from probe.figures.states import (
-    distance_chart,
-    distance_layers,
-    drift_chart,
-    drift_layers,
-    drift_map,
-    drift_name,
-    threshold_chart,
-)
+from probe.figures.section import Section, Table, figures_of, page as section_page, tables_of
 from probe.figures.static import pictures
 from probe.files import check_ours, is_ours, write
 from probe.glossary import TERMS
+from probe.request import reference_method
 from probe.run_folder import REPORTED
 from probe.statistics import shown
 from probe.store.cache import DERIVED, save
-from probe.store.reader import StoredRun, open_run, store_mark
+from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
-from probe.store.select import check_labels, check_pairs, reference_method
-from probe.tables import Table
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
-from probe.thresholds.drift_onset import DriftOnset, drift_onsets
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
+from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
 from probe.thresholds.result import Control, Evidence, NotJudged
 from probe.thresholds.search import smooth
-from probe.thresholds.threshold_onset import MIN_JUDGED_DIMS, TOP, ThresholdOnset
 
 Figures = Mapping[str, Drawable]
 _PROVENANCE = (
@@ -333,7 +323,9 @@ def threshold_section(
     plans: of the passes by method, for what is said of restarts.
     """
     stem = file_name("threshold", hidden)
-    figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim) for layer, dim in pairs}
+    figures = {
+        f"{stem}-layer{layer}-dim{dim}": states.threshold_chart(hidden, search, layer, dim) for layer, dim in pairs
+    }
     said = crossings_at_restarts(search, plans or {})
     return Section(sentences=said, figures=figures, tables=[crossing_table(hidden, search, pairs)])
 
@@ -380,15 +372,15 @@ def drift_section(
     drift: xr.Dataset, prompt: str, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
 ) -> Section:
     """How far states are from their in-window range by position, and every method's onset on the prompt."""
-    chart = drift_chart(drift, None if layers is None else list(layers), prompt, methods)
-    name, onsets = drift_name(drift, prompt), drift_onsets(_of_methods(drift, methods))
+    chart = states.drift_chart(drift, None if layers is None else list(layers), prompt, methods)
+    name, onsets = states.drift_name(drift, prompt), drift_onsets(_of_methods(drift, methods))
     return Section(figures={name: chart}, tables=[drift_table(onsets, prompt, f"{name}-onsets")])
 
 
 def map_section(drift: xr.Dataset, prompt: str, methods: Sequence[str] | None = None) -> Section:
     """All layers' distances from their in-window range as a map."""
-    chart = drift_map(_of_methods(drift, methods), prompt)
-    return Section("Where inside drift shows", figures={f"{drift_name(drift, prompt)}-map": chart})
+    chart = states.drift_map(_of_methods(drift, methods), prompt)
+    return Section("Where inside drift shows", figures={f"{states.drift_name(drift, prompt)}-map": chart})
 
 
 def drift_export(
@@ -421,7 +413,7 @@ def drift_export(
     by_layer = ["limit", "first", "low", "high", "before", "false_positive_rate"]
     numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
     values = _of_methods(drift, methods) if layers is None else _of_methods(drift, methods).sel(layer=list(layers))
-    exact = {f"{drift_name(drift, prompt)}-{name}": values[names] for name, names in numbers.items()}
+    exact = {f"{states.drift_name(drift, prompt)}-{name}": values[names] for name, names in numbers.items()}
     return Export(figures_of(sections), exact | tables_of(sections))
 
 
@@ -436,7 +428,7 @@ def distance_section(
     )
     name, chosen = (
         f"state-distance-{distance.attrs['hook']}",
-        list(distance_layers(distance) if layers is None else layers),
+        list(states.distance_layers(distance) if layers is None else layers),
     )
     last = _of_methods(distance, methods).isel(window=-1).sel(layer=chosen)
     keys = ("ratio", "low", "high")
@@ -448,7 +440,7 @@ def distance_section(
     rows = tuple((method, *cells(last.sel({"method": method}))) for method in methods_there)
     title = f"at positions {int(last['window'])} to {int(last['window']) + distance.attrs['run'] - 1}"
     table = Table(title, ("method", *(f"layer {layer}" for layer in chosen)), rows, f"{name}-last")
-    chart = distance_chart(distance, chosen, methods)
+    chart = states.distance_chart(distance, chosen, methods)
     return Section("States on text", [text], figures={name: chart}, tables=[table])
 
 
@@ -752,6 +744,6 @@ def _differences(analysis: Analysis, maps: Maps) -> list[Heatmaps]:
     """Heatmaps less the reference's, at the layer where drift begins; none of a single method, or without drift."""
     if len(maps.panel["method"]) < 2 or isinstance(analysis.drifts, str):
         return []
-    layer = drift_layers(analysis.drifts[analysis.prompt])[-1]
+    layer = states.drift_layers(analysis.drifts[analysis.prompt])[-1]
     less = difference(maps.panel.sel(layer=[layer]).load(), analysis.reference)
     return grids(pool(less), analysis.trained_length, layer_limits(less))

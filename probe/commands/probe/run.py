@@ -1,17 +1,30 @@
-"""The full path of a probe run: check, measure, capture, store, analyse, report."""
+"""A probe run: check, measure, capture, store, analyse, report; in full, or in stages with --minutes."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import xarray as xr
+
+from mesa.errors import Refused
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.models import bytes_a_number, tokenizer_of
+from probe.capture.capture import check_distinct
+from probe.capture.memory import check_memory, pass_flops, prompt_bytes
 from probe.commands.probe import ProbeRequest, RuleOptions
-from probe.commands.probe import plan as by_length
 from probe.commands.probe.plan import (
+    JOURNAL,
+    MULTIPLES,
     FailureByLength,
     HiddenStates,
     ProbePlan,
@@ -20,32 +33,153 @@ from probe.commands.probe.plan import (
     evaluation_plan,
     kept_text,
     pass_tasks,
+    plan as plan_probe,
+    position_lengths,
     template,
     work,
 )
-from probe.commands.probe.plan import plan as make_plan
-from probe.commands.probe.plan import plan as plan_probe
-from probe.commands.probe.prepared import (
-    check_fits,
-    fingerprints,
-    layout_of,
-    prepare,
-    stored_tokens,
-)
 from probe.commands.probe.report import check_report, remove_report, write_report
-from probe.commands.probe.result import Summary, run_summary
-from probe.commands.probe.timed import estimate_stages, run_stages
-from probe.commands.probe.verdict import terminal_text
+from probe.commands.probe.stages import STAGES, Stages, candidates, passkey_check
+from probe.commands.probe.verdict import Summary, run_summary, terminal_text
+from probe.eval_tasks import score
+from probe.eval_tasks.retrieval import first_ids, repeated_word
+from probe.eval_tasks.sources import TextSource
+from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
+from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import eval_tasks
-from probe.experiment.estimate import Estimate, passes_of, work_text
-from probe.experiment.journal import Journal, known_rows
+from probe.experiment.estimate import (
+    HALF_HOUR,
+    Estimate,
+    Passes,
+    Speed,
+    measure_speed,
+    passes_of,
+    seconds_of,
+    work_of,
+    work_text,
+)
+from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner
-from probe.experiment.run import CommandResult, run_tasks
-from probe.experiment.task import TasksLost
+from probe.experiment.pool import LOCAL, Pool, Runner, Task, TasksLost, computing, format_seconds, is_over
+from probe.experiment.run import CommandResult, ModelSpec, run_tasks
+from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
+from probe.statistics import looks_of
 from probe.store import store
-from probe.store.reader import EVALUATION, TOKENS, partial_path, store_of, whole_passes
+from probe.store.reader import (
+    EVALUATION,
+    FINGERPRINTS,
+    TEXT_SOURCE,
+    TOKENS,
+    open_run,
+    partial_path,
+    store_of,
+    whole_passes,
+)
+
+# What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
+
+
+def remove_run(out: Path) -> None:
+    """Removes what a probe run writes into the folder `out`, and nothing else."""
+    remove_report(out)
+    (out / JOURNAL).unlink(missing_ok=True)
+    store.remove(store_of(out))
+
+
+def layout_of(
+    plan: ProbePlan,
+    by: str,
+    documents: Sequence[np.ndarray],
+    tokens: Mapping[str, Sequence[int]],
+    text_source: TextSource,
+) -> store.Template:
+    """Of the store, with all attributes; stderr says what is special about its hidden states."""
+    attrs = {
+        REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
+        TEXT_SOURCE: json.dumps(asdict(text_source)),
+    }
+    from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
+
+    if named := without_adapter(plan.config):
+        attrs["states_from"] = f"inputs and outputs of layers: TransformerLens has no adapter for a {named}"
+        sys.stderr.write(f"hidden states are the {attrs['states_from']}\n")
+    if plan.first_token:
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
+    return template(plan, fingerprints(plan, documents, tokens) | attrs)
+
+
+def check_fits(plan: ProbePlan) -> None:
+    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
+    options = plan.request.load
+    device = options.get("device") or "cpu"
+    if options.get("device_map") or not str(device).startswith("cpu"):
+        check_memory(plan.host_bytes, plan.length)
+        if not options.get("device_map"):
+            check_memory(plan.pass_bytes, plan.length, device)
+    else:
+        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
+
+
+def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:
+    """Texts, and prompts by name, as token ids; and where the texts are from. Refused for what cannot be built."""
+    request = plan.request
+    tokenizer = tokenizer_of(request.model, **request.source)
+    documents, text_source = score.documents_of(tokenizer, None if request.text is None else str(request.text))
+    tokens = _prompt_tokens(tokenizer, plan, documents)
+    if request.samples:
+        setting = evaluation_plan(plan, documents).setting
+        least = plan.trained_length if plan.longest else min(plan.lengths)
+        for task in (TAIL,) if plan.longest else (PASSKEY, TAIL):
+            task.check(tokenizer, least, setting)
+    return documents, tokens, text_source
+
+
+def stored_tokens(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
+    """Ids and texts (prompt, position) of the tokens at the captured positions."""
+    tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
+    kept, dims = list(plan.kept.positions), ("prompt", "position")
+    ids = np.array([np.array(prompt)[kept] for prompt in tokens.values()], np.int64)
+    texts = np.array([np.array(token_texts(tokenizer, prompt), object)[kept] for prompt in tokens.values()])
+    return xr.Dataset(
+        {"id": (dims, ids), "text": (dims, texts)},
+        {"prompt": list(tokens), "position": plan.kept.positions},
+    )
+
+
+def fingerprints(
+    plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
+) -> dict[str, str]:
+    """The fingerprints of texts, prompts and weights that a store records."""
+    known = identity(plan.request.model, plan.config)
+    return {
+        "inputs": ids_fingerprint([*documents, *tokens.values()]),
+        **{name: known[name] for name in FINGERPRINTS if name in known},
+    }
+
+
+def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarray]) -> dict[str, list[int]]:
+    """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
+    first = list(first_ids(tokenizer))
+    available = plan.length - len(first)
+    if 2 * plan.period > available:
+        raise Refused(
+            f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
+            "repeat; give a shorter word or a longer pass"
+        )
+    repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
+    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
+    if len(windows) < plan.request.texts:
+        raise Refused(
+            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
+        )
+    tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
+    for name, ids in tokens.items():
+        check_distinct(ids, f"prompt {name}")
+    return tokens
+
+
+# A run in full
 
 
 def run_probe(
@@ -83,7 +217,7 @@ def run_probe(
         >>> [(row.method, row.rank, row.measured.length) for row in summary.verdict.rows]  # fails at 768 tokens, or not
         [('rerope', 1, None), ('origin', 2, 768)]
     """
-    return run_plan(make_plan(request), Path(out), overwrite=overwrite, by=by, runner=runner)
+    return run_plan(plan_probe(request), Path(out), overwrite=overwrite, by=by, runner=runner)
 
 
 def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Runner) -> tuple[Summary, str]:
@@ -146,7 +280,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
         with _resumable(out, overwrite):
             store.create(path, layout, overwrite=overwrite)
             if overwrite:
-                (out / by_length.JOURNAL).unlink(missing_ok=True)
+                (out / JOURNAL).unlink(missing_ok=True)
             journal = failure.open_journal(out) if plan.request.samples else None
             store.write_group(path, TOKENS, stored_tokens(plan, tokens))
             _run_stages(failure, states, journal, pool)
@@ -163,7 +297,7 @@ def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         whole, partial = store_of(out), partial_path(store_of(out))
-        is_measured = bool(known_rows(out / by_length.JOURNAL))
+        is_measured = bool(known_rows(out / JOURNAL))
         if not is_measured and not (partial.exists() and whole_passes(partial)):
             store.discard(whole)
         if is_measured or partial.exists() or whole.exists():
@@ -187,9 +321,388 @@ def _run_stages(
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
 
 
+# A run in stages: chooses the longest length, goes through the stages, and leaves a true report after each
+
+_LEAST = 1.25
+"""Of M: at the shortest longest length all of the last M/4 tokens, whose loss is read, lie beyond M."""
+_WITH_STATES = 3
+"""A report of hidden states takes about this many times as long as one without."""
+_SHARE = 0.6
+"""Of the time, what the stages up to the methods' may take by estimate: the rest is for what stays open."""
+_SHARE_BY_POSITION = 1 / 8
+"""Of the time, what one pass may take that shows where Origin's loss rises, up to 2 M."""
+
+
+def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
+    """The stages of a plan with a longest length. Refused where the texts are shorter than that."""
+    request, evaluation = plan.request, evaluation_plan(plan, documents)
+    setting, trained = evaluation.setting, plan.trained_length
+    texts = len(score.text_windows(documents, max(setting.lengths), setting.samples, tail_tokens(trained)))
+    has_passkey = passkey_check(tokenizer_of(request.model, **request.source), evaluation)
+    lengths = candidates(plan.lengths, trained, request.lengths is not None)
+    reference = reference_method(list(plan.methods))
+    return Stages(evaluation, reference, lengths, texts, request.not_compared, has_passkey)
+
+
+def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
+    """The longest length at which the stages up to the methods' take at most `_SHARE` of the seconds.
+
+    Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. At least up to 2 M
+    where one pass is short: methods are compared where Origin's loss rises, before the longest length. Where neither
+    fits, the shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
+    """
+    request, trained = plan.request, plan.trained_length
+    documents = _documents(plan)
+    if request.lengths is not None:
+        lengths = [int(max(request.lengths))]
+    else:
+        most = min(request.length or MULTIPLES[-1] * trained, sum(map(len, documents)))
+        lengths = [int(times * trained) for times in (_LEAST, *MULTIPLES) if trained < times * trained <= most]
+        if request.length and request.length <= most:
+            lengths = sorted({*lengths, int(request.length)})
+    if not lengths:
+        raise Refused(f"the text has {sum(map(len, documents))} tokens, too few for prompts beyond M = {trained}")
+    from mesa.device import free_bytes
+
+    free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
+    lengths = [length for length in lengths if prompt_bytes(plan.config, length, number) < free] or lengths[:1]
+    needed = {length: _nominal(plan, length, documents, speed) for length in lengths}
+    fitting = [
+        length
+        for length, (nominal, _) in needed.items()
+        if nominal <= _SHARE * seconds
+        or (length <= 2 * trained and speed.seconds(length, length) <= _SHARE_BY_POSITION * seconds)
+    ]
+    if fitting:
+        return max(fitting)
+    least = needed[lengths[0]][1]
+    if least > seconds:
+        raise Refused(
+            f"one pass over {lengths[0]} tokens and two over M = {trained} take about {format_seconds(least)} here, "
+            f"and do not fit {seconds / 60:g} minutes; take --minutes {np.ceil(1.2 * least / 60):.0f}"
+        )
+    return lengths[0]
+
+
+def _nominal(plan: ProbePlan, longest: int, documents: Sequence[np.ndarray], speed: Speed) -> tuple[float, float]:
+    """Seconds of the nominal stages at a longest length, and of the least that tells anything."""
+    lengths = plan.request.lengths or position_lengths(plan.trained_length, longest)
+    stages = stages_of(replace(plan, lengths=lengths, longest=longest), documents)
+    tasks = stages.nominal()
+    level = [task for task in tasks if task.key[1:] == (stages.reference, plan.trained_length)]
+    least = tasks[0].weight * speed.seconds(1, longest) + 2 * speed.seconds(plan.trained_length, plan.trained_length)
+    return seconds_of(passes_of(work_of(stages, tasks)), speed), least if level else 0.0
+
+
+def _documents(plan: ProbePlan) -> tuple[np.ndarray, ...]:
+    """Token ids of the plan's texts."""
+    text, tokenizer = plan.request.text, tokenizer_of(plan.request.model, **plan.request.source)
+    return score.documents_of(tokenizer, None if text is None else str(text))[0]
+
+
+def stage_passes(plan: ProbePlan) -> Passes:
+    """The passes, by method and length, of the stages up to the methods' at the lengths and around the bracket."""
+    stages = stages_of(plan, _documents(plan))
+    return passes_of(work_of(stages, stages.nominal()))
+
+
+def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
+    """What the stages take, in words and passes, and what is measured in the folder `out` already."""
+    check_folder(plan, out)
+    rows = {} if overwrite else stages_of(plan, _documents(plan)).open_journal(out).rows
+    passes = stage_passes(plan)
+    there = sum(len(row.get("scores", ())) for row in rows.values())
+    done = f"\n{there} scores are in {out} already; the time is of a run from the start" if there else ""
+    return (
+        f"in stages: {'; '.join(STAGES)}; hidden states of {len(plan.prompts)} prompt, {plan.length} tokens\n"
+        f"lengths from M = {plan.trained_length} to {plan.longest} tokens; texts and passkeys at a length: "
+        f"{' or '.join(map(str, looks_of(plan.request.samples)))}, more where the interval leaves failure open\n"
+        f"up to the methods at M, around the bracket and at {plan.longest} tokens: {sum(passes.values()):,.0f} passes"
+        f"{done}"
+    ), passes
+
+
+def run_stages(
+    plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Runner, until: float | None
+) -> CommandResult:
+    """As `run_plan`, in stages up to the `deadline` `until`.
+
+    Hidden states come last, for capture wraps the model: their time is kept free where they fit in what is left.
+    """
+    runner.check(plan.request.load)
+    with owned(out), ExitStack() as stack:
+        if overwrite:
+            RunFolder(out).check_apart(("journal.jsonl",))
+        else:
+            check_folder(plan, out)
+            check_report(out)
+        if runner.is_local:
+            check_fits(plan)
+        documents, tokens, text_source = prepare(plan)
+        stages = stages_of(plan, documents)
+        layout = layout_of(plan, by, documents, tokens, text_source)
+
+        @cache
+        def pool() -> Pool:
+            worker = ProbeWorker.of(plan, evaluation=replace(stages.plan, config=None), tokens=tokens)
+            return stack.enter_context(runner.pool(worker, [*stages.nominal(), *pass_tasks(plan)]))
+
+        if overwrite:  # nothing is removed for a run that cannot be
+            pool()
+            remove_run(out)
+        journal = stages.open_journal(out)
+        with _noting(out, overwrite):
+            run = _Run(plan, out, by, stages, layout, journal, pool, until)
+            summary = run.measured()
+            summary = run.captured(stored_tokens(plan, tokens)) or summary
+    text, left = f"model {plan.request.model}, trained length M = {plan.trained_length} tokens", run.left
+    if summary is None:
+        return CommandResult({}, f"{text}\n\n{stages.position_text(journal.rows) or 'nothing is measured'}.", 0, left)
+    if not (left or run.begun):
+        warn_finished(out)
+    return CommandResult(summary, f"{text}\n\n{terminal_text(summary)}\n\nwrote {out / 'report.html'}", 0, left)
+
+
+@contextmanager
+def _noting(out: Path, overwrite: bool) -> Iterator[None]:
+    """An error says how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        if known_rows(out / JOURNAL):
+            error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
+        raise
+
+
+@dataclass
+class _Run:
+    """A call of a run in stages. begun: whether it did anything. report_s: seconds that a report takes."""
+
+    plan: ProbePlan
+    out: Path
+    by: str
+    stages: Stages
+    layout: store.Template
+    journal: Journal
+    pool: Callable[[], Pool]
+    until: float | None
+    begun: bool = False
+    report_s: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        """The store's."""
+        return store_of(self.out)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the finished store holds hidden states."""
+        return self.path.exists() and bool(open_run(self.path).hidden.data_vars)
+
+    @property
+    def left(self) -> str:
+        """What is left of the next stage, in words that go before 'tasks are left'; empty where all is done."""
+        self.stages.stage = STAGES[-1]
+        count = len(self.stages.tasks(self.journal.rows)) or len(self._uncaptured())
+        return f"at least {count}" if count else ""
+
+    def measured(self) -> Summary | None:
+        """Measures, stage by stage; the summary of what there is then, None where nothing can be told."""
+        rows, summary = self.journal.rows, None
+        for stage in STAGES:
+            self.stages.stage, ends = stage, self._ends(stage)
+            if (self.begun and is_over(ends)) or not self.stages.tasks(rows):
+                continue
+            self.stages.fits = partial(self._fits, ends=ends)
+            before = self._scores
+            sys.stderr.write(f"stage: {stage}\n")
+            if lost := run_tasks(self.stages, self.journal, self.pool, until=ends):
+                task, name, length = lost[0].key
+                message = f"no worker could finish {task} under {name} at {length} tokens; the same command tries again"
+                raise TasksLost(message, [task.key for task in lost])
+            if self._scores > before and self.stages.is_telling(rows):
+                summary = self._write()
+        if summary is None and self.stages.is_telling(rows):
+            summary = run_summary(self.out) if self._is_written() else self._write()
+        return summary
+
+    def captured(self, tokens: xr.Dataset) -> Summary | None:
+        """Captures hidden states where they fit, or nothing else is left; the summary once all are there."""
+        passes, rows = self._uncaptured(), self.journal.rows
+        self.stages.stage = STAGES[-1]
+        is_last = not self.begun and self.stages.step(rows) is None
+        if not passes or not self.stages.is_telling(rows) or not (is_last or self._is_time(self.until, passes)):
+            return None
+        if not self._holds_passes() or store.find_store(self.path, self.layout) != partial_path(self.path):
+            store.create(self.path, self.layout, overwrite=True)
+        states, self.begun = HiddenStates(self.plan, self.path), True
+        store.write_group(self.path, TOKENS, tokens)
+        if lost := run_tasks(states, None, self.pool, until=self.until):
+            message = f"no worker could capture {lost[0]} ({len(lost)} passes failed)"
+            raise TasksLost(message, [task.key for task in lost])
+        if self._uncaptured():
+            return None
+        store.write_group(self.path, EVALUATION, self._dataset())
+        remove_report(self.out)
+        store.finish(self.path)
+        return write_report(self.out, self.by)
+
+    def _ends(self, stage: str) -> float | None:
+        """The deadline of a stage: the last one leaves the time of the passes whose hidden states are stored."""
+        if self.until is None:
+            return None
+        ends, passes = self.until - self.report_s, self._uncaptured()
+        if stage != STAGES[-1] or not passes or not self._is_time(ends, passes):
+            return ends
+        return ends - self._seconds(passes) - _WITH_STATES * self.report_s
+
+    def _fits(self, task: Task, ends: float | None) -> bool:
+        """Whether a task is begun: the first one, and those that end in time by estimate."""
+        fits = not self.begun or self._is_time(ends, [task])
+        self.begun = self.begun or fits
+        return fits
+
+    def _is_time(self, ends: float | None, tasks: Sequence[Task]) -> bool:
+        return ends is None or time.monotonic() + self._seconds(tasks) <= ends
+
+    def _seconds(self, tasks: Sequence[Task]) -> float:
+        """About how long tasks take; 0 where the speed was not measured."""
+        work = [(task, self.plan.methods.get(str(task.key[task.kind == "measure"]))) for task in tasks]
+        return seconds_of(passes_of(work), self.plan.speed) if self.plan.speed else 0.0
+
+    def _uncaptured(self) -> list[Task]:
+        """The passes whose hidden states are not stored."""
+        if self.has_states:
+            return []
+        return pass_tasks(self.plan, whole_passes(partial_path(self.path)) if self._holds_passes() else ())
+
+    def _holds_passes(self) -> bool:
+        """Whether a capture was begun: a store without hooks is one of scores alone, cut short."""
+        return any((partial_path(self.path) / hook).exists() for hook in self.layout.axes)
+
+    @property
+    def _scores(self) -> int:
+        return sum(len(row["scores"]) for row in self.journal.rows.values())
+
+    def _dataset(self) -> xr.Dataset:
+        """The scores, with how many there are, and how many tasks the next step has."""
+        self.stages.stage = STAGES[-1]
+        scores = self.stages.scores(self.journal.rows)
+        return scores.assign_attrs(left=len(self.stages.tasks(self.journal.rows)), scores=self._scores)
+
+    def _is_written(self) -> bool:
+        """Whether store and report are of all rows."""
+        if not self.path.exists() or run_summary(self.out) is None:
+            return False
+        evaluation = open_run(self.path).evaluation
+        return evaluation is not None and evaluation.attrs.get("scores") == self._scores
+
+    def _write(self) -> Summary:
+        """The store with all scores, and the report; hidden states that are there, or begun, stay."""
+        began = time.monotonic()
+        stage, scores = self.stages.stage, self._dataset()
+        self.stages.stage = stage
+        if self.has_states or (self.path.exists() and self._holds_passes()):
+            store.write_group(self.path, EVALUATION, scores, finished=True)
+        else:
+            store.create(self.path, replace(self.layout, axes={}), overwrite=True)
+            store.write_group(self.path, EVALUATION, scores)
+            remove_report(self.out)
+            store.finish(self.path)
+        summary = write_report(self.out, self.by)
+        self.report_s = time.monotonic() - began
+        return summary
+
+
+# What `Command.load` returns
+
+
 def plan(request: ProbeRequest, rule: RuleOptions, longest: int | None = None) -> ProbePlan:
     """The plan of a request; longest: of a run in stages."""
     return plan_probe(request, longest)
+
+
+AMOUNT_FIELDS = ("samples", "texts", "lengths", "length", "refine")
+"""Fields of a request that say how much is measured."""
+CHEAP_RUN = 2e13
+"""Floating-point operations of a run below which it takes minutes on a CPU: its speed is not measured."""
+
+
+def plan_in_time(
+    request: ProbeRequest,
+    rule: RuleOptions,
+    out: Path,
+    *,
+    minutes: float | None,
+    overwrite: bool,
+    threads: int | None,
+    may_stage: bool,
+) -> tuple[ProbePlan, float | None]:
+    """The plan of a request and its minutes; in stages with `minutes`, or where all of it takes more than half an hour.
+
+    A run in the folder `out` keeps what it is, and its longest length. With an option that says how much, and without
+    `minutes` or `may_stage`, all of the request is measured. Raises Refused where the time is too short for anything.
+    """
+    there = {} if overwrite else RunFolder(out).settings
+    if minutes is not None and not request.samples:
+        raise Refused(f"--minutes {minutes:g} with --samples 0: nothing is measured; leave one of them out")
+    limit = minutes or HALF_HOUR / 60
+    if "stages" in there:
+        longest, length = int(there["longest"]), request.length
+        if length and length > longest:
+            raise Refused(
+                f"--length {length}: the run in {out} measures up to {longest} tokens, and does not grow; "
+                "give --overwrite or another --out"
+            )
+        planned = plan(request, rule, longest)
+        estimate(planned, out, rule, overwrite=False)  # refused before the model is loaded
+        return replace(planned, speed=_speed(planned, threads)), limit
+    with noted() as notes:
+        planned = plan(request, rule)
+    stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(ProbeRequest, name)]
+    passes = estimate(planned, Path(os.devnull), rule, overwrite=True)[1]
+    by_default = minutes is None and may_stage and not stated and not there
+    if minutes is not None or (by_default and _operations(planned, passes) >= CHEAP_RUN):
+        speed = _speed(planned, threads)
+        takes = seconds_of(passes, speed)
+        if minutes is not None or takes > 60 * limit:
+            return _staged(request, rule, planned, speed, limit, takes), limit
+    for note in notes:
+        say(note)
+    return planned, None
+
+
+def _staged(
+    request: ProbeRequest, rule: RuleOptions, planned: ProbePlan, speed: Speed, minutes: float, takes: float
+) -> ProbePlan:
+    """The plan of a run in stages that fits the minutes; takes: seconds of all of the request, `planned`."""
+    # the plan's request may have a --length of its own: what fits into the store by default
+    longest = longest_that_fits(replace(planned, request=request), speed, 60 * minutes)
+    staged = replace(plan(request, rule, longest), speed=speed)
+    stated = any(getattr(request, name) != getattr(ProbeRequest, name) for name in AMOUNT_FIELDS)
+    full = "the request" if stated else "all that is measured by default"
+    first = seconds_of(stage_passes(staged), speed)
+    until = f"about {format_seconds(first)} until all methods are measured there"
+    more = "the same command goes on" if first > 60 * minutes else "then more texts, passkeys, narrower brackets"
+    sys.stderr.write(
+        f"{full} takes about {format_seconds(takes)} here; in stages, in {minutes:g} minutes: up to {longest} tokens, "
+        f"{until}, {more}\n"
+    )
+    return staged
+
+
+def _speed(planned: ProbePlan, threads: int | None) -> Speed:
+    """The model's speed, measured now."""
+    request = planned.request
+    sys.stderr.write("measuring the model's speed\n")
+    with computing(threads):
+        spec = ModelSpec(request.model, request.load)
+        return measure_speed(spec, planned.longest or max(planned.lengths), request.executor)
+
+
+def _operations(planned: ProbePlan, passes: Passes) -> float:
+    """Floating-point operations of the passes, estimated from the config."""
+    return sum(count * pass_flops(planned.config, length) for (_, length), count in passes.items())
 
 
 def estimate(planned: ProbePlan, out: Path, rule: RuleOptions, *, overwrite: bool) -> Estimate:

@@ -20,12 +20,11 @@ from probe.eval_tasks.base import EvalKey
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, check_scores, eval_tasks, scores_of, unfit_length
 from probe.experiment.journal import Journal, JournalRows
+from probe.experiment.pool import Task
 from probe.experiment.run import Experiment
-from probe.experiment.task import Task
 from probe.files import JsonObject
 from probe.statistics import confidence_of, looks_of
-from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, decided, measured_failure
-from probe.thresholds.failure import PASSKEY as BY_PASSKEY
+from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, PASSKEY as BY_PASSKEY, decided, measured_failure
 
 BY_POSITION = "nll-position"
 """The task that tells where to look: the loss by position in one pass."""
@@ -400,15 +399,21 @@ class Stages(FailureByLength):
         return (lengths[first - 1] if first else None), lengths[first]
 
     def scores(self, rows: JournalRows, methods: Sequence[str] = ()) -> xr.Dataset:
-        """As `failure_scores`, of unequal numbers of prompts; NaN where none is measured, or the look not complete."""
+        """As `failure_scores`, of unequal numbers of prompts; NaN where none is measured, or the look not complete.
+
+        Without passkeys until each method has them at its longest length: a method that lacks them would rank above
+        one that fails by them.
+        """
         names = [*(methods or self.plan.methods)]
         keys = [EvalKey(str(key[0]), str(key[1]), int(key[2])) for key in rows if key[0] in TASKS and key[1] in names]
         least = self.looks[0] if len(self._looked(rows, self._level)) >= self.looks[0] else 1  # fewer only show the way
         keys = [key for key in keys if len(self._looked(rows, key)) >= least]
         lengths = sorted({key.length for key in keys if key.task == TAIL.name})
         setting = self.plan.setting
-        inside = EvalKey(PASSKEY.name, self.reference, self.trained)
-        counts = {TAIL.name: self.texts} | ({PASSKEY.name: self.texts} if inside in keys else {})
+        farthest = dict(sorted((key.method, key.length) for key in keys if key.task == TAIL.name))
+        by_passkey = [EvalKey(PASSKEY.name, *at) for at in farthest.items() if at[1] > self.trained]
+        has_passkeys = {EvalKey(PASSKEY.name, self.reference, self.trained), *by_passkey} <= {*keys}
+        counts = {TAIL.name: self.texts} | ({PASSKEY.name: self.texts} if has_passkeys else {})
         arrays = {task: np.full((len(names), len(lengths), count), np.nan) for task, count in counts.items()}
         for key in (key for key in keys if key.task in counts and key.length in lengths):
             row = arrays[key.task][names.index(key.method), lengths.index(key.length)]

@@ -1,27 +1,31 @@
-"""The verdict of a run: its methods ranked, tables of them, and sentences with their counts."""
+"""The summary of a run as types, and its verdict: methods ranked, tables of them, and sentences with their counts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import xarray as xr
+from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from mesa.methods import make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
-from probe.commands.probe.result import HeadSet, NllAtLongest, Row, Sentence, Summary, Verdict
-from probe.glossary import about, window
-from probe.heads import head_name
+from probe.figures.section import Table, filled, plain_table
+from probe.files import read_result
+from probe.glossary import about, explained, template, window
+from probe.options import head_name
+from probe.run_folder import REPORTED
 from probe.statistics import shown
-from probe.store.result_file import having, percent
-from probe.tables import Table, plain_table
-from probe.thresholds.drift_onset import DriftOnset, ranges
-from probe.thresholds.failure import NLL, PASSKEY, Failure
+from probe.store.reader import StoredRun, open_run, store_mark
+from probe.store.result_file import Number, ResultFile, formerly, having, percent
+from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
+from probe.thresholds.onset import ALPHA, DriftOnset, crossing_texts, excluded, ranges
 from probe.thresholds.result import (
     MEAN,
     Difference,
@@ -35,7 +39,147 @@ from probe.thresholds.result import (
     Scores,
 )
 from probe.thresholds.stated_window import FITS, MIN_ACCURACY, NATS_ABOVE, TOO_SMALL, StatedWindow, times_of_m
-from probe.thresholds.threshold_onset import ALPHA, crossing_texts, excluded
+
+
+@dataclass(frozen=True)
+class NllAtLongest:
+    """Tail NLL at the longest measured length, nats/token, with its 95% interval over texts."""
+
+    length: int
+    mean: Number
+    low: Number
+    high: Number
+    difference: Difference | None
+    """Less the reference's on the same texts: 0 of the reference itself."""
+    less: dict[str, Difference]
+    """Less each other method's."""
+    truncation: Annotated[Difference | None, formerly("crop", "truncation")]
+    """Less truncation's; None where that was not measured, or not beyond M."""
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """The smallest set of heads that is enough, or the largest tried, and the excess loss recovered in it."""
+
+    heads: list[tuple[int, int]]
+    """(layer, head)."""
+    is_enough: bool
+    finished: bool
+    """Whether the search ended."""
+    share: Number
+    """Of the loss, on `items` items that the set was not chosen on; low, high: 95%."""
+    low: Number
+    high: Number
+    random: Number
+    """By as many random heads: the median."""
+    rest: tuple[Number, Number, Number] = field(default=(math.nan, math.nan, math.nan), kw_only=True)
+    """By all heads but these, with its 95% interval; NaN where that was not measured."""
+    length: int
+    measure: str
+    items: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass
+class Row:
+    """A method in the verdict."""
+
+    method: str
+    is_reference: bool
+    measured: Failure | None
+    longest_passing: int | None
+    """The longest measured length at which the method works; 0: none, None: nothing can be evaluated."""
+    nll: NllAtLongest | None
+    predicted: PredictedFailure | None
+    drift: DriftOnset | None
+    """On the first prompt; None where drift could not be evaluated in this run."""
+    heads: HeadSet | None
+    rank: int | None = None
+    """None where nothing can be evaluated."""
+
+    @property
+    def failure(self) -> Failure:
+        """`measured`, in a run that measured by length."""
+        assert self.measured is not None
+        return self.measured
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What fails, what fixes it, where inside, or how sure that is."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a run. It shows itself: a table in a notebook, a text in a terminal."""
+
+    about: str
+    """What M and the reference are."""
+    sentences: list[Sentence]
+    head: list[str]
+    """Of the table of methods, ranked."""
+    cells: list[list[str]]
+    rows: list[Row]
+    """The same in numbers."""
+    notes: list[str]
+    """How the numbers came about, what is missing and how to get it."""
+
+    @property
+    def predicted(self) -> dict[str, PredictedFailure]:
+        """By method what `mesa-lens predict` computed for it, where it did."""
+        return {row.method: row.predicted for row in self.rows if row.predicted}
+
+    def html(self, opening: str = "") -> str:
+        """Sentences, table and notes as a part of a page; every text escaped. opening: HTML that goes before."""
+        return template("commands/probe/verdict.html").render(verdict=self, opening=opening)
+
+    def __repr__(self) -> str:
+        """Sentences, table and notes, for a terminal."""
+        sentences = [filled(f"{sentence.heading}: {sentence.text}") for sentence in self.sentences]
+        table = plain_table(Table("", tuple(self.head), tuple(map(tuple, self.cells))))
+        return "\n\n".join([filled(self.about), "\n".join(sentences), table, "\n".join(map(filled, self.notes))])
+
+    def _repr_html_(self) -> str:
+        return self.html(f"<p>{explained(self.about)}</p>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Evidence):
+    """The summary of a probe run: the verdict, and everything that it rests on."""
+
+    verdict: Verdict
+    store: Any
+    """The mark of the store that it is of."""
+    version: Literal[3] = 3
+
+
+SUMMARY = ResultFile(Path("summary.json"), Summary, 2)
+"""Next to the store."""
+
+
+def run_summary(folder: Path, run: StoredRun | None = None) -> Summary | None:
+    """The summary in a run's folder; None unless the report is complete, of this version and of the very store there.
+
+    run: that store, where it is open already.
+    """
+    if not all((folder / name).exists() for name in REPORTED):
+        return None
+    try:
+        path = folder / SUMMARY.path
+        summary = SUMMARY.parse(read_result(path), path)
+        return summary if summary.store == store_mark((run or open_run(folder)).hidden.attrs) else None
+    except (OSError, ValueError):  # not complete, or there is no store
+        return None
+
+
+# The answer in rows and sentences
 
 _HEADS = 4  # of a set, that are named
 _RESTARTS = 4  # positions that are named
@@ -371,10 +515,11 @@ def what_fails(evidence: Evidence, rows: MethodRows) -> str:
     rules = [*_reasons(evidence, measured), _alone(evidence, measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
-        return _joined(f"{_capital(name)} may fail after {measured.after} tokens, or {none}.", "On average:", *rules)
-    times = times_of_m(evidence.stated_window, measured.after, measured.high)
+        where = f"after {measured.after} tokens" if measured.after else "at any length"
+        return _joined(f"{_capital(name)} may fail {where}, or {none}.", "On average:", *rules)
+    times = times_of_m(evidence.stated_window, *filter(None, (measured.after, measured.high)))
     interval = "95% interval" if measured.sampled else "no interval"
-    ends = f"between {measured.after} and {measured.high} tokens"
+    ends = f"{measured.begins} tokens"
     return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
 
 
@@ -558,9 +703,7 @@ def _fails(rows: MethodRows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > MAX_NAMED:
         return f"all by {rows[0].failure.longest} tokens"
-    measured = [row.failure for row in rows]
-    ends = [f"between {one.after} and {one.high}" if one.high else f"after {one.after} if ever" for one in measured]
-    return f"{listed(ends)} tokens"
+    return f"{listed([row.failure.begins for row in rows])} tokens"
 
 
 def _up_to(evidence: Evidence, measured: Failure) -> str:
@@ -583,7 +726,8 @@ def _open(rows: MethodRows) -> list[str]:
     """Of methods that do not fail, after which length their prompts do not rule a failure out."""
     open_ = [row for row in rows if row.failure.after is not None]
     if len(rows) == 1 and open_:
-        return [f"A failure after {open_[0].failure.after} tokens is not ruled out."]
+        after = open_[0].failure.after
+        return [f"A failure{f' after {after} tokens' if after else ''} is not ruled out."]
     doubt = f"For {several(open_)}, an earlier failure is not ruled out." if open_ else ""
     return [doubt, "" if rows[0].failure.sampled else "One prompt rules no failure out."]
 
@@ -840,7 +984,7 @@ def _in_stages(evidence: Evidence) -> list[str]:
     sentences = [
         "Measured in stages (--minutes): lengths and methods have as many prompts as it took to decide, or as there "
         f"was time for; the same command goes on. Intervals are looked at with {looks} prompts, and hold at all looks "
-        "together with 95% (Bonferroni)."
+        "together with 95% (Bonferroni). Passkeys count once every method has them at its longest length."
     ]
     return [*sentences, *([f"{level.by_position} (one text)."] if level.by_position else [])]
 

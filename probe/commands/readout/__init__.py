@@ -1,7 +1,7 @@
 """Linear probes and lens readouts (`mesa-lens readout`): is what the model knew lost beyond M, or only moved?
 
 In: a model, methods, texts and what is to be read. Out: by layer, prompt length and method what a lens and probes read.
-Open first: probes.py (any states), then plan.py (texts and labels) and run.py (the experiment).
+Open first: plan.py (texts, labels, probes), then run.py (the lens, the experiment).
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ from probe.figures.figure_data import (
     tile_map,
     tiles,
 )
-from probe.figures.section import Section, as_text, figures_of, provenance, report_link, write_page
+from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
-from probe.tables import Table
 
 PANELS = {"inside": "in (tokens)", "transfer": "transfer (tokens)", "refit": "refit (tokens)"}
 """The panels of a probe's map, by field."""

@@ -14,8 +14,7 @@ from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, cr
 from theory.claims.settings import VerifyOptions
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.claims.without_remap import read_plain
-from theory.constructions import plain_model, woven_model
-from theory.model import Construction
+from theory.model import Construction, plain_model, woven_model
 from theory.parts import BOS, POSITION
 from theory.weave import self_extend
 

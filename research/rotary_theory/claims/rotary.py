@@ -23,8 +23,7 @@ from theory import weave
 from theory.bounds import last_recovered
 from theory.claim import IDENTITY, ClaimVerdict, Measurement, Outcome, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import VerifyOptions
-from theory.constructions import woven_model
-from theory.model import Construction, random_tokens
+from theory.model import Construction, random_tokens, woven_model
 from theory.parts import CONST, POSITION, Shape
 
 

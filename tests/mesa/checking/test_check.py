@@ -13,7 +13,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
-from mesa.checking.checks import CHECKS
+from mesa.checking.check import CHECKS
 from mesa.engine import attention, plug
 from mesa.engine.rope import Rotation
 
@@ -239,7 +239,7 @@ def test_what_the_tokenizer_puts_first(first, detail, tmp_path):
 
 
 def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
-    monkeypatch.setattr("mesa.checking.checks.bridge", None)  # which would ask the hub for one
+    monkeypatch.setattr("mesa.checking.check.bridge", None)  # which would ask the hub for one
     report = checked(tiny.model(), None)
     assert not report.failed
     assert {check for check, _ in rows(report, "not run")} == {"first token", "bridge against hidden states"}

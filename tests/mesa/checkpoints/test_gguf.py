@@ -18,7 +18,7 @@ from mesa.checkpoints.gguf_file import quantization_of
 from mesa.checkpoints.place import CACHE
 from mesa.models import config_of, load, origin, tokenizer_of
 from mesa_lens.cli import main
-from probe.commands.eval.result import EVALUATED
+from probe.commands.eval.page import EVALUATED
 from probe.files import read_result
 
 IDS = torch.arange(3, 63)[None] * 7 % 300

@@ -14,8 +14,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 import mesa
-from mesa.engine import compiled as compiled_module
-from mesa.engine import rope
+from mesa.engine import compiled as compiled_module, rope
 from mesa.engine.gpu import kernels
 from mesa.methods import make
 

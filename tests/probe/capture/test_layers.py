@@ -14,7 +14,7 @@ from mesa.models import tokenizer_of
 from mesa.support import attending_layers, headed_layers
 from probe.capture.capture import capture_states
 from probe.capture.spec import CaptureSpec
-from probe.commands.anatomy.heads import head_statistics
+from probe.commands.anatomy.run import head_statistics
 
 BOTH = CaptureSpec(hooks=("resid_pre", "resid_post"))
 UNADAPTED = ("minicpm3", "moshi", "bailing_hybrid")

@@ -14,13 +14,13 @@ from mesa_lens.cli import main
 from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as anatomy_plan
 from probe.commands.locate import LocateRequest
-from probe.commands.locate.plan import plan as locate_plan
 from probe.commands.locate.result import LOCATED
+from probe.commands.locate.run import plan as locate_plan
 from probe.commands.predict import PredictRequest
 from probe.commands.predict.run import plan as predict_plan
 from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import plan as probe_plan
-from probe.commands.probe.prepared import prepare
+from probe.commands.probe.run import prepare
 from probe.eval_tasks import sources
 from probe.eval_tasks.score import documents_of
 from probe.evaluation import plan_evaluation as eval_plan

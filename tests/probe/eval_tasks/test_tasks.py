@@ -8,8 +8,7 @@ import torch
 
 import mesa
 from mesa.models import load
-from probe.eval_tasks import retrieval
-from probe.eval_tasks import score as scoring
+from probe.eval_tasks import retrieval, score as scoring
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import nll, text_windows
 from probe.evaluation import TASKS

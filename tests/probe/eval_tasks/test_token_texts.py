@@ -12,7 +12,7 @@ from probe.commands.anatomy import AnatomyRequest
 from probe.commands.anatomy.run import plan as anatomy_plan
 from probe.commands.probe import ProbeRequest
 from probe.commands.probe.plan import plan as probe_plan
-from probe.commands.probe.prepared import prepare, stored_tokens
+from probe.commands.probe.run import prepare, stored_tokens
 from probe.eval_tasks.token_texts import characters, token_texts
 
 TEXTS = [

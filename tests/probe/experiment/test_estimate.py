@@ -13,8 +13,8 @@ from mesa.methods import Origin, ReRoPE, make
 from mesa.plan import relative_positions
 from probe.commands.eval import EvalRequest
 from probe.experiment import estimate
-from probe.experiment.model_spec import ModelSpec
-from probe.experiment.progress import format_seconds
+from probe.experiment.pool import format_seconds
+from probe.experiment.run import ModelSpec
 
 ORIGIN, REROPE = Origin(trained_length=64), ReRoPE(trained_length=64)
 PASSES = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (REROPE, 4000): 1.0}
@@ -110,7 +110,7 @@ def test_what_cannot_be_timed_says_why(monkeypatch):
     def refuse(*_, **__):
         raise MemoryError("7 GiB are needed")
 
-    monkeypatch.setattr("probe.experiment.model_spec.load", refuse)
+    monkeypatch.setattr("probe.experiment.run.load", refuse)
     text, speed = estimate.time_text(PASSES, ModelSpec("default"), "fused")
     assert (text, speed) == ("time: not measured (7 GiB are needed)", None)
 

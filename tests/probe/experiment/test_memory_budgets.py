@@ -2,8 +2,8 @@
 
 import pytest
 
+from probe.experiment.pool import Task
 from probe.experiment.ray import Resources, worker_memory
-from probe.experiment.task import Task
 
 SMALL, LARGE = Task("a", (1,), memory_bytes=10, best_bytes=40), Task("a", (2,), memory_bytes=100)
 machine, TAKES = Resources, Resources(1, 0, 50)

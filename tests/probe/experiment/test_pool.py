@@ -9,9 +9,8 @@ import pytest
 import torch
 from drawn import outcomes, results
 
-from probe.experiment.pool import LocalPool
+from probe.experiment.pool import LocalPool, Task
 from probe.experiment.ray import RayPool, RayWorker, Resources
-from probe.experiment.task import Task
 
 TASKS = [Task("toy", (number,)) for number in range(6)]
 

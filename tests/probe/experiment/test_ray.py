@@ -16,8 +16,8 @@ from drawn import NEEDS_RAY, NOTHING, NoSource, results
 from killing import killing, lines
 
 from mesa.errors import Refused
+from probe.experiment.pool import Task
 from probe.experiment.ray import RayRunner
-from probe.experiment.task import Task
 
 pytestmark = NEEDS_RAY
 

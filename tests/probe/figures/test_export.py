@@ -18,6 +18,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.export import kinds
 from probe.commands.anatomy.page import anatomy_export
+from probe.commands.eval.page import evaluation_export
 from probe.commands.locate.page import located_export
 from probe.commands.probe.report import curves_export, threshold_export
 from probe.commands.readout.page import readout_export
@@ -27,8 +28,8 @@ from probe.figures.heatmap import difference, regions
 from probe.files import json_text, write
 from probe.run import Run
 from probe.thresholds.failure import measured_failure
+from probe.thresholds.onset import best
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.threshold_onset import best
 
 M = 64
 MAGIC = {"html": b"<!doctype html>", "png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "npz": b"PK", "csv": b""}
@@ -252,7 +253,7 @@ def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folde
 @pytest.mark.parametrize("kind", kinds())
 def test_flags_follow_from_the_parameters_of_the_call(kind):
     """A figure's call, and its flags: a parameter without its flag, or a flag without its parameter, is told here."""
-    calls = {"locate": located_export, "anatomy": anatomy_export, "readout": readout_export}
+    calls = {"locate": located_export, "anatomy": anatomy_export, "readout": readout_export, "eval": evaluation_export}
     _, *parameters = inspect.signature(calls.get(kind) or getattr(Run, kind)).parameters
     assert parameters == kinds()[kind][1].split(), f"flags of `mesa-lens export {kind}`: mesa_lens/export.py"
 
@@ -261,7 +262,7 @@ def test_every_figure_of_a_run_has_its_export():
     """`located` is the kind `locate`; the csv of `mesa-lens predict` are those of `prediction`."""
     calls = {name: call for name, call in vars(Run).items() if inspect.isfunction(call)}
     results = {name for name, call in calls.items() if call.__annotations__.get("return") == "Result"}
-    assert results - {"located", "prediction"} | {"locate"} == {*kinds()}, (
+    assert results - {"located", "prediction"} | {"locate", "eval"} == {*kinds()}, (
         "a row of KINDS in mesa_lens/export.py, or a command's `export`"
     )
 

@@ -15,7 +15,7 @@ from synthetic import evaluation, hidden_states, write_run
 import probe
 from probe.figures import heatmap, static
 from probe.figures.export import csv_bytes, heatmap_export, row_table
-from probe.store.select import labelled
+from probe.store.reader import labelled
 
 ODD = [*range(3, 90, 2), *range(120, 160)]
 LABELS = ("method", "layer", "dim", "position")

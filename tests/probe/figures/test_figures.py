@@ -15,8 +15,8 @@ from probe.figures.states import dim_chart, drift_map, small_thresholds, thresho
 from probe.figures.static import draw, picture, pictures
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import PredictedFailure, measured_failure
+from probe.thresholds.onset import best
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.threshold_onset import best
 
 M = 64
 

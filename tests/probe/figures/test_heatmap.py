@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from matplotlib.image import imread
 from synthetic import hidden_states
 from xarray.backends import BackendArray

@@ -4,8 +4,7 @@ import numpy as np
 from markupsafe import Markup
 
 from probe.figures.figure_data import Chart, Line, Panel
-from probe.figures.section import Section, as_text, figures_of, page
-from probe.tables import Table
+from probe.figures.section import Section, Table, as_text, figures_of, page
 
 CHART = Chart(
     "Loss", (Panel("loss", "x", "y", (Line("a", np.arange(3.0), np.arange(3.0), "#0072B2", "solid", "none"),), (0, 2)),)

@@ -4,7 +4,7 @@ import pytest
 from synthetic import edit, hidden_states, write_run
 
 from probe.commands.probe.report import whole_summary
-from probe.commands.probe.result import SUMMARY, run_summary
+from probe.commands.probe.verdict import SUMMARY, run_summary
 from probe.files import read_result, write_result
 from probe.store.reader import open_run
 from probe.store.result_file import as_json

@@ -10,8 +10,7 @@ import xarray as xr
 import zarr
 
 from probe.store import reader, store
-from probe.store.reader import EVALUATION, missing_regions, open_run, partial_path, whole_passes
-from probe.store.select import hook_values, in_ranges
+from probe.store.reader import EVALUATION, hook_values, in_ranges, missing_regions, open_run, partial_path, whole_passes
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}

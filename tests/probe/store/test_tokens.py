@@ -8,8 +8,7 @@ from probe.figures.export import heatmap_export
 from probe.figures.heatmap import regions
 from probe.figures.interactive import draw
 from probe.figures.states import threshold_chart
-from probe.store.reader import open_run
-from probe.store.select import hook_values, one_prompt
+from probe.store.reader import hook_values, one_prompt, open_run
 from probe.thresholds.search import CrossingRule, search
 
 M = 64

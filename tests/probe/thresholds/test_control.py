@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from probe.thresholds.onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 from probe.thresholds.search import (
     Blocks,
     CrossingRule,
@@ -16,7 +17,6 @@ from probe.thresholds.search import (
     search,
     searches,
 )
-from probe.thresholds.threshold_onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 
 M, LENGTH = 128, 320
 RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, warm-up 32

@@ -8,7 +8,7 @@ import mesa
 from mesa.plan import restarts
 from probe.thresholds import drift
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.drift_onset import drift_onsets, top_dims
+from probe.thresholds.onset import drift_onsets, top_dims
 
 M, LENGTH, LAYERS, DIMS = 512, 1536, 3, 40
 CARRIED = slice(5, 11)  # dims that break, of layer 1

@@ -10,8 +10,8 @@ from synthetic import DRIFTING, hidden_states
 from mesa.methods import make
 from mesa.plan import restarts
 from probe.commands.probe.verdict import crossings_at_restarts
+from probe.thresholds.onset import best, threshold_onsets
 from probe.thresholds.search import CrossingRule, check_positions, search, smooth
-from probe.thresholds.threshold_onset import best, threshold_onsets
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)

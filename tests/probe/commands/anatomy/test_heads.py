@@ -10,7 +10,7 @@ import tiny
 import torch
 
 import mesa
-from probe.commands.anatomy import heads
+from probe.commands.anatomy import run as heads
 from probe.eval_tasks.retrieval import Prompt
 
 ORIGIN = mesa.Origin(trained_length=8)

@@ -16,7 +16,7 @@ from probe.eval_tasks import tasks
 from probe.eval_tasks.base import EvalKey, EvalTask, Metric, Score
 from probe.eval_tasks.tasks import RETRIEVAL, Likelihood
 from probe.evaluation import TASKS, EvalRequest, Evaluation, check_scores, plan_evaluation
-from probe.experiment import model_spec as source
+from probe.experiment import run as source
 from probe.experiment.estimate import work_of, work_text
 from probe.options import parse_lengths
 

@@ -1,5 +1,6 @@
 """lm-eval runs local tasks under each method, without the network."""
 
+import importlib
 import json
 import socket
 import sys
@@ -11,10 +12,10 @@ from commands import main
 from lm_tasks import write_tasks
 
 import mesa
+from mesa.errors import Refused
 from probe.commands.eval import harness
-from probe.commands.eval.page import harness_table
-from probe.commands.eval.result import HARNESS_SCORES, HarnessScores
-from probe.experiment import model_spec as source
+from probe.commands.eval.page import HARNESS_SCORES, HarnessScores, harness_table
+from probe.experiment import run as source
 from probe.files import read_result
 
 
@@ -145,3 +146,15 @@ def test_misuse_and_a_missing_lm_eval_are_refused(folder, tmp_path, capsys, monk
         monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main([*command(folder, "choose", *options), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_our_own_tasks_need_no_lm_eval(monkeypatch):
+    package = "probe.commands.eval"
+    for name in ("harness", "run"):
+        monkeypatch.setattr(f"{package}.{name}", importlib.import_module(f"{package}.{name}"))
+        monkeypatch.delitem(sys.modules, f"{package}.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    importlib.import_module(f"{package}.run")
+    with pytest.raises(Refused, match="--harness needs lm-evaluation-harness"):
+        importlib.import_module(f"{package}.harness")

@@ -8,7 +8,7 @@ from commands import main
 from elsewhere import Elsewhere, same_evaluation
 
 from probe.commands.eval import run as command
-from probe.commands.eval.result import EVALUATED
+from probe.commands.eval.page import EVALUATED
 from probe.commands.eval.run import run_evaluation
 from probe.evaluation import EvalWorker, plan_evaluation
 

@@ -7,8 +7,17 @@ import pytest
 from results import COMMON
 from scipy.stats import multinomial
 
-from probe.commands.eval.page import evaluation_charts, sections, title, write_curves
-from probe.commands.eval.result import Cell, Evaluated, Sample, score_tables, summarize
+from probe.commands.eval.page import (
+    Cell,
+    Evaluated,
+    Sample,
+    evaluation_charts,
+    score_tables,
+    sections,
+    summarize,
+    title,
+    write_curves,
+)
 from probe.eval_tasks.base import Metric, interval, paired
 from probe.evaluation import TASKS
 from probe.figures.section import Section, as_text, page

@@ -7,11 +7,10 @@ import torch
 from headed import HEAD, planted
 
 import mesa
-from mesa.engine.bridge import bridge as bridge_to
-from mesa.engine.bridge import hooked
+from mesa.engine.bridge import bridge as bridge_to, hooked
 from mesa.models import tokenizer_of
 from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Item, Patch, RunPair, Start, patches, run
-from probe.commands.locate.plan import PairedLosses
+from probe.commands.locate.run import PairedLosses
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]

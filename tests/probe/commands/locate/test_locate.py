@@ -9,8 +9,7 @@ from commands import main
 from elsewhere import Elsewhere
 from headed import HEAD
 
-from probe.commands.locate.plan import LocateRequest, plan
-from probe.commands.locate.run import Locate, locate, summarize
+from probe.commands.locate.run import Locate, LocateRequest, locate, plan, summarize
 from probe.experiment.estimate import passes_of, work_of
 from probe.experiment.pool import LOCAL
 from probe.files import read_result

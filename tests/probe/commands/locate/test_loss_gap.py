@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from probe.commands.locate.plan import PairedLosses
+from probe.commands.locate.run import PairedLosses
 
 
 def test_one_number_and_an_insignificant_gap_have_no_interval():

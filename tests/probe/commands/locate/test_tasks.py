@@ -5,8 +5,17 @@ import math
 import pytest
 
 from probe.commands.locate.interventions import by_layer
-from probe.commands.locate.plan import LocateRequest, Round, complement, plan, random_sets, remaining, set_key, tasks
-from probe.commands.locate.run import summarize
+from probe.commands.locate.run import (
+    LocateRequest,
+    Round,
+    complement,
+    plan,
+    random_sets,
+    remaining,
+    set_key,
+    summarize,
+    tasks,
+)
 from probe.experiment.journal import Journal
 
 GROUP = ("nll", 320)

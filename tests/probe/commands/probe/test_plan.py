@@ -3,8 +3,7 @@
 import pytest
 
 from probe.capture.spec import CaptureSpec
-from probe.commands.probe import ProbeRequest
-from probe.commands.probe import plan as module
+from probe.commands.probe import ProbeRequest, plan as module
 from probe.commands.probe.plan import plan
 
 

@@ -9,8 +9,7 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.probe.report import remove_report, write_report
-from probe.commands.probe.result import SUMMARY
-from probe.commands.probe.verdict import difference_table, drift_table, score_table, threshold_doubt
+from probe.commands.probe.verdict import SUMMARY, difference_table, drift_table, score_table, threshold_doubt
 from probe.files import read_result
 from probe.store.reader import open_run
 from probe.store.result_file import as_json, result_text

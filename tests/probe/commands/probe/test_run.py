@@ -11,7 +11,7 @@ import xarray as xr
 from commands import main
 
 from mesa.models import tokenizer_of
-from probe.experiment import model_spec as source
+from probe.experiment import run as source
 from probe.files import read_result
 from probe.statistics import wilson
 

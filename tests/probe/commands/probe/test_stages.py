@@ -108,6 +108,20 @@ def test_brackets_hold_what_the_means_say_at_every_stage(simulated):
     assert widths[-1] <= 96
 
 
+def test_passkeys_count_once_every_method_has_them(simulated):
+    rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    stages.stage = "the methods at the longest length"
+    while tasks := stages.tasks(rows):
+        measure(stages, rows, simulated, np.zeros(20), tasks)
+    stages.stage = "passkeys"
+    while not {key.method for key in rows if key.task == "passkey" and key.length > 256} >= {*simulated.methods}:
+        assert "passkey" not in stages.scores(rows)
+        measure(stages, rows, simulated, np.zeros(20), stages.tasks(rows)[:1])
+    while tasks := stages.tasks(rows):
+        measure(stages, rows, simulated, np.zeros(20), tasks)
+    assert stages.scores(rows)["passkey"].sel(length=2048).notnull().any("sample").all()
+
+
 def test_unmeasured_methods_have_no_failure_and_few_texts_no_interval(simulated):
     rows = {}
     stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)

@@ -12,7 +12,7 @@ from mesa.engine.bridge import hooked
 from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.capture.capture import capture_states
-from probe.commands.readout.lens import LogitLens, lens_readout
+from probe.commands.readout.run import LogitLens, lens_readout
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAMILIES = "bloom cohere falcon_h1 gemma gemma2 gemma3 gpt_neox granite llama minicpm3 moshi qwen3_5".split()

@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from mesa.errors import Refused
-from probe.commands.readout.probes import STRENGTHS, Bootstrap, control_labels, fit_probe
+from probe.commands.readout.plan import STRENGTHS, Bootstrap, control_labels, fit_probe
 
 TEXTS, TOKENS, DIM = 12, 30, 16
 

@@ -14,9 +14,8 @@ from guest.norms import NormsRequest
 from guest.norms.page import NORMS, Norm, Norms, sections, write_norms
 from mesa.fingerprints import identity
 from probe.experiment.estimate import estimated
-from probe.experiment.model_spec import PlanWorker
-from probe.experiment.run import CommandResult, Experiment, run, summary_of
-from probe.experiment.task import Task
+from probe.experiment.pool import Task
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, run, summary_of
 from probe.figures.section import as_text
 
 
