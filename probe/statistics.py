@@ -79,6 +79,15 @@ def bonett_price(gained: float, lost: float, count: int, z: float = _Z) -> tuple
     return max(-1.0, difference / count - half), min(1.0, difference / count + half)
 
 
+def spearman(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Spearman's rank correlation, its 95% interval by Fieller et al. (1957); NaN where one is constant."""
+    from scipy.stats import spearmanr
+
+    value = float(spearmanr(x, y)[0])  # pyright: ignore[reportArgumentType]
+    middle, half = math.atanh(max(-1 + 1e-9, min(value, 1 - 1e-9))), _Z * math.sqrt(1.06 / (len(x) - 3))
+    return value, math.tanh(middle - half), math.tanh(middle + half)
+
+
 def shown(value: float, low: float | None, high: float | None, form: str = "z.3g") -> str:
     """A number with its interval, such as '2.52 [2.31, 2.73]', or alone where it has none."""
     alone = f"{value:{form}}"

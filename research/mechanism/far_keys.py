@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ from probe.eval_tasks.score import nll
 from probe.options import parse_lengths
 from probe.statistics import fieller
 from research.law.sparse import MOST, others, sizes, stretches
-from research.mechanism.attribution import before
 from research.script import Journal, deadline, run
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,6 +44,25 @@ PAIRS = ("16:0;19:3", "16:0;11:1")
 Head = tuple[int, int]
 Chosen = Mapping[int, Sequence[int]]
 """Heads by layer."""
+
+
+Hook = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@contextmanager
+def before(modules: Sequence[Any], hook: Hook) -> Iterator[None]:
+    """Calls hook(number, args, kwargs) before each module; what it returns, if not None, replaces both."""
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs, number=number: hook(number, args, kwargs), with_kwargs=True
+        )
+        for number, module in enumerate(modules)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def estimates(model: Any, ids: np.ndarray, scored: int, method: Method, other: Method) -> np.ndarray:

@@ -13,7 +13,7 @@ from probe.options import Count, HeadsText, Lengths, RangeText, Split, Text, Tex
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 from probe.run_folder import REPORTED, Layout
 
-TrialKind = Literal["patch", "clamp", "smallest"]
+TrialKind = Literal["patch", "gradients", "clamp", "smallest"]
 
 
 Measure = Literal["nll", "passkey"]
@@ -40,8 +40,8 @@ class LocateRequest(MethodsRequest):
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
     kinds: Annotated[tuple[TrialKind, ...], Split] = option(
         ("patch", "clamp"),
-        "patch: the method in one layer or head; clamp: hidden dims set to in-window values; smallest: fewest heads "
-        "that recover 90% of the excess loss",
+        "patch: the method in one layer or head; gradients: an estimate of that for all heads at once; clamp: hidden "
+        "dims set to in-window values; smallest: fewest heads that recover 90% of the excess loss",
         key="try",
     )
     measures: Annotated[tuple[Measure, ...], Split] = option(

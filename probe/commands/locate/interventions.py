@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
@@ -25,8 +26,10 @@ from mesa.engine.bridge import LayerHooks
 from mesa.engine.structure import acting_layers
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
+from mesa.support import attending_layers
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS
+from probe.commands.locate.result import GRADIENTS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import token_losses
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
@@ -40,6 +43,7 @@ Heads = Mapping[int, tuple[int, ...]]
 WAYS = ("only", "without")
 JOURNALED = "weave"
 """What journals call a patch, as those of earlier versions do, so that they stay readable."""
+_SAME_LOSS = 0.01  # nats/token
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,72 @@ class PatchedHeads:
     def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""
         return pair.run(BASELINE, self.layer, method=pair.patched_in(dict(self.heads)))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Attribution patching (Nanda 2023; Syed et al. 2023, arXiv 2310.10348): each head's patch to first order.
+
+    A head's estimate is the gradient of the baseline's loss by what the head gives to the output projection, times the
+    method's change of that in the layer's own input. It takes a pass under the method, one of the unmodified model and
+    its gradient, however many heads there are. Each layer is computed again for the gradient: memory grows with tokens.
+    """
+
+    layer, passes = 0, 5
+    key: tuple[str] = (GRADIENTS,)
+
+    def run(self, pair: RunPair) -> np.ndarray:
+        """Nats/token recovered (layer, head). Refused where the unmodified model's loss is not the baseline's."""
+        model: Any = pair.bridge.original_model
+        bridge: Any = pair.bridge
+        if isinstance(bridge, LayerHooks):
+            raise Refused(f"--try {GRADIENTS} needs an adapter of TransformerLens for this model; take patch")
+        outputs = {layer: bridge.blocks[layer].attn.o.original_component for layer in attending_layers(model.config)}
+        baseline, changed = pair.outcome(BASELINE), dict[int, Tensor]()
+        edits = [_replacing(point, states) for point, states in baseline.activations.items() if point[0] == "resid_pre"]
+        with _before(outputs, lambda layer, states: changed.update({layer: states})):
+            run(bridge, pair.item, pair.methods[PATCHED], edits, executor=pair.executor)
+        shares = torch.zeros(pair.depth, pair.heads, 1, device=model.device, requires_grad=True)
+
+        def mixed(layer: int, states: Tensor) -> Tensor:
+            """A layer's heads with `shares` of their change: none of it, but differentiated."""
+            change = (changed[layer].to(states) - states.detach()).float().unflatten(-1, (pair.heads, -1))
+            return states + (change * shares[layer]).flatten(-2).to(states)
+
+        ids = torch.tensor([pair.item.ids], device=model.device)
+        with torch.enable_grad(), _before(outputs, mixed), _layers_computed_again(model):
+            loss = token_losses(model, ids, pair.item.scored).mean()
+            (gradient,) = torch.autograd.grad(loss, shares)
+        if abs(loss.item() - baseline.losses.mean().item()) > _SAME_LOSS:
+            raise Refused(
+                f"--try gradients: the unmodified model's loss is {loss.item():.2f}, Origin's "
+                f"{baseline.losses.mean().item():.2f} nats/token; take patch"
+            )
+        return -gradient[..., 0].double().cpu().numpy()
+
+
+def _replacing(point: HookPoint, states: Tensor) -> Edit:
+    return Edit(point, lambda former: states.to(former))
+
+
+@contextmanager
+def _before(modules: Mapping[int, Any], change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+    """Calls `change(layer, input)` before each module, which goes on with what that returns, if anything."""
+
+    def hook(layer: int, module: Any, args: tuple[Any, ...]) -> Any:
+        changed = change(layer, args[0])
+        return None if changed is None else (changed, *args[1:])
+
+    with removed([part.register_forward_pre_hook(partial(hook, layer)) for layer, part in modules.items()]):
+        yield
+
+
+@contextmanager
+def _layers_computed_again(model: Any) -> Iterator[None]:
+    """Inside, a gradient computes each layer again, in place of keeping what it needs of all."""
+    layers = [getattr(layer, "original_component", layer) for layer in layers_of(model)]  # a bridge has its own forward
+    with replaced(*((layer, "forward", partial(checkpoint, layer.forward, use_reentrant=False)) for layer in layers)):
+        yield
 
 
 def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
 from probe.commands.locate.result import (
     DIMS,
+    GRADIENTS,
     LOCATED,
     PATCH,
     Effect,
@@ -58,7 +59,7 @@ from probe.figures.figure_data import (
 )
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.options import head_name
-from probe.statistics import shown
+from probe.statistics import shown, spearman
 from probe.store.result_file import having, percent
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
@@ -91,14 +92,18 @@ def triple(row: Effect) -> list[float]:
     return [row.share, row.low, row.high]
 
 
-def recovery_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
+def recovery_map(
+    summary: Located, method: str, length: int, measure: str, way: str = "only", kind: str = PATCH
+) -> Heatmaps | None:
     """Layers x heads: what the method in that place alone recovers, or what is lost without it there; None if not run.
 
-    Full layers are a column next to their heads. way: "only" or "without".
+    Full layers are a column next to their heads. way: "only" or "without". kind: PATCH, or GRADIENTS for estimates.
     """
-    rows = having(summary.effects, kind=PATCH, way=way, method=method, length=length, measure=measure)
+    rows = having(summary.effects, kind=kind, way=way, method=method, length=length, measure=measure)
     baseline = baseline_name(summary)
     text = f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s excess loss recovered"
+    if kind == GRADIENTS:
+        text = f"{method} in one head only, estimated by gradients: share of {baseline}'s excess loss recovered"
     if way == "without":
         text = f"{method} everywhere except in one place: share of {baseline}'s excess loss that returns"
     layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
@@ -257,6 +262,8 @@ def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, sh
 
 
 _MAX_NAMED = 3  # layers named in a sentence
+_MAX_ESTIMATED, _LEAST_ESTIMATED = 10, 0.01  # heads by gradients, to be patched, and the least share of one
+_LEAST_RANKED = 5  # heads below which nothing is said of ranks
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
@@ -286,6 +293,7 @@ def _sentences(summary: Located, gap: Loss) -> list[str]:
         _layers(having(layers, way="only"), f"Loss recovered by {method} in one layer alone"),
         _layers(having(layers, way="without"), f"Loss that returns with {method} everywhere but in one layer"),
         _best(heads),
+        *_estimated(having(effects, kind=GRADIENTS), heads),
         _smallest(having(summary.smallest, **gap.labels)),
         *_clamps(effects, having(summary.inside, length=gap.length, measure=gap.measure)),
         f"Some shares are over {fewer} item{'s' * (fewer > 1)}." if fewer < gap.items else "",
@@ -320,6 +328,25 @@ def _best(rows: Sequence[Effect]) -> str:
     clear = next((row for row in rows if row.is_clear and row.share > 0), None)
     other = f"the best significant one, {clear.name}, recovers {_share(clear)}" if clear else "none is"
     return f"{text}, which is not significant; {other}."
+
+
+def _estimated(rows: Sequence[Effect], patched: Sequence[Effect]) -> Iterator[str]:
+    """The heads with the largest estimates, and how the estimates rank the patched heads."""
+    if not rows:
+        return
+    best = [row for row in _ranked(rows)[:_MAX_ESTIMATED] if row.share >= _LEAST_ESTIMATED]
+    named = ", ".join(f"{row.name} {_share(row)}" for row in best[:_MAX_NAMED]) or "no head"
+    text = f"By gradients, of {len(rows)} heads most is estimated in {named}"
+    by_head = {(row.layer, row.head): row.share for row in rows}
+    both = [(by_head[row.layer, row.head], row.share) for row in patched if (row.layer, row.head) in by_head]
+    if len(both) > _LEAST_RANKED:
+        value, low, high = spearman(*zip(*both, strict=True))
+        ranks = f"{value:z.2f} [{low:z.2f}, {high:z.2f}]"
+        yield f"{text}; over the {len(both)} patched heads the rank correlation is {ranks}."
+    elif best:
+        yield f"{text}. An estimate is no intervention: try --try patch --heads {','.join(row.name for row in best)}."
+    else:
+        yield f"{text}."
 
 
 def _smallest(rows: Sequence[SmallestSet]) -> str:
@@ -384,6 +411,9 @@ _MADE = {
     "(baseline − method): 100% is all of the excess loss, below 0 it gets worse. Intervals are over resampled items, "
     "paired, and as wide as Fieller's at least, which hold with few items; none where the excess loss may be 0. L2H3 "
     "is head 3 of layer 2.",
+    "By gradients": "The gradient of the unmodified model's loss by a head's output, times the method's change of that "
+    "output, as a share of the excess loss: what the method in that head alone recovers, to first order. Intervals are "
+    "over items.",
     "Enough, needed": "Enough: the method in that place alone, the unmodified model elsewhere. Needed: the method "
     "everywhere but there.",
     "Clamped": "Dims clamped at their values at M, or within their in-window range, next to as many random dims of the "
@@ -411,7 +441,8 @@ def clearest(summary: Located) -> Section:
         return Section(sentences=["No loss is clear at any length and measure, so nothing is located."])
     at = summary.clearest.labels
     sentences = [sentence for _, sentences in located_findings(summary, **at) for sentence in sentences]
-    return Section("", sentences, present({_name("map", **at): recovery_map(summary, **at)}))
+    kind = PATCH if having(summary.effects, kind=PATCH, **at) else GRADIENTS
+    return Section("", sentences, present({_name("map", **at): recovery_map(summary, **at, kind=kind)}))
 
 
 def places(summary: Located) -> list[Section]:
@@ -448,8 +479,8 @@ def _kind(title: str, common: Figures, by_method: Mapping[str, Figures]) -> Sect
 
 def _maps(summary: Located, method: str, length: int, measure: str) -> Figures:
     at = (method, length, measure)
-    ways = {"map": "only", "map-without": "without"}
-    return present({_name(name, *at): recovery_map(summary, *at, way) for name, way in ways.items()})
+    maps = {"map": ("only", PATCH), "map-without": ("without", PATCH), "map-gradients": ("only", GRADIENTS)}
+    return present({_name(name, *at): recovery_map(summary, *at, *which) for name, which in maps.items()})
 
 
 def _clamp_figures(summary: Located, method: str, length: int, measure: str) -> Figures:

@@ -15,8 +15,8 @@ from probe.commands.probe.verdict import HeadSet
 from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly, having
 
-PATCH = "patch"
-"""The kind of an effect of a method in one place."""
+PATCH, GRADIENTS = "patch", "gradients"
+"""The kinds of an effect of a method in one place: measured, and estimated to first order."""
 
 DIMS = {"drift": "drift dims", "paper": "threshold dims", None: "dims"}
 """What the dims of a clamp are called, by the rule that chose them; None: files without a rule."""
@@ -60,7 +60,7 @@ class Effect(OfHead):
     length: int
     measure: str
     kind: Annotated[str, BeforeValidator(lambda kind: PATCH if kind == "weave" else kind)]
-    """patch (weave in earlier files): the method in one place; clamp: dims clamped."""
+    """patch (weave in earlier files): the method in one place; gradients: an estimate of that; clamp: dims clamped."""
     way: str
     """only or without; of a clamp at-M or range."""
     layer: int | None

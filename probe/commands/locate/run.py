@@ -13,7 +13,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.decoder import check_layers
-from mesa.engine.bridge import LayerHooks, hooked
+from mesa.engine.bridge import LayerHooks, check_adapted, hooked
 from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
@@ -27,6 +27,7 @@ from probe.commands.locate.interventions import (
     JOURNALED,
     PATCHED,
     Clamp,
+    Gradients,
     Head,
     Heads,
     Item,
@@ -41,7 +42,7 @@ from probe.commands.locate.interventions import (
     patches,
 )
 from probe.commands.locate.page import places, write_located
-from probe.commands.locate.result import LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import GRADIENTS, LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.score import documents_of, logits_bytes
@@ -203,6 +204,11 @@ class LocatePlan(MethodsPlan):
         return [name for name in self.methods if name != ORIGIN]
 
     @property
+    def estimated(self) -> list[Head]:
+        """All heads of the layers, which gradients estimate at once."""
+        return [(layer, head) for layer in self.layers for head in range(self.config.num_attention_heads)]
+
+    @property
     def settings(self) -> JsonObject:
         """Everything that the losses of a task depend on in addition to its key and its method, as JSON."""
         return {
@@ -282,7 +288,9 @@ def _layers_and_heads(request: LocateRequest, config: Any) -> tuple[list[int], l
 
 
 def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, int]]) -> None:
-    """Raises Refused for a search without heads, or dims without controls."""
+    """Raises Refused for a search without heads, gradients without their hooks, or dims without controls."""
+    if GRADIENTS in request.kinds:
+        check_adapted(config, f"--try {GRADIENTS}", f"take {PATCH}")
     if "smallest" in request.kinds and not heads:
         raise Refused("--try smallest has no heads to choose from; name the layers of some with --heads")
     if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
@@ -298,6 +306,7 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
     number_bytes = bytes_a_number(config, plan.request.load)
     streams = {
         "clamp": 6 * depth,  # the search for threshold dims
+        GRADIENTS: 4 * depth + 64,  # both runs' states, heads' changes, layers' inputs, and a layer's own values
         "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
     logits = logits_bytes(config.vocab_size, tail_tokens(plan.trained_length), number_bytes)
@@ -329,6 +338,10 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
         for group, names in tried.items():
             names += [name for name in plan.compared if not has_runs(plan, rows, group, name)]
     tried = {group: names for group, names in tried.items() if names}
+    if GRADIENTS in wanted:
+        for group, names in tried.items():
+            for place in ((*group, name, n) for n in range(len(plan.items[group])) for name in names):
+                result += _on_item(plan, rows, GRADIENTS, place, [Gradients()], 1)
     if PATCH in wanted:
         patched = list(patches(plan.layers, plan.heads, plan.request.ways))
         for group, names in tried.items():
@@ -421,7 +434,9 @@ def _on_item(
     missing = [tried for tried in interventions if (*place, *tried.key) not in rows]
     depth, length = plan.config.num_hidden_layers, int(place[1])
     for part in (tuple(missing[begin : begin + batch]) for begin in range(0, len(missing), batch)):
-        tokens = sum(round(length * (depth - (tried.layer or 0)) / depth) for tried in part)
+        tokens = sum(
+            round(getattr(tried, "passes", 1) * length * (depth - (tried.layer or 0)) / depth) for tried in part
+        )
         yield Task(
             kind, (*place, *part[0].key), task_bytes(plan, kind, length), inputs=part, weight=tokens, length=length
         )
@@ -577,6 +592,10 @@ class RunCache:
             ((chosen, candidates),) = task.inputs
             return [(task.key, {"heads": chosen, "candidates": candidates})]
         row = LocateKey.of(task.key)
+        if task.kind == GRADIENTS:
+            recovered = task.inputs[0].run(self._pair(row.group, row.method, row.item))
+            _check_finite(recovered, task.key)
+            return [(task.key, {"recovered": recovered.tolist()})]
         is_search = task.kind == SEARCH
         return [
             ((*row[:4], *tried.key), {"nll": self._losses(row.group, row.method, row.item, tried, is_search)})
@@ -587,11 +606,7 @@ class RunCache:
         """Losses by block of one item; name: the method, Origin for what serves all. RuntimeError if not finite."""
         pair = self._pair(group, name, number, inside=getattr(intervention, "inside", False), is_search=is_search)
         losses = blocks(group[0], intervention.run(pair).losses.double().cpu().numpy())
-        if not np.isfinite(losses).all():
-            raise Failed(
-                f"the losses of {(*group, name, number, *intervention.key)} are not finite; try a wider --dtype "
-                "(float32, float64)"
-            )
+        _check_finite(losses, (*group, name, number, *intervention.key))
         return losses
 
     def _dims(self, length: int) -> dict[str, list[Any]]:
@@ -622,6 +637,12 @@ class RunCache:
         return self._pairs[key]
 
 
+def _check_finite(losses: Any, key: Key) -> None:
+    """Raises Failed, naming the task."""
+    if not np.isfinite(losses).all():
+        raise Failed(f"the losses of {key} are not finite; try a wider --dtype (float32, float64)")
+
+
 @dataclass(frozen=True)
 class Locate(Experiment):
     """A plan. batch: interventions a task."""
@@ -630,7 +651,11 @@ class Locate(Experiment):
     batch: int = 1
     title, unit, remedy = "locating", "token", "shorten --lengths or leave clamp out of --try"
     worker_class = LocateWorker
-    folder, written, needed = LOCATED.command, (LOCATED.path.name, "report.html"), ("nll", "rules", "heads")
+    folder, written, needed = (
+        LOCATED.command,
+        (LOCATED.path.name, "report.html"),
+        ("nll", "rules", "heads", "recovered"),
+    )
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The tasks that can run now."""
@@ -687,7 +712,7 @@ def summarize(plan: LocatePlan, journal: Journal) -> Located:
             loss = Loss(name, length, measure, *astuple(gap), significant=gap.significant, items=len(plan.items[group]))
             gaps.append(loss)
             if gap.significant:
-                effects += _effects(plan, rows, group, loss)
+                effects += [*_effects(plan, rows, group, loss), *_estimates(plan, rows, group, loss)]
                 smallest += _smallest(plan, rows, group, loss)
     return Located(
         **summary_of(plan),
@@ -723,6 +748,24 @@ def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) 
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
         measures = {"loss": float(np.mean(losses)), **share._asdict(), "items": len(numbers)}
         effects.append(Effect(**loss.labels, **entry | place, **measures))
+    return effects
+
+
+def _estimates(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) -> list[Effect]:
+    """What gradients estimate that a method in each head alone recovers; intervals are over items alone."""
+    name = loss.method
+    numbers = [number for number in range(len(plan.items[group])) if (*group, name, number, GRADIENTS) in rows]
+    if not numbers:
+        return []
+    pairs = paired(plan, rows, group, name, numbers)
+    means = PairedLosses(*(losses.mean(1, keepdims=True) for losses in (pairs.baseline, pairs.patched)))
+    recovered = np.array([rows[(*group, name, number, GRADIENTS)]["recovered"] for number in numbers])
+    effects = []
+    for layer, head in plan.estimated:
+        losses = means.baseline - recovered[:, layer, head, None]
+        share = means.share(losses.tolist())
+        measures = {"loss": float(losses.mean()), **share._asdict(), "items": len(numbers)}
+        effects.append(Effect(**loss.labels, kind=GRADIENTS, way="only", layer=layer, head=head, **measures))
     return effects
 
 
