@@ -80,8 +80,9 @@ def address_of(app):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_an_address_opens_the_same_picture(page):
+def test_an_address_opens_the_same_picture_and_what_it_does_not_understand_is_said(page):
     app = drawn(page, run="first")
+    check_nonsense(page, app)
     first, seen = picture(app), set()
     for _ in range(2):  # some widgets appear by what others are set to
         new = [widget for widget in widgets(app) if widget.key != "run" and widget.key not in seen]
@@ -98,9 +99,8 @@ def test_an_address_opens_the_same_picture(page):
     assert (picture(app) != first) == bool(seen)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_is_not_understood_in_an_address_is_said(page):
-    app = drawn(page, run="first")
+def check_nonsense(page, app):
+    """That a page opens as `app` did where its address holds what is not understood, and says so once."""
     names = [name for name in address_of(app) if name != "run"]
     wrong = drawn(page, run="first", **dict.fromkeys([*names, "unknown"], "nonsense"))
     (notice,) = [warning.value.replace("\\", "") for warning in wrong.warning if "Not understood" in warning.value]

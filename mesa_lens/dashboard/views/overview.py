@@ -51,6 +51,7 @@ def page(context: Context) -> None:
             file=ui.file_stem(context.run.name, "curves"),
             on_point=lambda point: _near(context, summary, point),
         )
+        st.caption("A click on a point leads to what is stored of that length.")
     else:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)

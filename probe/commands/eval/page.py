@@ -332,7 +332,11 @@ def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
             blocks,
             Scale(0.0, 1.0, 2),
         )
-        maps[f"{task}{_DEPTH}"] = replace(figure, seen=f"Least found: {least.method}, {_where(least)}.")
+        maps[f"{task}{_DEPTH}"] = replace(
+            figure,
+            note=("empty: no answer stood there",) if figure.note else (),
+            seen=f"Least found: {least.method}, {_where(least)}.",
+        )
     return maps
 
 
@@ -345,7 +349,8 @@ def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) 
     for place, row in at.items():
         texts[place] = f"{method}, {_where(row)}"
     ticks = {number: f"{begin:.0%}" for number, begin in enumerate(PARTS)}
-    return replace(block, texts=texts, muted=None, x_title="length (tokens)", y_title="depth, from", y_ticks=ticks)
+    muted = np.zeros_like(block.values, bool)  # an interval that holds 0 says nothing here
+    return replace(block, texts=texts, muted=muted, x_title="length (tokens)", y_title="depth, from", y_ticks=ticks)
 
 
 def _where(row: Needles) -> str:

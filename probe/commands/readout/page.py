@@ -1,7 +1,5 @@
 """What the pages of `mesa-lens readout` show: an answer, maps of probes, charts by layer, tables, exports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

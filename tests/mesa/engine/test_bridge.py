@@ -192,13 +192,19 @@ def test_only_the_layers_that_are_listened_to_are_computed_densely(model, tokeni
     torch.testing.assert_close(plain, cached(bridge, method)[0], atol=1e-5, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def shared(tokenizer):
+    """A bridge that no test changes."""
+    return mesa.bridge(tiny.model(), tokenizer)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("case", cases.CASES)
-def test_listeners_change_no_number_of_a_short_padded_batch(case, model, tokenizer):
-    bridge, (ids, mask) = mesa.bridge(model, tokenizer), tiny.padded(5, 0, length=40)
-    with mesa.applied(model, cases.method(case)):
-        logits = bridge(ids, attention_mask=mask)
-        assert torch.equal(bridge.run_with_cache(ids, attention_mask=mask)[0], logits)
+def test_listeners_change_no_number_of_a_short_padded_batch(case, shared):
+    ids, mask = tiny.padded(5, 0, length=40)
+    with mesa.applied(shared.original_model, cases.method(case)):
+        logits = shared(ids, attention_mask=mask)
+        assert torch.equal(shared.run_with_cache(ids, attention_mask=mask)[0], logits)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])

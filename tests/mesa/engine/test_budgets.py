@@ -44,6 +44,23 @@ def models(device):
     return model
 
 
+@pytest.fixture(scope="module")
+def row_of(device, models):
+    """What is counted of a model's layers under a method, each counted once."""
+    known = {}
+
+    def row(model, method, batch=1):
+        if (model, method, batch) not in known:
+            with on_paper(device):
+                counts = budgets.counted(device, models(model), method, LENGTH, batch)
+            assert all(len(layers) == budgets.DEPTH for layers in counts.values())
+            assert all(layer.launches for layers in counts.values() for layer in layers)
+            known[model, method, batch] = budgets.row(model, method, LENGTH, counts, batch)
+        return known[model, method, batch]
+
+    return row
+
+
 def cells():
     for model, (_, _, trained) in budgets.MODELS.items():
         config = budgets.config_of(model)
@@ -54,13 +71,8 @@ def cells():
 
 
 @pytest.mark.parametrize(("model", "name"), list(cells()))
-def test_a_layer_stays_within_its_budget(model, name, device, models):
-    method = make(name, budgets.MODELS[model][2])
-    with on_paper(device):
-        counts = budgets.counted(device, models(model), method, LENGTH)
-    row = budgets.row(model, method, LENGTH, counts)
-    assert all(len(layers) == budgets.DEPTH for layers in counts.values())
-    assert all(layer.launches for layers in counts.values() for layer in layers)
+def test_a_layer_stays_within_its_budget(model, name, row_of):
+    row = row_of(model, make(name, budgets.MODELS[model][2]))
     assert not budgets.over(row), row
 
 
@@ -68,14 +80,9 @@ PADDED = {"origin", "rerope", "dynamic-ntk", "dca", "lampe", "streaming-llm", "s
 
 
 @pytest.mark.parametrize("name", sorted(PADDED))
-def test_rows_of_different_padding_take_the_launches_of_one_text(name, device, models):
+def test_rows_of_different_padding_take_the_launches_of_one_text(name, row_of):
     """A launch more gathers the output, as of any batch of several rows; a set of launches a row was eight times it."""
-    method, rows = make(name, 8192), []
-    for batch in (1, 8):
-        with on_paper(device):
-            counts = budgets.counted(device, models("llama-3-8b"), method, LENGTH, batch)
-        rows.append(budgets.row("llama-3-8b", method, LENGTH, counts, batch))
-    one, padded = rows
+    one, padded = (row_of("llama-3-8b", make(name, 8192), batch) for batch in (1, 8))
     assert padded["prefill launches"] <= one["prefill launches"] + 1
     assert padded["decode launches"] == one["decode launches"] == 2
     assert max(padded[column] for column in padded if column.endswith(("copies", "transfers"))) == 0
@@ -83,11 +90,8 @@ def test_rows_of_different_padding_take_the_launches_of_one_text(name, device, m
 
 
 @pytest.mark.parametrize("name", ["rerope", "dynamic-ntk", "stair", "mesa"])
-def test_a_method_in_some_heads_stays_within_the_budget_of_all(name, device, models):
-    method = make(name, 8192, heads=dict.fromkeys(range(budgets.DEPTH), (0, 3, 17)))
-    with on_paper(device):
-        counts = budgets.counted(device, models("llama-3-8b"), method, LENGTH)
-    row = budgets.row("llama-3-8b", method, LENGTH, counts)
+def test_a_method_in_some_heads_stays_within_the_budget_of_all(name, row_of):
+    row = row_of("llama-3-8b", make(name, 8192, heads=dict.fromkeys(range(budgets.DEPTH), (0, 3, 17))))
     assert not budgets.over(row), row
 
 

@@ -517,8 +517,15 @@ def launched(two_launches, monkeypatch):
     return launches
 
 
-@pytest.mark.parametrize("heads", [None, CHOSEN], ids=["all heads", "some heads"])
-@pytest.mark.parametrize("name", list(cases.CASES))
+def in_some_heads():
+    """Every case in all heads, and in some; of those the quick suite has the cases whose plans differ."""
+    quick = "rerope dynamic-ntk dca lampe streaming-llm stair mesa".split()
+    for name in cases.CASES:
+        yield pytest.param(name, None, id=f"{name}-all heads")
+        yield pytest.param(name, CHOSEN, id=f"{name}-some heads", marks=() if name in quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "heads"), list(in_some_heads()))
 def test_rows_of_different_padding_and_some_heads_are_one_set_of_launches(
     name, heads, launched, two_launches, monkeypatch
 ):

@@ -1,6 +1,7 @@
 """Adapters, hooks and other modules in place of a projection take part on a bridge, in every family."""
 
 import copy
+import itertools
 
 import families
 import matrix
@@ -80,12 +81,12 @@ NO_STOCK = ("phi norms",)
 
 
 HOOKED = "llama,gpt_neox,phi3,mixtral,gemma4_text shared,phi norms,mpt,bloom".split(",")
-"""The families whose hooks are tried as well: projections apart and joint, experts, shared keys, norms, ALiBi."""
+"""The families of the quick suite: projections apart and joint, experts, shared keys, norms, ALiBi."""
+SLOWER = [pytest.param(family, marks=pytest.mark.slow) for family in families.FAMILIES if family not in HOOKED]
+ADAPTED = [pytest.param(*each.values, adapt, marks=each.marks) for each in SLOWER]
 
 
-@pytest.mark.parametrize(
-    ("family", "change"), [*((family, adapt) for family in families.FAMILIES), *((family, hook) for family in HOOKED)]
-)
+@pytest.mark.parametrize(("family", "change"), [*ADAPTED, *itertools.product(HOOKED, (adapt, hook))])
 def test_what_stands_in_place_of_projections_takes_part(family, change, tokenizer):
     torch.manual_seed(0)
     model = families.build(family)
@@ -132,7 +133,7 @@ def test_what_reads_weights_alone_is_refused_where_they_are_not_all(family, toke
         getattr(bridge, f"set_{switch}")(False)
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", [*HOOKED, *SLOWER])
 def test_hooks_by_which_transformers_records_states_are_not_the_users(family, tokenizer):
     model = families.build(family)
     expected = model(tiny.tokens(1, 12), output_hidden_states=True, output_attentions=False).logits

@@ -19,6 +19,13 @@ def loaded(tmp_path_factory):
     return load(str(tiny.folder(tmp_path_factory.mktemp("model"), trained=cases.TRAINED)))
 
 
+@pytest.fixture(scope="module")
+def bridged(loaded):
+    """A bridge around a further copy of the model, for tests that leave it as it is."""
+    fresh = load(loaded.name)
+    return bridge_to(fresh.model, fresh.tokenizer)
+
+
 def selected(layers, positions, dims, hooks=("resid_post",)):
     return Selection(layers, positions, {hook: {"position": positions, "dim": dims} for hook in hooks})
 
@@ -28,18 +35,16 @@ def ids(length=70):
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
-def test_bridge_equals_the_plugged_model(loaded, name):
+def test_bridge_equals_the_plugged_model(loaded, bridged, name):
     """Difference 0: the bridge runs the very same attention. TransformerLens' own would give Origin here."""
     tokens = torch.tensor([ids()])
-    fresh = load(loaded.name)
-    with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)):
-        expected = fresh.model(tokens, output_hidden_states=True)
-    bridge = bridge_to(fresh.model, fresh.tokenizer)
-    with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)) as attachment:
-        assert torch.equal(bridge(tokens), expected.logits)
+    with torch.no_grad(), mesa.applied(loaded.model, cases.method(name)):
+        expected = loaded.model(tokens, output_hidden_states=True)
+    with torch.no_grad(), mesa.applied(bridged.original_model, cases.method(name)) as attachment:
+        assert torch.equal(bridged(tokens), expected.logits)
     assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
     kept = selected([0, 1], [0, 5, 69], [3, 31])
-    states = capture(bridge, ids(), cases.method(name), kept)["resid_post"]
+    states = capture(bridged, ids(), cases.method(name), kept)["resid_post"]
     for layer in (0, 1):  # hidden_states[i + 1] is block i's output, but for the last, which is normed
         hidden = expected.hidden_states[layer + 1][0].numpy()
         np.testing.assert_array_equal(states[layer], hidden[[0, 5, 69]][:, [3, 31]])

@@ -25,7 +25,7 @@ from probe.store.result_file import as_json
 K2 = "leaky-rerope:k=1.2,log_n=false"
 FAR = "gap:gap=90000"
 CONFIGS = ["--config", K2, "--config", FAR]
-WORDS = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope,yarn,pi", *CONFIGS, "--check"]
+WORDS = ["--lengths", "512,2048", "--samples", "2", "--methods", "rerope,yarn,pi", *CONFIGS, "--check"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_finished_run_measures_nothing_again(out, capsys):
 
 
 def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, capsys):
-    words = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope"]
+    words = ["--lengths", "512,2048", "--samples", "2", "--methods", "rerope"]
     assert main(["predict", "--out", str(out.parent), *words]) == 0
     printed = capsys.readouterr()
     assert re.search("rerope +not covered", printed.out)
@@ -95,7 +95,7 @@ def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, 
 
 def test_python_predicts_as_the_command_does_and_an_opened_run_shows_it(out, tmp_path):
     load = {"device": "cpu", "trust_remote_code": False}  # as a command states it
-    words = {"methods": "rerope,yarn,pi", "configs": (K2, FAR), "lengths": (512, 2048), "samples": 3}
+    words = {"methods": "rerope,yarn,pi", "configs": (K2, FAR), "lengths": (512, 2048), "samples": 2}
     request = PredictRequest(**words, load=load, check=True)
     prediction = probe.predict_failure(request, out.parent)
     written = read_result(out / "prediction.json")
