@@ -4,8 +4,6 @@ MPT without norms, ReLU for GELU, one slope of ALiBi, in any precision. The clas
 as any other, without remote code.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The config of the theorems' transformers, which needs no model class."""
 
-from __future__ import annotations
-
 from transformers import AutoConfig, MptConfig
 
 from mesa.families import CONSTRUCTED

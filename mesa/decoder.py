@@ -1,7 +1,5 @@
 """Where a model keeps its decoder layers, and what is set on modules for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

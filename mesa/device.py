@@ -1,7 +1,5 @@
 """Where a model runs, by torch.accelerator (CUDA, ROCm, XPU and others), and whether its numbers are finite."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

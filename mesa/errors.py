@@ -1,7 +1,5 @@
 """What we refuse and what can fail: the errors that end a command in one line. All others are bugs of ours."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import PackageNotFoundError, requires
 

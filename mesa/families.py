@@ -1,7 +1,5 @@
 """What is not found on a model itself (mesa/engine/structure.py finds the rest), one row a family; needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

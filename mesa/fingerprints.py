@@ -1,7 +1,5 @@
 """What weights and token ids are known by in the record of a run: a sha256, or the commit of a hub."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

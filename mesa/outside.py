@@ -1,7 +1,5 @@
 """What Mesa takes of other packages that they do not promise: every private name, why, and where it was seen."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Tokens count from 0. `t` is a query's index, `i` a key's, `t - i >= 0` their dis
 of positions is written with plain operators, so that it serves Python ints, numpy arrays and torch tensors alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What other installed packages add by entry point: methods, tasks, families, commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, distributions

@@ -1,7 +1,5 @@
 """A progress bar: on a terminal a line that moves, in a file a line every few seconds."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

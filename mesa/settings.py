@@ -1,7 +1,5 @@
 """Methods and their parameters from text, and sizes to draw them with."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

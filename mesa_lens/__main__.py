@@ -1,7 +1,5 @@
 """`mesa-lens`, also as `python -m mesa_lens`: an interrupt is one line from the first import on."""
 
-from __future__ import annotations
-
 import sys
 
 from mesa_lens.namesakes import PACKAGES, check

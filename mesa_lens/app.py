@@ -1,7 +1,5 @@
 """`mesa-lens app`: the dashboard over a folder of runs, in the browser."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

@@ -1,7 +1,5 @@
 """Flags from dataclasses of options, and the options that commands share."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence

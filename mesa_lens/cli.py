@@ -1,7 +1,5 @@
 """The command line: parses, calls the packages, and turns errors into one line and an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib

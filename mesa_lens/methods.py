@@ -1,7 +1,5 @@
 """`mesa-lens methods`: lists the methods, and draws the relative positions of one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

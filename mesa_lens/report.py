@@ -1,7 +1,5 @@
 """`mesa-lens report`: the reports of a captured run, written again from what is stored; needs no model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mesa_lens.arguments import JsonOptions

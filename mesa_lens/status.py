@@ -1,7 +1,5 @@
 """`mesa-lens status`: how far a run is, whoever runs it: done, failed, left; needs no model and writes nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

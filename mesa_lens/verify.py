@@ -1,7 +1,5 @@
 """`mesa-lens verify`: the paper's theorems as constructed transformers, checked numerically (see docs/theory.md)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Files that are there whole or not at all; and in what words the run in one differs from another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

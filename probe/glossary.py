@@ -1,7 +1,5 @@
 """The words of reports, dashboard and docs, explained once; `python -m probe.glossary` writes docs/glossary.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options declared once, as dataclass fields: command-line flags, YAML keys and form fields follow from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """The folder of a run: where each command writes in it, which model it is of, who writes to it now."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How far a run of any command is, from its journals, store and lock. Loads no torch and writes nothing."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

@@ -90,3 +90,16 @@ def test_the_notebook_of_the_bridge_runs_and_says_what_is_stored(tmp_path, monke
         losses = [[float(number) for number in re.findall(r"\d+\.\d\d", printed(one))] for one in (shown, kept)]
         np.testing.assert_allclose(*losses, atol=0.02)
     assert len(text.encode()) <= 500_000
+
+
+def test_the_notebook_of_probes_runs_and_says_what_is_stored(tmp_path, monkeypatch):
+    text = notebook.PROBES.read_text(encoding="utf-8")
+    cells = notebook.code_cells(json.loads(text))
+    assert (len(json.loads(text)["cells"]), len(text.encode()) <= 20_000) == (10, True)
+    monkeypatch.chdir(tmp_path)
+    shown, stored = notebook.run_cells(cells), [cell["outputs"] for cell in cells]
+    assert kinds(shown) == kinds(stored)
+    for one, other in zip(shown, stored, strict=True):
+        numbers = [[float(number) for number in re.findall(r"\d+\.?\d*", printed(each))] for each in (one, other)]
+        np.testing.assert_allclose(*numbers, atol=0.05)
+    assert len((tmp_path / "labels.csv").read_text(encoding="utf-8").splitlines()) > 3000

@@ -5,8 +5,6 @@ remap of theorem 3.3), H the threshold, all of the paper; `slope` is the additiv
 (the paper's is 1). The head output of every theorem is o_t = M / D(t) - 1 + H, so o_t > H exactly where D(t) < M.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -14,8 +14,6 @@ where the last middle chunk begins beyond about E (F + ln M). Numpy, no
 torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

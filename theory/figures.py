@@ -1,7 +1,5 @@
 """Curves of the constructions over the position, and their interactive figures. No torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from textwrap import wrap

@@ -5,8 +5,6 @@ shape (model size, head size). The residual stream has three named directions an
 heads neither read nor write. Positions t, i count from 1; <bos> is token 0 of the vocabulary and stands at t = 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -5,8 +5,6 @@ three ReLU constructions without biases (CONST serves as one), and the third one
 puts out t - x_t, so that the residual sum holds t.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

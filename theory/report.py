@@ -1,7 +1,5 @@
 """The report of the verification: its claims, and curves measured on the constructions beside the closed forms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 

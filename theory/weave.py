@@ -3,8 +3,6 @@
 Each serves Python ints, numpy arrays and torch tensors alike. Distances r = t - i >= 0 and windows N are in tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

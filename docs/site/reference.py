@@ -175,8 +175,8 @@ def _signature(value, name=""):
     shown = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     plain = str(signature.replace(parameters=shown, return_annotation=signature.empty))
     text = re.sub(r"<(\w+ [^<>]* at 0x\w+|factory)>", "...", plain)
-    back = signature.return_annotation
-    back = f" -> {back}" if isinstance(back, str) and not isinstance(value, type) else ""
+    back = None if isinstance(value, type) else _annotations(value).get("return")
+    back = f" -> {back}" if back else ""
     return f"```\n{name or value.__name__}{text.replace('(self, ', '(').replace('(self)', '()')}{back}\n```\n"
 
 
@@ -218,18 +218,17 @@ def fields_of(name):
     """The fields of a result, with types and what is said of each."""
     cls = named(name)
     rows = [line("field", "type", "what it is"), "|---|---|---|"]
-    told = {}
+    told, kinds = {}, {}
     for base in reversed(cls.__mro__):
         if base.__module__.partition(".")[0] in ("mesa", "probe", "theory"):
+            kinds |= _annotations(base)
             told |= _attribute_docs(base) | dict(_parts(inspect.getdoc(base) or "")[1])
-    if dataclasses.is_dataclass(cls):
-        each = [(field.name, field.type) for field in dataclasses.fields(cls)]
-    else:
-        each = list(inspect.get_annotations(cls).items())
+    own = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    each = [field.name for field in own] or list(inspect.get_annotations(cls))
     about = _parts(inspect.getdoc(cls) or "")[0]
     rows += [
-        line(f"`{key}`", f"`{_typed(kind)}`", told.get(key) or _in_prose(about, key) or _SAID.get(key, ""))
-        for key, kind in each
+        line(f"`{key}`", f"`{kinds[key]}`", told.get(key) or _in_prose(about, key) or _SAID.get(key, ""))
+        for key in each
         if not key.startswith("_")
     ]
     return "\n".join([f"### {cls.__name__}\n", about, *rows]) + "\n"
@@ -243,8 +242,12 @@ def _in_prose(about, key):
     return text and f"{text[0].upper()}{text[1:]}."
 
 
-def _typed(kind):
-    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+def _annotations(of):
+    """Annotations as the code has them: of a class by field, of a function what it returns."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0]
+    if isinstance(node, ast.ClassDef):
+        return {item.target.id: ast.unparse(item.annotation) for item in node.body if isinstance(item, ast.AnnAssign)}
+    return {"return": ast.unparse(node.returns)} if node.returns else {}
 
 
 def _attribute_docs(of):

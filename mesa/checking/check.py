@@ -1,7 +1,5 @@
 """`mesa-lens check`: its checks of a model and of methods on it, and their order."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import defaultdict

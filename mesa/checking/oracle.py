@@ -3,8 +3,6 @@
 It reads a plan's regions and the frequencies of the model's own rotary module, and shares nothing else with the engine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

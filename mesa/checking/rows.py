@@ -1,7 +1,5 @@
 """The rows of a check and the report that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

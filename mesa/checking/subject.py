@@ -1,7 +1,5 @@
 """The model under check: inputs and outputs of its attention, call by call, recorded during a forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A GGUF file: its header, checked before transformers reads it, and whether its weights fit the config."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Where a model's weights lie: a folder, a fetched checkpoint, or the hub, asked once and briefly."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """ALiBi's families, whose attention modules add the bias themselves: forwards of ours, and the slopes."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager

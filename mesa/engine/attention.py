@@ -6,8 +6,6 @@ Both take queries of the tokens `start` .. plan.length - 1 and keys of 0 .. plan
 schedule's `cached` positions, and rotate them on to the plan's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

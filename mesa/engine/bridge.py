@@ -6,8 +6,6 @@ listens inside it; stock's where something does, or a batch is padded, and no me
 always the module's, with the hooks inside it called by the method's attention.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

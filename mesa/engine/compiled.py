@@ -3,8 +3,6 @@
 What was traced of a model goes by the plan of one pass, or by none.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

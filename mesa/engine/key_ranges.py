@@ -1,7 +1,5 @@
 """What a single query reads, as a decoded token does: ranges of keys, each once, for all regions that hold them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Projections on a bridge: one for several parts, computed once by its own module where it is more than its weight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

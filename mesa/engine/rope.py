@@ -1,7 +1,5 @@
 """Rotary embedding at whatever positions a plan gives: where a head has its pairs, and what rotates them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model's rotary modules while a method is attached: copies that keep their frequencies, and what they are asked."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import AbstractContextManager
 from functools import partial

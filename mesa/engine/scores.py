@@ -1,7 +1,5 @@
 """What makes scores of queries and keys, beyond their product: soft caps, ALiBi's bias, and their softmax."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

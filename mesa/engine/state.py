@@ -5,8 +5,6 @@ model's own; some models compute it as if padding were text. It is tried on the 
 but its own token, so that no other layer can hide it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple

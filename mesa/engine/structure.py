@@ -7,8 +7,6 @@ a wrong number. In the third row the first token enters each layer changed, and 
 second: where later tokens leave the layer changed too, it carries a state.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

@@ -4,8 +4,6 @@ In: the trained window M (`trained_length`) and sizes; those left out are the pa
 Out: plans (see mesa.plan), integers and predicates only. Open first: woven.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches

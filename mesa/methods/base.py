@@ -1,7 +1,5 @@
 """What every method is: a frozen config that makes a plan."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

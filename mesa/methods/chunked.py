@@ -1,7 +1,5 @@
 """Methods that cut a prompt into chunks: Mesa-Extrapolation and Dual Chunk Attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache

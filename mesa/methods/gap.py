@@ -1,7 +1,5 @@
 """A gap in positions: distance without length, for experiments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mesa.methods.base import SCALED, Method

@@ -1,7 +1,5 @@
 """Methods that squeeze longer texts into the trained window: slower positions, slower or no slow frequencies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

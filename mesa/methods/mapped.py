@@ -1,7 +1,5 @@
 """Methods that move far pairs to distances that training met often, and sharpen scores a little."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

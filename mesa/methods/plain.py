@@ -1,7 +1,5 @@
 """Methods that see every pair at its own distance: as trained, without positions, with other frequencies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mesa.methods.base import SERVERS, Method

@@ -1,7 +1,5 @@
 """Methods that see the first tokens and the last ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mesa.methods.base import SCALED, SERVERS, Method

@@ -1,7 +1,5 @@
 """Methods that see every pair, far ones at a remapped distance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mesa.methods.base import SCALED, Method

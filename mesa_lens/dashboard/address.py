@@ -4,8 +4,6 @@ Streamlit's own `bind="query-params"` leaves out default values and values set b
 it does not understand. Each widget here reads and writes the address the same way: by `_bound`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

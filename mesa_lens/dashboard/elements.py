@@ -1,7 +1,5 @@
 """Elements of pages: text that stays text, figures, tables, downloads."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile
@@ -175,7 +173,8 @@ def _clickable(figure: go.Figure) -> go.Figure:
     for trace in [trace for trace in traces if trace.type == "heatmap"]:
         texts = np.asarray(trace.customdata, object)
         rows, columns = np.nonzero(texts != "")
-        look: Any = {"mode": "markers", "marker": {"opacity": 0, "size": 20}, "showlegend": False}
+        marker = {"opacity": 0, "size": 60}  # of overlapping ones the nearest is clicked
+        look: Any = {"mode": "markers", "marker": marker, "showlegend": False}
         at = {"x": np.asarray(trace.x)[columns], "y": np.asarray(trace.y)[rows], "customdata": texts[rows, columns]}
         figure.add_trace(
             go.Scatter(**at, **look, xaxis=trace.xaxis, yaxis=trace.yaxis, hovertemplate=trace.hovertemplate)

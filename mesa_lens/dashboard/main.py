@@ -1,7 +1,5 @@
 """The dashboard's frame: the choice of a run, the pages, and errors."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Captures what a `CaptureSpec` names in one forward pass of a bridged model under a method."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """How much memory, in bytes, a pass or a prompt takes beside the weights and how much is free; a pass's operations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

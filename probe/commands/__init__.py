@@ -4,8 +4,6 @@ In: the options of a command line or form. Out: a folder of journals and results
 Open first: probe/run.py. All but `probe` are found by entry point, as another package's are.
 """
 
-from __future__ import annotations
-
 import importlib
 import shlex
 from collections.abc import Callable

@@ -4,8 +4,6 @@ What lies here is read as it is, file by file; no library chooses among files, s
 written. `datasets` is asked for names of the hub alone.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

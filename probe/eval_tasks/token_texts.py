@@ -1,7 +1,5 @@
 """The text of each token of a prompt: its part of the prompt's text, not what it would be on its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """What a run takes: passes, tokens and memory from its tasks; time at the speed of a few passes of the model itself."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The journal of an experiment: a row a task, appended as it is finished, and what it records of the request."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """One process writes into a folder: its lock, and interrupts that nothing swallows."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

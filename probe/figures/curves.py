@@ -1,7 +1,5 @@
 """Scores by length: those of a run with its failures, of several runs, and of an evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

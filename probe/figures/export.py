@@ -3,8 +3,6 @@
 Each `*_export` takes labelled values and returns an `Export`; its `files` are bytes, for `write` or a download.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import math

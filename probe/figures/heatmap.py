@@ -1,7 +1,5 @@
 """The paper's probe panels: hidden states by layer, dim and position region, pooled to what is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures drawn by plotly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap

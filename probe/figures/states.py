@@ -1,7 +1,5 @@
 """Hidden states over position: distance from the in-window range by layer and as a map; one dim with its threshold."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Figures drawn by matplotlib, and heatmaps of one pixel a value."""
 
-from __future__ import annotations
-
 import io
 import os
 import textwrap

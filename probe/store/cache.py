@@ -1,7 +1,5 @@
 """Values derived from a store, cached next to it; valid while store and code are the same, value by value."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A store on disk as it is read: its regions, a file for each (method, prompt, layer), and what is selected of them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

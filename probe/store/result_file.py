@@ -1,7 +1,5 @@
 """The results that commands write as JSON: typed on writing and on reading, with a version and a checksum."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -10,8 +10,6 @@ Everything is written to `<path>.partial`, which `finish` renames once each regi
 resumes there.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Everything read from a run, worked out once: thresholds, onsets, control, measured failures; and its summary."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Onsets of a method: where its states first leave what they did inside the window, by threshold dims or by drift."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Annotated

@@ -1,7 +1,5 @@
 """What was found in a run, as its summary.json holds it: onsets, failures, scores by length, negative control."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from math import nan
 from typing import Annotated

@@ -4,8 +4,6 @@ Every failure is measured against the reference's scores at M. Where M is stated
 multiple of M means anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 

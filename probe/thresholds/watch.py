@@ -1,7 +1,5 @@
 """Watches a model's states while it reads and generates, and warns where they leave the in-window distribution."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

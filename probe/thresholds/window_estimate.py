@@ -1,7 +1,5 @@
 """The trained length M, estimated from scores: up to which length a longer context does not make the model worse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import takewhile

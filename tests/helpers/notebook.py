@@ -11,7 +11,7 @@ from base64 import b64encode
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-TUTORIAL, BRIDGE = DOCS / "tutorial.ipynb", DOCS / "transformerlens.ipynb"
+TUTORIAL, BRIDGE, PROBES = (DOCS / f"{name}.ipynb" for name in ("tutorial", "transformerlens", "probes"))
 STORED = ("text/plain", "text/html", "image/png")
 """What is kept of an output: a page can show it, and it stays small."""
 
@@ -70,5 +70,5 @@ def store(path):
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or (TUTORIAL, BRIDGE):
+    for name in sys.argv[1:] or (TUTORIAL, BRIDGE, PROBES):
         store(Path(name).absolute())

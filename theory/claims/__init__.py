@@ -4,8 +4,6 @@ In: `VerifyOptions` (sizes, precision, seed). Out: a `Claim` for each check, wit
 Open first: without_remap.py.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Mapping
 from types import ModuleType

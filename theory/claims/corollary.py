@@ -1,7 +1,5 @@
 """The corollary, Stair PE, and Mesa-Extrapolation itself, whose chunks it does not carry over to."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

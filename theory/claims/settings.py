@@ -1,7 +1,5 @@
 """What claims are checked with: sizes, precision, seed, and how long the inputs are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from inspect import unwrap

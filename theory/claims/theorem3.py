@@ -1,7 +1,5 @@
 """Theorem 3.3: a remapped encoding extends the window to T*, not for ever."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import pairwise

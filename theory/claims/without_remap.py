@@ -1,7 +1,5 @@
 """Theorems 3.1 and 3.2: NoPE, and a plain relative encoding, fail beyond M."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ In: a schedule and a layer's states. Out: its attention. Open first: prefill.py,
 that of one token, kernels.py chooses and tries kernels, triton_kernels.py has our own.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

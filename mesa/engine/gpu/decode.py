@@ -4,8 +4,6 @@ The keys of all parts are cut to spans. The first kernel computes the softmax of
 that hold its keys, and rotates queries and keys as it reads them; the second merges all spans by log-sum-exp.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ found to do right. They are tested on a CPU by stand-ins that promise what those
 and counted on shapes; `make test-gpu` tests them on a GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -11,8 +11,6 @@ Blocks of a third of what is left, an eighth of the prompt at least, take 30 and
 and 2.04 for ReRoPE. benchmarks/blocks.py counts this again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import groupby, pairwise

@@ -1,7 +1,5 @@
 """Heatmaps: hidden states over layers, dims and positions, by method or as differences to one method."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

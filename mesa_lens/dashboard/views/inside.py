@@ -1,7 +1,5 @@
 """Pages of what `mesa-lens locate`, `anatomy` and `readout` found: where inside, what heads attend to, what is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -139,7 +137,7 @@ _DEFAULT = "the most changed"
 
 
 def tokens(context: Context) -> None:
-    """The text under the chosen method, then a head's attention."""
+    """The text under the chosen method, and a head's attention."""
     from probe.commands.anatomy.page import attention_view, head_changes, loss_view, methods_of
     from probe.commands.anatomy.result import TOKENS
 
@@ -152,7 +150,8 @@ def tokens(context: Context) -> None:
     method, head = ui.choose_labels({"method": methods, "head": places}, first, "tokens").values()
     losses = loss_view(text, method)
     attention = attention_view(text, method, *([] if head == _DEFAULT else parse_head(head)))
-    st.html(losses)
-    ui.heading("What a head attends to")
-    st.html(attention, unsafe_allow_javascript=True)
+    shown = [("The loss of every token", losses), ("What a head attends to", attention)]
+    for title, view in shown if head == _DEFAULT else reversed(shown):  # a chosen head comes first
+        ui.heading(title)
+        st.html(view, unsafe_allow_javascript=True)
     ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")

@@ -1,7 +1,5 @@
 """Methods: the relative positions of two methods side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Overview: the answer in two sentences and one chart, and what it rests on; and runs compared side by side."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, cast
@@ -51,6 +49,7 @@ def page(context: Context) -> None:
             file=ui.file_stem(context.run.name, "curves"),
             on_point=lambda point: _near(context, summary, point),
         )
+        st.caption("A click on a point leads to what is stored of that length.")
     else:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)

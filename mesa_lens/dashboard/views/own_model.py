@@ -1,7 +1,5 @@
 """Run your model: the command for a model of one's own, and how far a run is that somebody started; it starts none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import join, quote
 

@@ -1,7 +1,5 @@
 """Predict: a method's distances and the loss that they predict, from a stored curve; no model is run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, cast

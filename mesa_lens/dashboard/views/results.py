@@ -1,7 +1,5 @@
 """Results: scores of `mesa-lens eval`, differences to the reference first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote

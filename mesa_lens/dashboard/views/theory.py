@@ -1,7 +1,5 @@
 """Theory: how far the paper's constructions reach, by their closed forms, and what the verification found."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

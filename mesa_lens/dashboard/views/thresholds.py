@@ -1,7 +1,5 @@
 """Thresholds: chosen dims over position, the ranking of dims, and the rule, adjustable."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

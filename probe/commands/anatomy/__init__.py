@@ -2,8 +2,6 @@
 
 In: a model, prompts and methods. Out: labelled arrays by layer and head. Open first: run.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

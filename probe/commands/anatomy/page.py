@@ -1,7 +1,5 @@
 """What the pages of `mesa-lens anatomy` show: maps of heads, tokens with their losses, sentences, sections, exports."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

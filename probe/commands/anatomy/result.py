@@ -1,7 +1,5 @@
 """What an anatomy run found, as its summary.json and tokens.json hold it. No torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 

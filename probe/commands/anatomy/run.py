@@ -1,7 +1,5 @@
 """`mesa-lens anatomy` from its request to its report: what heads do, plan, tasks, worker, summary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

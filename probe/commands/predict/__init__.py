@@ -3,8 +3,6 @@
 In: losses of Origin, of a method that holds, and under gaps. Out: excess loss by length and failure length of any plan.
 Open first: formula.py; then run.py and result.py. Why: docs/law.md."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

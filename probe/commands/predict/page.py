@@ -1,7 +1,5 @@
 """What the pages of `mesa-lens predict` show: excess loss by length, one method's distances, sentences."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

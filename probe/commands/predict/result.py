@@ -1,7 +1,5 @@
 """What `mesa-lens predict` computed, as its prediction.json holds it. Excess: loss over lm-infinite's. No torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mesa-lens predict` from its request to its report: passes, their losses in a journal, and what follows from them."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 In: a request (model, methods, lengths, what to keep). Out: a store, summary.json with the verdict, a report.
 Open first: run.py, the full path; verdict.py, the answer in rows and sentences; report.py, the page."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """A probe run's plan, checked against the model's config, its stages and their tasks; needs no weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized

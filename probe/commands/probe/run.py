@@ -1,7 +1,5 @@
 """A probe run: check, measure, capture, store, analyse, report; in full, or in stages with --minutes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

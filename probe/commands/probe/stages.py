@@ -4,8 +4,6 @@ Every step asks for a number of prompts of some cells (task, method, length). A 
 is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on as if it had not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path

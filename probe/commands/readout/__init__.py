@@ -4,8 +4,6 @@ In: a model, methods, texts and what is to be read. Out: by layer, prompt length
 Open first: plan.py (texts, labels, probes), then run.py (the lens, the experiment).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

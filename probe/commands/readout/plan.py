@@ -1,7 +1,5 @@
 """What is read, checked before any weights are loaded: the texts in two halves, and the labels of their last tokens."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a readout found, as its summary.json holds it. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from pathlib import Path
 from typing import Literal, NamedTuple

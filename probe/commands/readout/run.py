@@ -3,8 +3,6 @@
 A pass leaves the states of a text's last tokens, (layer, token, dim), as readout/states/METHOD-LENGTH-TEXT.npy.
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
