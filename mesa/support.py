@@ -1,7 +1,5 @@
 """Which configs take which methods, as far as a config says; needs no torch. The rest is found on the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

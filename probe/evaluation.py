@@ -1,7 +1,5 @@
 """An evaluation's plan, checked before any weights are loaded, and the worker that measures its tasks."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence

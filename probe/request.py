@@ -1,7 +1,5 @@
 """What the requests of all commands share: model, methods, seed. Loads no torch."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

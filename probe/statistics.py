@@ -1,7 +1,5 @@
 """95% intervals of means, shares, ratios and differences of shares, of one look at the data or of several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

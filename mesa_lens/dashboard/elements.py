@@ -1,7 +1,5 @@
 """Elements of pages: text that stays text, figures, tables, downloads."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile

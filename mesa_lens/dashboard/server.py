@@ -1,7 +1,5 @@
 """The dashboard's server: routes, and whom it answers: requests whose Host and Origin are this machine's."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import ipaddress

@@ -1,7 +1,5 @@
 """Tasks: retrieval (passkey, RULER's single needle, LongEval's lines), likelihood, latency."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import threading

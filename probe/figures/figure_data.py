@@ -1,7 +1,5 @@
 """Figures as data, before anything is drawn: panels, lines, points, maps, and what a method looks like."""
 
-from __future__ import annotations
-
 import html
 import zlib
 from collections.abc import Iterable, Mapping, Sequence

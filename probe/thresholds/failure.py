@@ -1,7 +1,5 @@
 """The measured failure length of each method with its interval, from its scores by length."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The search for threshold dims, the paper's rule: thresholds, crossings, and bounds that make it fast.
+"""The search for threshold dims, the paper's rule: thresholds and crossings.
 
 The paper reads, by eye, the value of a dim at the trained length M under Origin (the red line) and says that a method
 fails where its value passes it. Here the same is done for every layer and dim, with a stated rule; `search` also says
@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
@@ -20,58 +19,6 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.store.reader import captured_ranges, run_bounds
-
-SIZE = 64
-"""Positions of a block: smoothed values differ little within one."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The least and the largest of `values` (dim, position) in each block of `SIZE` positions: (dim, block)."""
-
-    values: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> Blocks:
-        """Blocks of all values, read once."""
-        starts = np.arange(0, values.shape[1], SIZE)
-        return cls(values, *(end.reduceat(values, starts, axis=1) for end in (np.minimum, np.maximum)))
-
-    @cached_property
-    def magnitudes(self) -> Blocks:
-        """The blocks of the absolute values."""
-        low = np.maximum(0, np.maximum(self.low, -self.high))
-        return Blocks(self.values, low, np.maximum(self.high, -self.low))
-
-    @cached_property
-    def _first(self) -> np.ndarray:
-        return self.values[:, ::SIZE].copy()
-
-    def sampled(self, window: slice) -> np.ndarray:
-        """One position of each block that begins in `window`: (dim, block)."""
-        return self._first[:, -(-window.start // SIZE) : -(-window.stop // SIZE)]
-
-    def quantiles(self, window: slice, *shares: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Between which two values each dim's quantiles over the positions of `window` lie: (dim,) each.
-
-        Fewer than m SIZE values are below the m-th least of the blocks' least: these belong to the blocks before it.
-        """
-        last, blocks = window.stop - window.start - 1, slice(window.start // SIZE, -(-window.stop // SIZE))
-        low, high = np.sort(self.low[:, blocks], axis=1), np.sort(self.high[:, blocks], axis=1)
-        places = [(int(share * last) // SIZE, int((1 - share) * last) // SIZE) for share in shares]
-        return [(low[:, below], high[:, -1 - above]) for below, above in places]
-
-    def median_size(self, window: slice) -> np.floating:
-        """The median over dims of each dim's median absolute value in `window`, exact: most dims need not be read."""
-        low, high = self.magnitudes.quantiles(window, 0.5)[0]
-        middle = (len(low) - 1) // 2, len(low) // 2
-        least, most = np.sort(low)[middle[0]], np.sort(high)[middle[1]]
-        sizes = np.where(high < least, -np.inf, np.inf).astype(self.values.dtype)
-        near = (high >= least) & (low <= most)
-        sizes[near] = medians(np.abs(self.values[near, window]))
-        return np.median(sizes)
 
 
 def medians(values: np.ndarray) -> np.ndarray:
@@ -111,6 +58,7 @@ def median_sizes(ordered: np.ndarray) -> np.ndarray:
     return sizes
 
 
+_APART = 64  # positions: smoothed values differ little within as many
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _DIMS, _ROWS = 640, 256  # averaged at a time: they stay in the cache
 _FEW = 16  # dims at a time, whose values stay in the cache
@@ -255,8 +203,8 @@ def searches(
 ) -> list[xr.Dataset]:
     """`search` in each of the windows, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
-    likely: further windows, in which all is read at threshold dims, and is NaN, or 0 (`side`), at most others: many
-        times faster. counted: further such windows, in which only the reference is read; NaN for others.
+    likely: further windows, in which scores and crossings are read at threshold dims, and are NaN at most others:
+        faster. counted: further such windows, in which only the reference is read; NaN for others.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
@@ -277,9 +225,7 @@ def searches(
             stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
             if not by_window:
-                by_window = [_score(x, layout, rule) for layout in layouts[:whole]]
-                blocks = Blocks.of(x) if whole < len(layouts) else None
-                by_window += [_score_likely(blocks, layout, rule) for layout in layouts[whole:] if blocks]
+                by_window = [_score(x, layout, rule, number >= whole) for number, layout in enumerate(layouts)]
                 is_row = (np.arange(len(methods)) == row)[:, None]
                 for values in by_window:
                     values |= {name: np.where(is_row, values[name], np.nan) for name in _CROSSED}
@@ -343,76 +289,43 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
     return xr.Dataset(variables, {name: hidden[name] for name in labels})
 
 
-def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
+def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule, only_likely: bool) -> dict[str, np.ndarray]:
+    """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim.
+
+    only_likely: score and crossings are NaN of dims that move too little to be threshold dims.
+    """
+    trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
     inside = partitioned(x[:, layout.inside], *_ENDS, 0.5)
     size = median_sizes(inside)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
-    return _scored(x, slice(None), layout, rule, inside, size, np.median(size), alone)
-
-
-def _score_likely(blocks: Blocks, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """`_score` of the dims of which bounds do not tell that they are no threshold dims; NaN, 0 and False elsewhere."""
-    x, typical = blocks.values, blocks.median_size(layout.inside)
-    dims, may_be_alone = _likely(blocks, layout, rule, typical)
-    inside = partitioned(x[dims, layout.inside], *_ENDS, 0.5)
-    size = median_sizes(inside)
-    seen = x[dims[may_be_alone], layout.inside.start : layout.beyond.stop]
-    if len(seen) and _one_way(seen, size[may_be_alone])[1].any():  # whether alone, all dims tell
-        return _score(x, layout, rule)
-    scored = _scored(x, dims, layout, rule, inside, size, typical, np.zeros(len(dims), bool))
-    whole = {
-        name: np.full(len(x), np.nan if values.dtype.kind == "f" else 0, values.dtype)
-        for name, values in scored.items()
-    }
-    for name, values in scored.items():
-        whole[name][dims] = values
-    return whole
-
-
-def _likely(blocks: Blocks, layout: _Layout, rule: CrossingRule, typical: np.floating) -> tuple[np.ndarray, np.ndarray]:
-    """The dims whose score may reach `minimum_score`, and few others; of each, whether it may move one way only."""
-    inside, beyond = layout.inside, slice(layout.trained + 1, layout.beyond.stop)
-    threshold, [(least, most)] = blocks.values[:, layout.trained], blocks.quantiles(beyond, 0.5)
-    motion = np.maximum(most - threshold, threshold - least)
-    (_, low), (high, _) = blocks.quantiles(inside, *_ENDS)
-    spread = np.maximum((high - low) / 3.29, rule.floor * typical)
-    net = blocks.values[:, beyond.stop - 1] - blocks.values[:, inside.start]
-    may_be_alone = _may_be_one_way(blocks.sampled(slice(inside.start, beyond.stop)), net)
-    if may_be_alone.any():
-        size = blocks.magnitudes.quantiles(inside, 0.5)[0][0]
-        spread = np.where(may_be_alone, np.minimum(spread, rule.floor * size), spread)
-    dims = np.flatnonzero(motion * (1 + _ROUNDING) >= rule.minimum_score * np.maximum(spread, _TINY))
-    return dims, may_be_alone[dims]
-
-
-def _scored(
-    x: np.ndarray, dims: np.ndarray | slice, layout: _Layout, rule: CrossingRule, inside: np.ndarray, size: np.ndarray,
-    typical: np.floating, alone: np.ndarray,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """`_score` of some `dims` of `x`.
-
-    inside: their values there, `partitioned`; size: the median absolute ones, typical: the layer's; alone: singled out.
-    """
-    trained, position, threshold = layout.trained, layout.position, x[dims, layout.trained].copy()
     low, high = (quantile(inside, share) for share in _ENDS)
-    motion = medians(x[dims, trained + 1 : layout.beyond.stop]) - threshold
+    motion = medians(x[:, trained + 1 : layout.beyond.stop]) - threshold
     side = np.sign(motion)
-    spread = np.maximum((high - low) / 3.29, max(rule.floor * typical, _TINY))
+    spread = np.maximum((high - low) / 3.29, max(rule.floor * np.median(size), _TINY))
     spread = np.where(alone, np.maximum(rule.floor * size, _TINY), spread)
+    limit = threshold + side * rule.margin * spread
+    # A trend is never negative, so it only lowers the score.
+    dims = np.flatnonzero(side * motion / spread >= rule.minimum_score) if only_likely else np.arange(len(x))
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
-    trend = np.where(alone, 0.0, np.maximum(0, side * _slope(x[dims, layout.inside], position[layout.inside])) * reach)
-    score, limit = (side * motion - trend) / spread, threshold + side * rule.margin * spread
-    crossings = _cross(x, dims, side, limit, layout, rule)
+    slope = _slope(x[dims, layout.inside], position[layout.inside])
+    trend = np.where(alone[dims], 0.0, np.maximum(0, side[dims] * slope) * reach)
+    score = (side[dims] * motion[dims] - trend) / spread[dims]
+    crossings = _cross(x, dims, side[dims], limit[dims], layout, rule)
     keeps_side = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
+
+    def of_all(values: np.ndarray, missing: float = np.nan) -> np.ndarray:
+        whole = np.full(len(x), missing, values.dtype)
+        whole[dims] = values
+        return whole
+
     return {
         "threshold": threshold,
         "limit": limit,
         "side": side.astype(np.int8),
         "spread": spread,
-        "score": score,
-        "threshold_dim": (score >= rule.minimum_score) & keeps_side,
-        **{name: crossings[name] for name in _CROSSED},
+        "score": of_all(score),
+        "threshold_dim": of_all((score >= rule.minimum_score) & keeps_side, False),
+        **{name: of_all(crossings[name]) for name in _CROSSED},
     }
 
 
@@ -426,7 +339,8 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
-    if not _may_be_one_way(x[:, ::SIZE], x[:, -1] - x[:, 0]).any():
+    path = np.abs(np.diff(x[:, ::_APART], axis=1)).sum(axis=1)  # no longer than that of all steps
+    if not (path <= _ONE_WAY * np.abs(x[:, -1] - x[:, 0]) * (1 + _ROUNDING)).any():
         return np.zeros(len(x), bool)
     turning, one_way, moving = _one_way(x, size)
     rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
@@ -439,12 +353,6 @@ def _one_way(x: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     moving = path > 1e-3 * np.maximum(size, _TINY)
     turning = path / np.maximum(np.abs(net), 1e-6 * path + _TINY)
     return turning, moving & (turning <= _ONE_WAY), moving
-
-
-def _may_be_one_way(sampled: np.ndarray, net: np.ndarray) -> np.ndarray:
-    """Which dims `_one_way` may tell to move one way only, and few others, by some of their positions."""
-    path = np.abs(np.diff(sampled, axis=1)).sum(axis=1)  # no longer than that of all steps
-    return path <= _ONE_WAY * np.abs(net) * (1 + _ROUNDING)
 
 
 def _cross(

@@ -4,7 +4,8 @@ Every failure is measured against the reference's scores at M. Where M is stated
 multiple of M means anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import xarray as xr
@@ -14,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from probe.statistics import Confidence, confidence_of, finite, shown
 from probe.store.result_file import InWords
 
+Key = TypeVar("Key", int, str)
 NATS_ABOVE = 0.5
 MIN_ACCURACY = 0.5
 FITS, TOO_LARGE, MAY_BE_TOO_LARGE = "fits", "too large", "may be too large"
@@ -111,67 +113,81 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     shorter length, but `SLIGHT_NATS` or more, and an interval that allows for the choice among them lies above 0.
     The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
     """
-    at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"], how="all")
-    lengths = at["length"].values.astype(int).tolist()
-    inside = [length for length in lengths if length <= stated]
-    by_length = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
-    broken = [length for length in lengths if any(not sign.slight for sign in by_length[length])]
-    fails = min(broken, default=None)
-    works = max((length for length in lengths if fails is None or length < fails), default=None)
-    signs = by_length[inside[-1]]
-    outcome, reason = _outcome(at, inside, signs, works, stated, guess)
+    losses, confidence = _rows(evaluation["tail_nll"]), confidence_of(evaluation.attrs)
+    nll = losses.pop(reference)
+    hits = _rows(evaluation["passkey"])[reference] if "passkey" in evaluation else {}
+    inside, by_length = [length for length in nll if length <= stated], dict[int, tuple[Sign, ...]]()
+    for length in nll:
+        others = {name: rows[length] for name, rows in losses.items() if length <= stated and length in rows}
+        by_length[length] = tuple(_signs(nll, hits, others, length, confidence))
+    fails = min((at for at, signs in by_length.items() if any(not sign.slight for sign in signs)), default=None)
+    works = max((length for length in nll if fails is None or length < fails), default=None)
+    signs, is_far = by_length[inside[-1]], works is not None and works >= FAR_MULTIPLE * stated
+    is_far &= bool(evaluation.attrs.get("rotary", True))
+    outcome, reason = _outcome({length: nll[length] for length in inside}, signs, is_far, guess, confidence)
     return StatedWindow(reference, stated, outcome, signs, works, fails, reason)
 
 
+_Rows = Mapping[int, np.ndarray]
+"""Scores of prompts, by length."""
+
+
+def _rows(scores: xr.DataArray) -> dict[str, dict[int, np.ndarray]]:
+    """What was measured of each method, by length."""
+    scores = scores.transpose("method", "length", ...)
+    lengths = scores["length"].values.astype(int).tolist()
+    return {
+        method: {length: row for length, row in zip(lengths, rows, strict=True) if not np.isnan(row).all()}
+        for method, rows in zip(scores["method"].values.tolist(), scores.values, strict=True)
+    }
+
+
+def _lowest(rows: Mapping[Key, np.ndarray]) -> Key:
+    """Where the mean is lowest, the first of several."""
+    return min(rows, key=lambda key: np.nanmean(rows[key]))
+
+
 def _outcome(
-    at: xr.Dataset, inside: list[int], signs: tuple[Sign, ...], works: int | None, stated: int, guess: float | None
+    inside: _Rows, signs: tuple[Sign, ...], is_far: bool, guess: float | None, confidence: Confidence
 ) -> tuple[str, str]:
-    """The outcome, and why it cannot be told."""
+    """The outcome, and why it cannot be told. inside: tail NLL up to M; is_far: a rotary model works far beyond M."""
+    longest = max(inside)
     if any(sign.sure and not sign.slight for sign in signs):
         return TOO_LARGE, ""
     if any(not sign.slight for sign in signs):
         return CANNOT_TELL, f"{'; '.join(sign.text for sign in signs)}, on too few prompts to be sure"
-    if guess is not None and float(at["tail_nll"].sel(length=inside).mean("window").min()) >= guess:
-        return CANNOT_TELL, f"the model is at chance at every length up to {inside[-1]}"
-    if at.attrs.get("rotary", True) and works is not None and works >= FAR_MULTIPLE * stated:
+    if guess is not None and min(map(np.nanmean, inside.values())) >= guess:
+        return CANNOT_TELL, f"the model is at chance at every length up to {longest}"
+    if is_far:
         return TOO_SMALL, ""
     if signs:
         return MAY_BE_TOO_LARGE, ""
     if len(inside) < 2:
         return CANNOT_TELL, "no shorter length was measured"
-    if open_end := _open_end(at["tail_nll"], inside, confidence_of(at.attrs)):
-        return CANNOT_TELL, open_end
-    return FITS, ""
-
-
-def _open_end(nll: xr.DataArray, inside: list[int], confidence: Confidence) -> str:
-    """Why too few texts were measured to tell that the longest length inside is not broken; empty where it is told."""
-    shorter = nll.sel(length=inside[:-1])
-    best = int(shorter.mean("window").idxmin("length"))
-    above = finite(nll.sel(length=inside[-1]).values - shorter.sel(length=best).values)
+    best = _lowest({length: row for length, row in inside.items() if length < longest})
+    above = finite(inside[longest] - inside[best])
     _, high = confidence.student(above.tolist())
-    if high is not None and high < NATS_ABOVE:
-        return ""
     if high is None:
-        return f"{'one text has' if len(above) == 1 else f'{len(above)} texts have'} no interval"
-    return f"{len(above)} texts allow a loss at {inside[-1]} tokens of {high:+z.2f} nats/token over that at {best}"
+        return CANNOT_TELL, f"{'one text has' if len(above) == 1 else f'{len(above)} texts have'} no interval"
+    if high < NATS_ABOVE:
+        return FITS, ""
+    return CANNOT_TELL, (
+        f"{len(above)} texts allow a loss at {longest} tokens of {high:+z.2f} nats/token over that at {best}"
+    )
 
 
-def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
-    """What speaks against the reference (`at`) at a length; other methods are compared inside the passed M alone."""
-    nll, confidence = at["tail_nll"].sel(length=length).values, confidence_of(at.attrs)
-    shorter = at.sel(length=at["length"].values[at["length"].values < length])
-    if shorter.sizes["length"]:
-        best = int(shorter["tail_nll"].mean("window").idxmin("length"))
-        above = [*_above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}", confidence)]
-        yield from above or _slightly_above(nll, shorter["tail_nll"], length, confidence)
-        if "passkey" in at:
-            yield from _lost(at["passkey"].sel(length=length).values, shorter["passkey"], length, confidence)
-    others = evaluation["tail_nll"].sel(length=length).drop_sel({"method": at["method"].item()})
-    others = others.dropna("method", how="all")
-    if is_inside and others.sizes["method"]:
-        best = others.sel({"method": others.mean("window").idxmin("method")})
-        yield from _above(nll, best.values, length, f"there under {best['method'].item()}", confidence)
+def _signs(
+    nll: _Rows, hits: _Rows, others: Mapping[str, np.ndarray], length: int, confidence: Confidence
+) -> Iterator[Sign]:
+    """What speaks against the reference at a length: shorter ones, and the tail NLL of other methods there."""
+    if shorter := {at: row for at, row in nll.items() if at < length}:
+        best = _lowest(shorter)
+        above = [*_above(nll[length], nll[best], length, f"at {best}", confidence)]
+        yield from above or _slightly_above(nll[length], nll[best], length, best, len(shorter), confidence)
+        yield from _lost({at: row for at, row in hits.items() if at in nll}, length, confidence)
+    if others:
+        best_method = _lowest(others)
+        yield from _above(nll[length], others[best_method], length, f"there under {best_method}", confidence)
 
 
 def _above(values: np.ndarray, others: np.ndarray, length: int, where: str, confidence: Confidence) -> Iterator[Sign]:
@@ -184,12 +200,12 @@ def _above(values: np.ndarray, others: np.ndarray, length: int, where: str, conf
         yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= MIN_TEXTS)
 
 
-def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int, confidence: Confidence) -> Iterator[Sign]:
-    """A loss that is surely above that of the best shorter length; the interval is Bonferroni's over these lengths."""
-    best = int(shorter.mean("window").idxmin("length"))
-    above = finite(values - shorter.sel(length=best).values)
-    among = Confidence(1 - (1 - confidence.level) / shorter.sizes["length"], confidence.least)
-    low, _ = among.student(above.tolist())
+def _slightly_above(
+    values: np.ndarray, others: np.ndarray, length: int, best: int, among: int, confidence: Confidence
+) -> Iterator[Sign]:
+    """A loss that is surely above that of the best `among` shorter lengths; the interval is Bonferroni's over these."""
+    above = finite(values - others)
+    low, _ = Confidence(1 - (1 - confidence.level) / among, confidence.least).student(above.tolist())
     if low is not None and low > 0 and above.mean() >= SLIGHT_NATS and len(above) >= MIN_TEXTS:
         difference = shown(float(above.mean()), *confidence.student(above.tolist()), "+z.2f")
         mean = float(finite(values).mean())
@@ -198,19 +214,18 @@ def _slightly_above(values: np.ndarray, shorter: xr.DataArray, length: int, conf
         yield Sign(length, text, sure=True, slight=True)
 
 
-def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int, confidence: Confidence) -> Iterator[Sign]:
+def _lost(hits: _Rows, length: int, confidence: Confidence) -> Iterator[Sign]:
     """Passkeys that are found at a shorter length and no more at this one."""
-    hits, shorter = finite(hits), shorter.dropna("length", how="all")
-    if not hits.size or not shorter.sizes["length"]:
+    shorter = {at: row for at, row in hits.items() if at < length}
+    if length not in hits or not shorter:
         return
-    best = shorter.sel(length=shorter.mean("sample").idxmax("length"))
-    before = finite(best.values)
-    if hits.mean() < MIN_ACCURACY <= before.mean():
-        late, early = (confidence.wilson(int(answers.sum()), len(answers)) for answers in (hits, before))
-        sure = late[1] < early[0]
-        counts = [f"{int(answers.sum())} of {len(answers)}" for answers in (hits, before)]
-        text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {int(best['length'])}"
-        yield Sign(length, text, sure)
+    best = max(shorter, key=lambda at: np.nanmean(shorter[at]))
+    now, before = finite(hits[length]), finite(shorter[best])
+    if now.mean() < MIN_ACCURACY <= before.mean():
+        late, early = (confidence.wilson(int(answers.sum()), len(answers)) for answers in (now, before))
+        counts = [f"{int(answers.sum())} of {len(answers)}" for answers in (now, before)]
+        text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {best}"
+        yield Sign(length, text, sure=late[1] < early[0])
 
 
 def times_of_m(stated: StatedWindow | None, *lengths: int) -> str:

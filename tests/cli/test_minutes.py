@@ -57,7 +57,8 @@ def test_stages_are_measured_reported_and_gone_on_with(model, tmp_path, speed, c
 
 def test_random_weights_give_no_verdict_that_a_method_helps(model, tmp_path, speed, capsys):
     out = tmp_path / "run"
-    assert main(["probe", "--model", model, "--minutes", "0.5", "--samples", "5", "--out", str(out)]) == 0
+    methods = ["--methods", "origin,rerope,mesa"]
+    assert main(["probe", "--model", model, *methods, "--minutes", "0.5", "--samples", "5", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "Cannot tell: the unmodified model is at chance inside M" in text
     assert "Use " not in text

@@ -1,7 +1,5 @@
 """Pages of what `mesa-lens locate`, `anatomy` and `readout` found: where inside, what heads attend to, what is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Overview: the answer in two sentences and one chart, and what it rests on; and runs compared side by side."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, cast

@@ -3,8 +3,6 @@
 In: an `EvalRequest`. Out: scores a sample, in a journal, and means with intervals in summary.json.
 Open first: run.py (its plan and worker are shared with `probe`); harness.py runs lm-eval's tasks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from probe.commands import Command

@@ -1,7 +1,5 @@
 """What `mesa-lens eval` measured, as its summary.json and harness.json hold it, and what pages show of it. No torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -15,22 +13,9 @@ from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.eval_tasks.base import EvalKey, EvalTask, Metric, interval, paired
+from probe.figures import figure_data as fig
 from probe.figures.curves import MEAN, seen_lines, y_range
 from probe.figures.export import Export, chosen_labels, labels_text, rendered
-from probe.figures.figure_data import (
-    Chart,
-    Drawable,
-    Heatmap,
-    Heatmaps,
-    Line,
-    Panel,
-    Scale,
-    log_ticks,
-    style,
-    tile_map,
-    tiles,
-    trained_rule,
-)
 from probe.figures.section import Section, Table, cross_table
 from probe.files import write
 from probe.glossary import about
@@ -279,16 +264,16 @@ def _counts(cells: Sequence[Cell]) -> str:
 # Pages: scores by length as charts, tables, notes
 
 
-def evaluation_charts(result: Evaluated) -> dict[str, Chart]:
+def evaluation_charts(result: Evaluated) -> dict[str, fig.Chart]:
     """One chart a task of an evaluation, a panel a metric, by the task's name."""
     cells = of_methods(result.cells)
-    charts: dict[str, Chart] = {}
+    charts: dict[str, fig.Chart] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
         rows = [cell for cell in cells if cell.task == task]
         metrics = dict.fromkeys(row.metric for row in rows)
         panels = [_metric_panel(rows, metric, result.trained_length) for metric in metrics]
         about = rows[0].about or task
-        charts[task] = Chart(f"{about[0].upper()}{about[1:]}: {result.model}; {MEAN}", tuple(panels))
+        charts[task] = fig.Chart(f"{about[0].upper()}{about[1:]}: {result.model}; {MEAN}", tuple(panels))
     return charts
 
 
@@ -314,7 +299,7 @@ PARTS = [part / DEPTHS for part in range(DEPTHS)]
 """Where each part of a prompt begins."""
 
 
-def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
+def needle_maps(result: Evaluated) -> dict[str, fig.Heatmaps]:
     """By task what is found by depth of the answer and length, a block a method; none of one depth alone."""
     maps = {}
     for task in dict.fromkeys(row.task for row in result.needles):
@@ -325,12 +310,12 @@ def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
         methods = [name for name in result.methods if having(rows, method=name)]
         blocks = [_needle_block(having(rows, method=name), lengths, name) for name in methods]
         least = min(rows, key=lambda row: (row.mean, row.length))
-        figure = tile_map(
+        figure = fig.tile_map(
             f"{task}: share found, by length and depth of the answer (0%: start of the prompt). {result.model}, "
             f"M = {result.trained_length}",
             "share found",
             blocks,
-            Scale(0.0, 1.0, 2),
+            fig.Scale(0.0, 1.0, 2),
         )
         maps[f"{task}{_DEPTH}"] = replace(
             figure,
@@ -340,11 +325,11 @@ def needle_maps(result: Evaluated) -> dict[str, Heatmaps]:
     return maps
 
 
-def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> Heatmap:
+def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> fig.Heatmap:
     """Tiles of one method, lengths across and depths down."""
     at = {(PARTS.index(row.depth), lengths.index(row.length)): row for row in rows}
     triples = {place: (row.mean, row.low, row.high) for place, row in at.items()}
-    block = tiles(method, list(map(str, lengths)), range(DEPTHS), triples, Scale(0.0, 1.0, 2))
+    block = fig.tiles(method, list(map(str, lengths)), range(DEPTHS), triples, fig.Scale(0.0, 1.0, 2))
     texts = np.full(block.values.shape, "", dtype=object)
     for place, row in at.items():
         texts[place] = f"{method}, {_where(row)}"
@@ -393,21 +378,21 @@ def write_curves(result: Evaluated, folder: Path) -> list[Path]:
     return written
 
 
-def _metric_panel(cells: Sequence[Cell], metric: str, trained: int) -> Panel:
+def _metric_panel(cells: Sequence[Cell], metric: str, trained: int) -> fig.Panel:
     rows = [cell for cell in cells if cell.metric == metric]
     lines = []
     for label in dict.fromkeys(row.method for row in rows):
         points = sorted((row.length, row.mean, row.low, row.high) for row in rows if row.method == label)
         x, y, low, high = np.array(points, float).T
-        lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
-    return Panel(
+        lines.append(fig.Line(label, x, y, *fig.style(label.rpartition(", ")[2]), interval=(low, high)))
+    return fig.Panel(
         title="",  # the y axis names it
         x_title=f"length (tokens); {max(row.n for row in rows)} samples",
         y_title=f"{metric} ({rows[0].unit}){'; lower is better' * rows[0].unit.startswith('nats')}",
         lines=tuple(lines),
         y_range=y_range(lines),
-        rules=(trained_rule(trained),),
-        x_ticks=log_ticks(sorted({row.length for row in rows})),
+        rules=(fig.trained_rule(trained),),
+        x_ticks=fig.log_ticks(sorted({row.length for row in rows})),
         log_x=True,
         seen=seen_lines(lines, f"the mean {metric} is"),
     )
@@ -426,7 +411,7 @@ def sections(result: Evaluated) -> list[Section]:
     reference = "origin" if "origin" in result.methods else next(iter(result.methods))
     charts = evaluation_charts(result)
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
-    drawn: dict[str, Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}
+    drawn: dict[str, fig.Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}
     parts = [
         Section(
             "",

@@ -1,7 +1,5 @@
 """`mesa-lens eval` from its plan to its report: runs the tasks, and stores every score in a folder."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 In: a model, methods, and prompts longer than the trained length. Out: the share of the excess loss that each layer,
 head and dim recovers. Open first: interventions.py (what is tried), then run.py (in which order, and how)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

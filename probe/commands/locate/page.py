@@ -1,7 +1,5 @@
 """What the pages of `mesa-lens locate` show: maps of heads, effects by layer, smallest sets, clamps, sentences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -26,6 +24,7 @@ from probe.commands.locate.result import (
     SmallestSet,
     findings_of,
 )
+from probe.figures import figure_data as fig
 from probe.figures.export import (
     Export,
     Figures,
@@ -37,25 +36,6 @@ from probe.figures.export import (
     labels_text,
     present,
     safe_name,
-)
-from probe.figures.figure_data import (
-    GREY,
-    RED,
-    Chart,
-    Heatmaps,
-    Line,
-    Look,
-    Panel,
-    Point,
-    Rule,
-    at_length,
-    axis_range,
-    offset,
-    same_range,
-    spaced_ticks,
-    style,
-    tile_map,
-    tiles,
 )
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.options import head_name
@@ -70,9 +50,12 @@ _WAYS = {
     "without": "needed: loss that returns without that layer",
 }
 _CLAMPS = {"at-M": "clamped at their values at M", "range": "clamped to their range inside M"}
-_CLAMPED_LOOKS: dict[str, Look] = {"threshold": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
+_CLAMPED_LOOKS: dict[str, fig.Look] = {
+    "threshold": ("#0072B2", "none", "circle"),
+    "random": (fig.GREY, "none", "square"),
+}
 _SHARE_ENDS = 2.0  # of what intervals of shares are drawn
-_ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
+_ZERO, _ALL = fig.Rule(0, "", fig.GREY, dash="dot"), fig.Rule(1, "", fig.GREY, dash="dot")
 
 
 def baseline_name(summary: Located) -> str:
@@ -84,7 +67,7 @@ def about(summary: Located, length: int, measure: str) -> str:
     """Model, length, measure and number of items, as in every title."""
     items = max((gap.items for gap in having(summary.loss_gaps, length=length, measure=measure)), default=0)
     counted = f", {items} item{'s' * (items > 1)}" if items else ""
-    return f"{at_length(summary.model, summary.trained_length, length)}, {MEASURES.get(measure, measure)}{counted}"
+    return f"{fig.at_length(summary.model, summary.trained_length, length)}, {MEASURES.get(measure, measure)}{counted}"
 
 
 def triple(row: Effect) -> list[float]:
@@ -94,7 +77,7 @@ def triple(row: Effect) -> list[float]:
 
 def recovery_map(
     summary: Located, method: str, length: int, measure: str, way: str = "only", kind: str = PATCH
-) -> Heatmaps | None:
+) -> fig.Heatmaps | None:
     """Layers x heads: what the method in that place alone recovers, or what is lost without it there; None if not run.
 
     Full layers are a column next to their heads. way: "only" or "without". kind: PATCH, or GRADIENTS for estimates.
@@ -109,13 +92,13 @@ def recovery_map(
     layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
     whole = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
     single = {(row.layer, row.head): triple(row) for row in rows if row.layer is not None and row.head is not None}
-    blocks = [tiles("layer", ["all"], layers, whole, named="all heads")] if whole else []
-    blocks += [tiles("head", heads, layers, single)] if single else []
+    blocks = [fig.tiles("layer", ["all"], layers, whole, named="all heads")] if whole else []
+    blocks += [fig.tiles("head", heads, layers, single)] if single else []
     colour_title = "share of the loss that returns" if way == "without" else "share of the loss recovered"
-    return tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None
+    return fig.tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None
 
 
-def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
+def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> fig.Chart | None:
     """What each method recovers at one layer alone ("enough") and what is lost without it there ("needed")."""
     layers, panels = summary.layers, []
     for way, title in _WAYS.items():
@@ -124,16 +107,16 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
         lines = []
         for index, (name, subset) in enumerate(by_method.items()):
             ordered = [row for layer in layers for row in having(subset, layer=layer)]
-            x = [float(row.layer or 0) + offset(index, len(by_method)) for row in ordered]
+            x = [float(row.layer or 0) + fig.offset(index, len(by_method)) for row in ordered]
             texts = [f"{name}, layer {row.layer}: {percent(*triple(row))}" for row in ordered]
-            lines.append(_line(name, x, [triple(row) for row in ordered], style(name), texts))
+            lines.append(_line(name, x, [triple(row) for row in ordered], fig.style(name), texts))
         if lines:
             panels.append(_panel(title, "layer", lines, layers, rules=(_ZERO, _ALL)))
     title = f"One layer at a time: share of {baseline_name(summary)}'s excess loss, 95% intervals"
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
-def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
+def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> fig.Chart | None:
     """Share recovered by heads added one by one, in addition to random sets of the same size; a panel a method."""
     rows = having(summary.smallest, length=length, measure=measure)
     panels = [_smallest_panel(row) for name in methods for row in having(rows, method=name) if row.heads]
@@ -141,7 +124,7 @@ def smallest_chart(summary: Located, length: int, measure: str, methods: Sequenc
     return _chart(title, panels)
 
 
-def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> Chart | None:
+def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> fig.Chart | None:
     """What clamping the dims of a rule recovers, next to as many random ones: by layer, and in all layers at once.
 
     rule: by which the dims are chosen, of those in the summary.
@@ -155,7 +138,9 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
         kinds: dict[str, list[Effect]] = {}
         for row in subset:  # all random sets share one name
             kinds.setdefault(str(row.which or "all").partition(" ")[0], []).append(row)
-        lines = [_clamped(kinds[kind], places, kind, offset(n, len(kinds)), DIMS[rule]) for n, kind in enumerate(kinds)]
+        lines = [
+            _clamped(kinds[kind], places, kind, fig.offset(n, len(kinds)), DIMS[rule]) for n, kind in enumerate(kinds)
+        ]
         names = ["all" if place is None else str(place) for place in places]
         title = _CLAMPS.get(str(way), str(way))
         panels.append(_panel(title, "layer", lines, range(len(places)), names, rules=(_ZERO,)))
@@ -164,7 +149,7 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
-def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
+def _chart(title: str, panels: Sequence[fig.Panel]) -> fig.Chart | None:
     texts = [
         (line.y[at], line.texts[at])
         for panel in panels
@@ -175,26 +160,26 @@ def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
     if texts and panels:
         seen = f"Largest: {max(texts, key=lambda pair: pair[0])[1]}."
         panels = [replace(panels[0], seen=seen), *panels[1:]]
-    return Chart(title, same_range(panels)) if panels else None
+    return fig.Chart(title, fig.same_range(panels)) if panels else None
 
 
 def _panel(
     title: str,
     x_title: str,
-    lines: Sequence[Line],
+    lines: Sequence[fig.Line],
     places: Sequence[int],
     names: Sequence[str] = (),
-    rules: tuple[Rule, ...] = (),
-    points: tuple[Point, ...] = (),
-) -> Panel:
+    rules: tuple[fig.Rule, ...] = (),
+    points: tuple[fig.Point, ...] = (),
+) -> fig.Panel:
     """Axes whose x stands for labelled places."""
-    ticks = spaced_ticks(len(places), last=bool(names))
-    return Panel(
+    ticks = fig.spaced_ticks(len(places), last=bool(names))
+    return fig.Panel(
         title,
         x_title,
         "share of the excess loss",
         tuple(lines),
-        axis_range(lines, rules, _SHARE_ENDS),
+        fig.axis_range(lines, rules, _SHARE_ENDS),
         points,
         rules,
         x_ticks=tuple(places[tick] for tick in ticks),
@@ -206,18 +191,18 @@ def _line(
     label: str,
     x: Sequence[float],
     triples: Sequence[Sequence[float]],
-    look: Look,
+    look: fig.Look,
     texts: Sequence[str] = (),
     band: bool = False,
-) -> Line:
+) -> fig.Line:
     y, low, high = np.array(triples, float).T
-    return Line(label, np.array(x, float), y, *look, interval=(low, high), band=band, texts=tuple(texts))
+    return fig.Line(label, np.array(x, float), y, *look, interval=(low, high), band=band, texts=tuple(texts))
 
 
-def _smallest_panel(row: SmallestSet) -> Panel:
+def _smallest_panel(row: SmallestSet) -> fig.Panel:
     method, sizes = row.method, [*range(1, len(row.share) + 1)]
     triples = [*zip(row.share, row.low, row.high, strict=True)]
-    look = style(method)
+    look = fig.style(method)
     texts = [
         f"{size} heads, {head_name(layer, head)} added: {percent(*values)}"
         for size, (layer, head), values in zip(sizes, row.heads, triples, strict=True)
@@ -228,7 +213,7 @@ def _smallest_panel(row: SmallestSet) -> Panel:
             "random sets: median and 95%",
             sizes,
             [*zip(row.random, row.random_low, row.random_high, strict=True)],
-            (GREY, "dot", "square"),
+            (fig.GREY, "dot", "square"),
             band=True,
         ),
     ]
@@ -236,12 +221,12 @@ def _smallest_panel(row: SmallestSet) -> Panel:
     if enough:
         names = ", ".join(head_name(*head) for head in row.heads[:enough])
         text = f"{method}: {enough} {'head is' if enough == 1 else 'heads are'} enough ({names})"
-        points = (Point(text, enough, row.share[enough - 1], look[0]),)
-    rules = (_ZERO, Rule(SUFFICIENT, f"{SUFFICIENT:.0%}", RED))
+        points = (fig.Point(text, enough, row.share[enough - 1], look[0]),)
+    rules = (_ZERO, fig.Rule(SUFFICIENT, f"{SUFFICIENT:.0%}", fig.RED))
     return _panel(method, "number of heads", lines, sizes, rules=rules, points=points)
 
 
-def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, shift: float, dims: str) -> Line:
+def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, shift: float, dims: str) -> fig.Line:
     """By place: the share with its interval, or of several sets the mean with the least and the largest.
 
     dims: what those of the rule are called.

@@ -1,7 +1,5 @@
 """What a locate run found, as its summary.json holds it. No torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field, replace
 from pathlib import Path

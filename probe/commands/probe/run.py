@@ -449,7 +449,7 @@ def run_stages(
             pool()
             remove_run(out)
         journal = stages.open_journal(out)
-        with _noting(out, overwrite):
+        with _resumable(out, overwrite):
             run = _Run(plan, out, by, stages, layout, journal, pool, until)
             summary = run.measured()
             summary = run.captured(stored_tokens(plan, tokens)) or summary
@@ -459,17 +459,6 @@ def run_stages(
     if not (left or run.begun):
         warn_finished(out)
     return CommandResult(summary, f"{text}\n\n{terminal_text(summary)}\n\nwrote {out / 'report.html'}", 0, left)
-
-
-@contextmanager
-def _noting(out: Path, overwrite: bool) -> Iterator[None]:
-    """An error says how to go on."""
-    try:
-        yield
-    except BaseException as error:
-        if known_rows(out / JOURNAL):
-            error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
-        raise
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """The summary of a run as types, and its verdict: methods ranked, tables of them, and sentences with their counts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field

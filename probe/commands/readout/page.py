@@ -10,23 +10,8 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
 from probe.commands.readout.result import READOUT, TABLES, Interval, ProbeRead, Readout
+from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
-from probe.figures.figure_data import (
-    BLACK,
-    Chart,
-    Heatmaps,
-    Line,
-    Panel,
-    Rule,
-    Scale,
-    at_length,
-    axis_range,
-    nth,
-    same_range,
-    style,
-    tile_map,
-    tiles,
-)
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
 
@@ -132,13 +117,13 @@ def _limits(summary: Readout) -> Iterator[str]:
         yield f"{summary.tasks_left} passes and probes are left to run."
 
 
-def probe_map(summary: Readout, probe: str, method: str) -> Heatmaps | None:
+def probe_map(summary: Readout, probe: str, method: str) -> fig.Heatmaps | None:
     """Layers x prompt lengths of a probe under a method: at M, by the probe trained at M, by one trained there."""
     rows = having(summary.probes, probe=probe, method=method)
     if not rows:
         return None
     kind = _SCORES[summary.probed[probe].kind]
-    scale = Scale(0.0, 1.0, 2)
+    scale = fig.Scale(0.0, 1.0, 2)
     columns = [str(length) for length in summary.lengths]
     blocks = []
     for field, title in PANELS.items():
@@ -148,12 +133,12 @@ def probe_map(summary: Readout, probe: str, method: str) -> Heatmaps | None:
             if field != "inside" or row.length == summary.trained_length
         }
         chosen = columns[:1] if field == "inside" else columns
-        blocks.append(tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
+        blocks.append(fig.tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
     title = f"{_what(probe)} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
-    return tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
+    return fig.tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
 
 
-def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
+def parts_chart(summary: Readout, probe: str, length: int) -> fig.Chart | None:
     """What is lost and what moved by layer, a line a method, with 95% intervals."""
     rows = having(summary.probes, probe=probe, length=length)
     if not rows or length == summary.trained_length:
@@ -166,7 +151,7 @@ def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
         lines = []
         for method in dict.fromkeys(row.method for row in rows):
             of = having(rows, method=method)
-            lines.append(_line(method, of, [getattr(row, field) for row in of], style(method)))
+            lines.append(_line(method, of, [getattr(row, field) for row in of], fig.style(method)))
         seen = [
             f"{row.method} {ranged(*getattr(row, field))}" for row in having(rows, layer=_shown_layer(summary, probe))
         ]
@@ -178,19 +163,19 @@ def parts_chart(summary: Readout, probe: str, length: int) -> Chart | None:
                 f"{field.capitalize()}: {'; '.join(seen)}.",
             )
         )
-    of = at_length(summary.model, summary.trained_length, length)
+    of = fig.at_length(summary.model, summary.trained_length, length)
     title = f"{_what(probe)}: lost or moved? Linear probes, {of}, 95% intervals"
-    return Chart(title, same_range(panels))
+    return fig.Chart(title, fig.same_range(panels))
 
 
-def lens_chart(summary: Readout) -> Chart | None:
+def lens_chart(summary: Readout) -> fig.Chart | None:
     """The lens' loss by layer, a line a length and a panel a method; where a line leaves that of M is marked."""
     panels = []
     for method in dict.fromkeys(row.method for row in summary.lens):
         lines, seen = [], []
         for number, length in enumerate(summary.lengths):
             rows = having(summary.lens, method=method, length=length)
-            look = (BLACK, "solid", "circle") if length == summary.trained_length else nth(number)
+            look = (fig.BLACK, "solid", "circle") if length == summary.trained_length else fig.nth(number)
             label = f"{length} tokens (M)" if length == summary.trained_length else f"{length} tokens"
             lines += [_line(label, rows, [row.loss for row in rows], look)] if rows else []
         longest = max(row.length for row in summary.lens if row.method == method)
@@ -198,46 +183,50 @@ def lens_chart(summary: Readout) -> Chart | None:
         rule = (
             []
             if leaves is None
-            else [Rule(leaves, f"{longest} tokens: above M from here", nth(0)[0], "dot", vertical=True)]
+            else [fig.Rule(leaves, f"{longest} tokens: above M from here", fig.nth(0)[0], "dot", vertical=True)]
         )
         last = having(summary.lens, method=method, length=longest)[-1]
         seen = f"{method}: at {longest} tokens {ranged(*last.excess)} nats/token above M in the last layer."
         panels.append(_panel(method, "loss (nats/token)", lines, seen, rule))
     if not panels:
         return None
-    return Chart(f"What the lens reads by layer: loss of the same last tokens. {summary.model}", same_range(panels))
+    return fig.Chart(
+        f"What the lens reads by layer: loss of the same last tokens. {summary.model}", fig.same_range(panels)
+    )
 
 
-def distance_chart(summary: Readout) -> Chart | None:
+def distance_chart(summary: Readout) -> fig.Chart | None:
     """Distance of states to the in-window distribution over that at M, by layer: a panel a method, a line a length."""
     panels = []
     for method in dict.fromkeys(row.method for row in summary.distances):
         lines = []
         for number, length in enumerate(summary.lengths[1:], 1):
             rows = having(summary.distances, method=method, length=length)
-            lines.append(_line(f"{length} tokens", rows, [row.ratio for row in rows], nth(number)))
-        panel = _panel(method, "squared distance over that at M", lines, "", [Rule(1.0, "M", BLACK)])
+            lines.append(_line(f"{length} tokens", rows, [row.ratio for row in rows], fig.nth(number)))
+        panel = _panel(method, "squared distance over that at M", lines, "", [fig.Rule(1.0, "M", fig.BLACK)])
         panels.append(panel)
     if not panels:
         return None
-    return Chart(f"How far states lie from the in-window distribution, by layer. {summary.model}", same_range(panels))
+    return fig.Chart(
+        f"How far states lie from the in-window distribution, by layer. {summary.model}", fig.same_range(panels)
+    )
 
 
-def _line(label: str, rows: Sequence[Any], values: Sequence[Interval], look: tuple[str, str, str]) -> Line:
+def _line(label: str, rows: Sequence[Any], values: Sequence[Interval], look: tuple[str, str, str]) -> fig.Line:
     mean, low, high = np.array([list(value) for value in values], float).T
-    return Line(label, np.array([row.layer for row in rows], float), mean, *look, interval=(low, high))
+    return fig.Line(label, np.array([row.layer for row in rows], float), mean, *look, interval=(low, high))
 
 
-def _panel(title: str, y_title: str, lines: Sequence[Line], seen: str, rules: Sequence[Rule] = ()) -> Panel:
+def _panel(title: str, y_title: str, lines: Sequence[fig.Line], seen: str, rules: Sequence[fig.Rule] = ()) -> fig.Panel:
     layers = sorted({int(layer) for line in lines for layer in line.x})
-    zero = [Rule(0.0, "", "#666666")] if y_title.startswith("difference") else []
+    zero = [fig.Rule(0.0, "", "#666666")] if y_title.startswith("difference") else []
     step = -(-len(layers) // 12)
-    return Panel(
+    return fig.Panel(
         title,
         "layer",
         y_title,
         tuple(lines),
-        axis_range(lines, zero),
+        fig.axis_range(lines, zero),
         rules=(*zero, *rules),
         x_ticks=tuple(layers[::step]),
         seen=seen,

@@ -6,7 +6,6 @@ import xarray as xr
 
 from probe.thresholds.onset import ALPHA, as_many, false_onsets, negative_control, threshold_onsets
 from probe.thresholds.search import (
-    Blocks,
     CrossingRule,
     SearchWindow,
     _beyond,
@@ -160,19 +159,3 @@ def test_a_line_between_two_float32_is_compared_exactly():
     for side in (np.ones(6, np.int8), -np.ones(6, np.int8), np.zeros(6, np.int8)):
         expected = side[:, None] * (x.astype(float) - limit[:, None]) > 0
         np.testing.assert_array_equal(_beyond(np.tile(x, (6, 1)), side, limit), expected)
-
-
-@pytest.mark.parametrize("window", [slice(0, 640), slice(3, 1000), slice(130, 190), slice(500, 501)])
-def test_quantiles_lie_in_their_bounds_and_the_median_size_is_exact(window):
-    values = np.random.default_rng(1).normal(0, 1, (41, 1000)).astype(np.float32)
-    values[:20] = values[:20].cumsum(1)
-    blocks = Blocks.of(values)
-    for share in (0.05, 0.5, 0.95):
-        [(low, high)] = blocks.quantiles(window, share)
-        exact = np.quantile(values[:, window], share, axis=1)
-        assert (low <= exact + 1e-6).all()
-        assert (high >= exact - 1e-6).all()
-    size = np.median(np.abs(values[:, window]), axis=1)
-    assert blocks.median_size(window) == np.median(size)
-    [(least, most)] = blocks.magnitudes.quantiles(window, 0.5)
-    assert ((least <= size) & (size <= most)).all()
