@@ -32,9 +32,9 @@ class Failed(RuntimeError):
 def install_command(extra: str) -> str:
     """What installs the packages of an extra, at the versions that we ask for, e.g. "pip install 'gguf>=0.17'"."""
     try:
-        wanted = requires("mesa-lens") or []
+        requirements = requires("mesa-lens") or []
     except PackageNotFoundError:  # run from a folder that was never installed
-        wanted = []
-    marked = [re.fullmatch(r"([^;]+?)\s*;.*extra == ['\"](.+)['\"]", line) for line in wanted]
+        requirements = []
+    marked = [re.fullmatch(r"([^;]+?)\s*;.*extra == ['\"](.+)['\"]", line) for line in requirements]
     packages = [match[1] for match in marked if match and match[2] == extra]
     return f"pip install {' '.join(map(repr, packages))}" if packages else f"pip install '.[{extra}]' in the clone"

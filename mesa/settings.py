@@ -120,12 +120,12 @@ def fitting_methods(
 
 def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The parameters that `settings` give, by name, of all methods that `names` holds; see `make_methods`."""
-    wanted = wanted_names(names)
+    requested = wanted_names(names)
     parameters = method_settings(settings)
     for name in parameters:
-        if name not in wanted:
-            raise Refused(f"--set names {name!r}, which is not among the methods {','.join(wanted)}")
-    return {name: parameters.get(name, {}) for name in wanted}
+        if name not in requested:
+            raise Refused(f"--set names {name!r}, which is not among the methods {','.join(requested)}")
+    return {name: parameters.get(name, {}) for name in requested}
 
 
 def _names(names: str) -> list[str]:

@@ -73,6 +73,8 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
     loaded = load(request.model, **request.load)
     from mesa.checking.check import check
 
+    if not printing.json:  # the tests take minutes
+        print(f"{request.model}: {positions}\n", flush=True)
     with computing(cpu.threads):
         report = check(
             loaded.model,
@@ -84,7 +86,7 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
             name=request.model,
         )
     record = {**report.record(), "positions": positions}
-    print(json.dumps(record, indent=1) if printing.json else f"{request.model}: {positions}\n\n{report}")
+    print(json.dumps(record, indent=1) if printing.json else report)
     return int(bool(report.failed))
 
 

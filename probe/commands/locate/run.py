@@ -326,7 +326,7 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
     follow, and the search for threshold dims; once these are there, clamps; then head searches, round by round.
     foresee: also what follows from plain runs that are missing, as if every excess loss were significant.
     """
-    result, wanted = list[Task](), plan.request.kinds
+    result, kinds = list[Task](), plan.request.kinds
     groups = sorted(plan.items, key=lambda group: group[1])
     for place in (
         (*group, name, n) for group in groups for n in range(len(plan.items[group])) for name in plan.methods
@@ -338,23 +338,23 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
         for group, names in tried.items():
             names += [name for name in plan.compared if not has_runs(plan, rows, group, name)]
     tried = {group: names for group, names in tried.items() if names}
-    if GRADIENTS in wanted:
+    if GRADIENTS in kinds:
         for group, names in tried.items():
             for place in ((*group, name, n) for n in range(len(plan.items[group])) for name in names):
                 result += _on_item(plan, rows, GRADIENTS, place, [Gradients()], 1)
-    if PATCH in wanted:
+    if PATCH in kinds:
         patched = list(patches(plan.layers, plan.heads, plan.request.ways))
         for group, names in tried.items():
             for place in ((*group, name, n) for n in range(len(plan.items[group])) for name in names):
                 result += _on_item(plan, rows, PATCH, place, patched, batch)
-    if "clamp" in wanted:
+    if "clamp" in kinds:
         for length in sorted({length for _, length in tried}):
             if not any(LocateKey.of(key).group == (DIMS, length) for key in rows):
                 needs, key = task_bytes(plan, "clamp", length), (DIMS, length, plan.compared[0])
                 result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length, length=length))
         for group in tried:
             result += _clamped(plan, rows, group, batch)
-    if SEARCH in wanted:
+    if SEARCH in kinds:
         for group, names in tried.items():
             result += [task for name in names for task in _search(plan, rows, group, name)]
     return result

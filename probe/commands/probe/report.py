@@ -588,9 +588,9 @@ class Maps:
         panel = regions(analysis.hidden.sel(prompt=analysis.prompt), bounds)
         methods = tuple(panel["method"].values.tolist())
         groups = [methods[start : start + SIDE_BY_SIDE] for start in range(0, len(methods), SIDE_BY_SIDE)]
-        wanted = list(dict.fromkeys([methods, *groups, *((method,) for method in methods)]))
-        *pooled, limits = survey(panel, wanted)
-        return cls(panel, limits, dict(zip(wanted, pooled, strict=True)), groups)
+        selections = list(dict.fromkeys([methods, *groups, *((method,) for method in methods)]))
+        *pooled, limits = survey(panel, selections)
+        return cls(panel, limits, dict(zip(selections, pooled, strict=True)), groups)
 
 
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:

@@ -299,11 +299,11 @@ class Stages(FailureByLength):
 
     def _by_passkeys(self, rows: JournalRows, name: str, length: int) -> int:
         """As `_tells`, by passkeys alone; -1 where they are not judged, or not measured next to tail NLL."""
-        hits, judged = self._hits(rows, name, length), self._judged_by(rows)
-        if BY_PASSKEY not in judged:
+        hits, evaluated = self._hits(rows, name, length), self._judged_by(rows)
+        if BY_PASSKEY not in evaluated:
             return -1
         if not hits:
-            return -1 if NLL in judged else 0
+            return -1 if NLL in evaluated else 0
         low, high = confidence_of({"looks": self.looks}).wilson(sum(hits), len(hits))
         return int(high < MIN_ACCURACY) - int(low >= MIN_ACCURACY)
 

@@ -4,17 +4,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy.special import stdtrit
 
+from mesa.decoder import check_layers
 from mesa.errors import Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
-from mesa.models import tokenizer_of
+from mesa.models import model_class, tokenizer_of
 from mesa.support import attending_layers
 from probe.capture.memory import check_prompts
 from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
@@ -218,6 +221,11 @@ def _layers(request: ReadoutRequest, config: Any) -> list[int]:
     hook, chosen = request.hook, parse_ranges(request.layers, "--layers")
     if hasattr(config.get_text_config(), "altup_num_inputs"):
         raise Refused(f"layers of this {config.model_type} model pass on several streams, which no lens or probe reads")
+    model, trusted = None, bool(request.load.get("trust_remote_code"))
+    with torch.device("meta"), suppress(ValueError):  # without weights; what AutoModel does not know, loading refuses
+        model = model_class().from_config(config, trust_remote_code=trusted)
+    if model is not None:
+        check_layers(model)
     if hook in HOOKS and hook not in OF_LAYERS:
         from mesa.engine.bridge import check_adapted  # with transformer-lens, which plans and probes do without
 

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import matrix
 import numpy as np
 import pytest
 import tiny
@@ -11,6 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from mesa.errors import Refused
+from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
 from probe.commands.readout.plan import ReadoutKey, open_strings, plan
@@ -209,6 +212,14 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
     scores = _Summary(SimpleNamespace(training=8, labels={"labels": alike}, layers=[0], lengths=[M], methods=[0]), rows)
     assert scores._scores(row)["inside"].sums.sum(0).tolist() == [8, 16]
     assert len(scores._scores(row)["inside"].texts) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_are_not_those_of_the_config_are_refused_before_the_weights(tmp_path):
+    matrix.build("hrm_text", vocab_size=2048).config.save_pretrained(tmp_path)
+    tokenizer_of("default").save_pretrained(tmp_path)
+    with pytest.raises(Refused, match="modules of layers, its config states"):
+        plan(ReadoutRequest(model=str(tmp_path), trained_length=64, lengths=(128,)))
 
 
 @pytest.mark.parametrize("shift", [0, 30])
