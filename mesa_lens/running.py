@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesa.errors import Failed
@@ -70,26 +68,11 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
         )
         until = until or deadline(limit)
 
-    def passes(other: Any) -> Passes:
-        return estimate(plan(other, *own), Path(os.devnull), *own, overwrite=True)[1]
-
     if options.estimate:
-        from probe.experiment.estimate import shorter_request
-
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
-
-        def shorter(speed: Speed) -> str:
-            if not command.timed:
-                if limit:
-                    return ""
-                line = resume_command(command.name, options.out, recorded(request, *own))
-                return f"as much of it as half an hour tells: {line} --minutes=30"
-            less = shorter_request(planned, passes, speed)
-            if less is None:
-                return "fewer prompts, lengths and methods take more than half an hour too"
-            out = options.out.with_name(f"{options.out.name}-short") if options.out.exists() else options.out
-            return f"in about half an hour: {resume_command(command.name, out, recorded(less, *own))}"
-
+        line = "" if limit else f"{resume_command(command.name, options.out, recorded(request, *own))} --minutes=30"
+        what = "half an hour of it at a time" if command.timed else "as much of it as half an hour tells"
+        shorter = line and f"{what}: {line}"
         measured = getattr(planned, "speed", None)
         print_estimate(text, left, request, options.threads, shorter, as_json=options.json, speed=measured)
         return 0
@@ -125,7 +108,7 @@ def print_estimate(
     left: Passes,
     request: Any,
     threads: int | None,
-    shorter: Callable[[Speed], str] = lambda speed: "",
+    shorter: str = "",
     *,
     as_json: bool = False,
     speed: Speed | None = None,
@@ -146,7 +129,7 @@ def print_estimate(
         line, speed = time_text(left, spec, getattr(request, "executor", "fused"), speed)
     lines = [line]
     if speed and seconds_of(left, speed) > 2 * HALF_HOUR:
-        lines += filter(None, [shorter(speed)])
+        lines += filter(None, [shorter])
     print(json.dumps({"estimate": [*text.splitlines(), *lines]}, indent=1) if as_json else "\n".join(lines))
 
 

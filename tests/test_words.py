@@ -45,8 +45,13 @@ def test_a_private_word_is_recognised_and_a_plain_one_passes():
 
 
 def test_identifiers_are_plain():
+    """Only modules that hold such a word anywhere, be it in a docstring, are parsed."""
+    words = {path: {*re.findall(r"[^\W\d]\w*", path.read_text(encoding="utf-8"))} for path in FILES}
+    suspects = {word for word in set().union(*words.values()) if private(word)}
+    paths = [path for path in FILES if words[path] & suspects]
+    assert paths
     offending = {
-        f"{path.relative_to(ROOT)}: {name}" for path in FILES for name in {*identifiers(parsed(path))} if private(name)
+        f"{path.relative_to(ROOT)}: {name}" for path in paths for name in {*identifiers(parsed(path))} & suspects
     }
     assert not offending
 

@@ -2,8 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from scipy.optimize import nnls
 from mesa.device import now
 from mesa.engine import structure
 from mesa.engine.plug import applied
-from mesa.errors import Refused
 from mesa.methods import Method, Origin
 from mesa.outside import with_last_logits
 from mesa.plan import Plan
@@ -22,7 +21,6 @@ from mesa.support import is_rotary
 from probe.capture.memory import pass_flops
 from probe.experiment.pool import Task, format_seconds
 from probe.experiment.run import Experiment, ModelSpec
-from probe.request import noted
 
 Work = Sequence[tuple[Task, Method | None]]
 """Tasks with their methods; None: no pass."""
@@ -212,41 +210,3 @@ def time_text(passes: Passes, spec: ModelSpec, executor: str, speed: Speed | Non
         f"is now ({rate:,.0f} tokens/s measured, in passes of up to {speed.longest} tokens, with {threads} "
         f"thread{'s' * (threads > 1)})"
     ), speed
-
-
-def shorter_request(planned: Any, passes: Callable[[Any], Passes], speed: Speed, seconds: float | None = None) -> Any:
-    """The plan's request with fewer prompts, then lengths, then methods: the first that takes at most so long.
-
-    None: none does. passes: those of a request. seconds: default half an hour.
-    """
-    trained = getattr(planned, "trained_length", None) or planned.setting.trained_length
-    lengths = getattr(planned, "lengths", None) or planned.setting.lengths
-    for request in _shorter(planned.request, lengths, trained):
-        try:
-            with noted():  # what is left out of it was said before
-                if seconds_of(passes(request), speed) <= (seconds or HALF_HOUR):
-                    return request
-        except Refused:  # too few or too short
-            continue
-    return None
-
-
-def _shorter(request: Any, lengths: Sequence[int], trained: int) -> Iterator[Any]:
-    """Fewer prompts, at least 2; no text prompts stored; lengths from M on, without the longest; fewer methods."""
-    samples, less = request.samples, dict[str, Any]()
-    while samples > 2:
-        samples = less["samples"] = max(2, samples // 2)
-        yield replace(request, **less)
-    if getattr(request, "texts", 0):
-        less["texts"] = 0
-        yield replace(request, **less)
-    kept = [length for length in sorted(lengths) if length >= trained] if request.samples else []
-    for count in range(len(kept), 1, -1):
-        chosen = less["lengths"] = tuple(kept[:count])
-        if hasattr(request, "length"):  # of the hidden states
-            less["length"] = min(request.length or max(lengths), max(chosen))
-        yield replace(request, **less)
-    names = (request.methods or request.default_methods).split(",")
-    for count in (2, 1):
-        if count < len(names):
-            yield replace(request, **less, methods=",".join(names[:count]))

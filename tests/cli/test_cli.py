@@ -89,13 +89,20 @@ def test_an_estimate_tells_the_time_and_writes_nothing(command, model, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_an_estimate_of_a_long_run_names_a_command_that_takes_less(model, tmp_path, capsys, monkeypatch):
+def test_an_estimate_of_a_long_run_names_a_command_that_takes_half_an_hour(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("probe.experiment.estimate.HALF_HOUR", 0.5)
     words = f"eval --model {model} --methods origin,rerope --task nll --lengths 160,320 --samples 5000".split()
     assert main([*words, "--estimate", "--json", "--out", str(tmp_path / "out")]) == 0
     begin, line = json.loads(capsys.readouterr().out)["estimate"][-1].split(": ", 1)
-    assert begin == "in about half an hour"
-    assert re.fullmatch(rf"mesa-lens {' '.join(words[:-2])} --samples=\d+ --out=.*", line.replace("=", " ", 4))
+    assert begin == "half an hour of it at a time"
+    assert shlex.split(line.replace("=", " ")) == [
+        "mesa-lens",
+        *words,
+        "--out",
+        str(tmp_path / "out"),
+        "--minutes",
+        "30",
+    ]
     assert main([*shlex.split(line)[1:], "--estimate"]) == 0
     assert "half an hour" not in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ import pytest
 
 from mesa_lens.cli import main
 from probe.experiment.estimate import Speed
+from probe.request import noted, say, say_once
 from probe.run import open_run
 from probe.status import status_of
 
@@ -124,3 +125,14 @@ def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monke
 def test_a_small_run_measures_no_speed(model, tmp_path, speed):
     assert main(["probe", "--model", model, "--methods", "origin", "--out", str(tmp_path / "run")]) == 0
     assert speed == []
+
+
+def test_a_plan_that_is_only_tried_says_nothing(capsys):
+    with noted() as notes:
+        say("some layers are stored")
+        say_once("M is taken from the config")
+    assert notes == ["some layers are stored", "M is taken from the config"]
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        say_once("M is taken from the config")
+    assert capsys.readouterr().err == "M is taken from the config\n"

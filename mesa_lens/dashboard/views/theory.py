@@ -18,15 +18,7 @@ from probe.figures.export import csv_bytes
 from probe.figures.section import Table
 from probe.files import read_result
 from probe.glossary import REMAP
-from theory.bounds import (
-    check_window,
-    denominator,
-    extended_length,
-    first_failure,
-    ideal_position,
-    stair_failure,
-    step_failure,
-)
+from theory import bounds
 from theory.claim import THEOREMS, ClaimVerdict, summary
 from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
@@ -47,7 +39,7 @@ def page(context: Context) -> None:
     st.caption(ui.plain(REMAP))
     M, H, N, E = _parameters()
     try:
-        check_window(M, N, E)
+        bounds.check_window(M, N, E)
     except Refused as error:
         address.keep()
         st.warning(ui.plain(error))
@@ -81,18 +73,18 @@ def first_failures(M: int, N: int, E: int) -> str:
     """In words: the first position that fails, as far as float64 tells it."""
     sentences = []
     for name, width in (("the remap", None), ("Stair PE", E)):
-        reach = extended_length(M, N, width)
+        reach = bounds.extended_length(M, N, width)
         if reach < _EXACT:
-            failure = f"at t = {first_failure(M, N, width):,}"
+            failure = f"at t = {bounds.first_failure(M, N, width):,}"
         else:
             failure = f"beyond 10^12, at about 10^{math.log10(reach):z.3f}"
         sentences.append(f"{name} first fails {failure}")
-    steps = step_failure(M, N, longest=_LONGEST_STEPS)
+    steps = bounds.step_failure(M, N, longest=_LONGEST_STEPS)
     fails = f"not up to {_LONGEST_STEPS:,}" if steps is None else f"at t = {steps:,}"
     own = f"with theorem 3.2's own weights, which recover more later on, the remap first fails {fails}"
     return (
         f"With positions recovered ideally, {'; '.join(sentences)}; {own}, and Stair PE at t = "
-        f"{stair_failure(M, N, E):,}."
+        f"{bounds.stair_failure(M, N, E):,}."
     )
 
 
@@ -113,10 +105,10 @@ def _parameters() -> tuple[int, float, int, int]:
 @st.cache_data(max_entries=64)
 def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
     """o_t - H, the recovered position and the attention on <bos> over (construction, t), with ideal recovery."""
-    length = int(np.clip(1.5 * max(extended_length(M, N), extended_length(M, N, E)), 4 * M, _LONGEST))
+    length = int(np.clip(1.5 * max(bounds.extended_length(M, N), bounds.extended_length(M, N, E)), 4 * M, _LONGEST))
     t = np.arange(1, length + 1)
-    D = {PE: t.astype(float), IDEAL: denominator(t, N), STAIR: denominator(t, N, E)}
-    position = {PE: t.astype(float), IDEAL: ideal_position(t, N), STAIR: ideal_position(t, N, E)}
+    D = {PE: t.astype(float), IDEAL: bounds.denominator(t, N), STAIR: bounds.denominator(t, N, E)}
+    position = {PE: t.astype(float), IDEAL: bounds.ideal_position(t, N), STAIR: bounds.ideal_position(t, N, E)}
     rows = {name: (M / value - 1, position[name], 1 / value) for name, value in D.items()}
     return curve_data(rows, M, N, E, H)
 

@@ -197,7 +197,7 @@ def run_harness(
     lm-eval cuts prompts to the plan's longest length, on the left, which is counted; tasks that build their prompts
     take all its lengths.
     A batch is one prompt, because methods whose structure follows the length would take padding for prompt. What no
-    worker could finish is in `failed`. Raises what `checked_tasks` and `probe.commands.eval.run.run` raise.
+    worker could finish is in `failed`. Raises what `checked_tasks` and `probe.experiment.run.run` raise.
     """
     experiment = Harness(plan, names, include_path, limit)
     journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)

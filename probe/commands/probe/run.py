@@ -63,17 +63,7 @@ from probe.experiment.run import CommandResult, ModelSpec, run_tasks
 from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
 from probe.statistics import looks_of
-from probe.store import store
-from probe.store.reader import (
-    EVALUATION,
-    FINGERPRINTS,
-    TEXT_SOURCE,
-    TOKENS,
-    open_run,
-    partial_path,
-    store_of,
-    whole_passes,
-)
+from probe.store import reader, store
 
 # What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
 
@@ -82,7 +72,7 @@ def remove_run(out: Path) -> None:
     """Removes what a probe run writes into the folder `out`, and nothing else."""
     remove_report(out)
     (out / JOURNAL).unlink(missing_ok=True)
-    store.remove(store_of(out))
+    store.remove(reader.store_of(out))
 
 
 def layout_of(
@@ -95,7 +85,7 @@ def layout_of(
     """Of the store, with all attributes; stderr says what is special about its hidden states."""
     attrs = {
         REQUEST: json.dumps(recorded(plan.request, replace(RuleOptions(), rule=by))),
-        TEXT_SOURCE: json.dumps(asdict(text_source)),
+        reader.TEXT_SOURCE: json.dumps(asdict(text_source)),
     }
     from mesa.engine.bridge import without_adapter  # with transformer-lens, which plans do without
 
@@ -152,7 +142,7 @@ def fingerprints(
     known = identity(plan.request.model, plan.config)
     return {
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
-        **{name: known[name] for name in FINGERPRINTS if name in known},
+        **{name: known[name] for name in reader.FINGERPRINTS if name in known},
     }
 
 
@@ -227,7 +217,7 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
             RunFolder(out).check_apart(("journal.jsonl",))
         else:
             check_folder(plan, out)
-        whole = not overwrite and _store_of_run(plan, out) == store_of(out)
+        whole = not overwrite and _store_of_run(plan, out) == reader.store_of(out)
         summary = run_summary(out) if whole else None
         if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
             warn_finished(out)
@@ -244,12 +234,12 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
 
 def is_whole(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
+    return _store_of_run(plan, out) == reader.store_of(out) and run_summary(out) is not None
 
 
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
-    path = store_of(out)
+    path = reader.store_of(out)
     if store.find_store(path, template(plan)) is None:
         return None
     return store.find_store(path, template(plan, fingerprints(plan, *prepare(plan)[:2])))
@@ -260,7 +250,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
     if runner.is_local:
         check_fits(plan)
     documents, tokens, text_source = prepare(plan)
-    evaluation, path = evaluation_plan(plan, documents), store_of(out)
+    evaluation, path = evaluation_plan(plan, documents), reader.store_of(out)
     failure, states = FailureByLength(evaluation, plan.refine, plan.request.not_compared), HiddenStates(plan, path)
     layout = layout_of(plan, by, documents, tokens, text_source)
     with ExitStack() as stack:
@@ -280,10 +270,10 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, by: str, r
             if overwrite:
                 (out / JOURNAL).unlink(missing_ok=True)
             journal = failure.open_journal(out) if plan.request.samples else None
-            store.write_group(path, TOKENS, stored_tokens(plan, tokens))
+            store.write_group(path, reader.TOKENS, stored_tokens(plan, tokens))
             _run_stages(failure, states, journal, pool)
             if journal is not None:
-                store.write_group(path, EVALUATION, failure.scores(journal.rows))
+                store.write_group(path, reader.EVALUATION, failure.scores(journal.rows))
             remove_report(out)
             store.finish(path)
 
@@ -294,9 +284,9 @@ def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        whole, partial = store_of(out), partial_path(store_of(out))
+        whole, partial = reader.store_of(out), reader.partial_path(reader.store_of(out))
         is_measured = bool(known_rows(out / JOURNAL))
-        if not is_measured and not (partial.exists() and whole_passes(partial)):
+        if not is_measured and not (partial.exists() and reader.whole_passes(partial)):
             store.discard(whole)
         if is_measured or partial.exists() or whole.exists():
             error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
@@ -479,12 +469,12 @@ class _Run:
     @property
     def path(self) -> Path:
         """The store's."""
-        return store_of(self.out)
+        return reader.store_of(self.out)
 
     @property
     def has_states(self) -> bool:
         """Whether the finished store holds hidden states."""
-        return self.path.exists() and bool(open_run(self.path).hidden.data_vars)
+        return self.path.exists() and bool(reader.open_run(self.path).hidden.data_vars)
 
     @property
     def left(self) -> str:
@@ -520,16 +510,16 @@ class _Run:
         is_last = not self.begun and self.stages.step(rows) is None
         if not passes or not self.stages.is_telling(rows) or not (is_last or self._is_time(self.until, passes)):
             return None
-        if not self._holds_passes() or store.find_store(self.path, self.layout) != partial_path(self.path):
+        if not self._holds_passes() or store.find_store(self.path, self.layout) != reader.partial_path(self.path):
             store.create(self.path, self.layout, overwrite=True)
         states, self.begun = HiddenStates(self.plan, self.path), True
-        store.write_group(self.path, TOKENS, tokens)
+        store.write_group(self.path, reader.TOKENS, tokens)
         if lost := run_tasks(states, None, self.pool, until=self.until):
             message = f"no worker could capture {lost[0]} ({len(lost)} passes failed)"
             raise TasksLost(message, [task.key for task in lost])
         if self._uncaptured():
             return None
-        store.write_group(self.path, EVALUATION, self._dataset())
+        store.write_group(self.path, reader.EVALUATION, self._dataset())
         remove_report(self.out)
         store.finish(self.path)
         return write_report(self.out, self.by)
@@ -561,11 +551,13 @@ class _Run:
         """The passes whose hidden states are not stored."""
         if self.has_states:
             return []
-        return pass_tasks(self.plan, whole_passes(partial_path(self.path)) if self._holds_passes() else ())
+        return pass_tasks(
+            self.plan, reader.whole_passes(reader.partial_path(self.path)) if self._holds_passes() else ()
+        )
 
     def _holds_passes(self) -> bool:
         """Whether a capture was begun: a store without hooks is one of scores alone, cut short."""
-        return any((partial_path(self.path) / hook).exists() for hook in self.layout.axes)
+        return any((reader.partial_path(self.path) / hook).exists() for hook in self.layout.axes)
 
     @property
     def _scores(self) -> int:
@@ -581,7 +573,7 @@ class _Run:
         """Whether store and report are of all rows."""
         if not self.path.exists() or run_summary(self.out) is None:
             return False
-        evaluation = open_run(self.path).evaluation
+        evaluation = reader.open_run(self.path).evaluation
         return evaluation is not None and evaluation.attrs.get("scores") == self._scores
 
     def _write(self) -> Summary:
@@ -590,10 +582,10 @@ class _Run:
         stage, scores = self.stages.stage, self._dataset()
         self.stages.stage = stage
         if self.has_states or (self.path.exists() and self._holds_passes()):
-            store.write_group(self.path, EVALUATION, scores, finished=True)
+            store.write_group(self.path, reader.EVALUATION, scores, finished=True)
         else:
             store.create(self.path, replace(self.layout, axes={}), overwrite=True)
-            store.write_group(self.path, EVALUATION, scores)
+            store.write_group(self.path, reader.EVALUATION, scores)
             remove_report(self.out)
             store.finish(self.path)
         summary = write_report(self.out, self.by)

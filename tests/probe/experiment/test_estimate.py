@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mesa.methods import Origin, ReRoPE, make
 from mesa.plan import relative_positions
-from probe.commands.eval import EvalRequest
 from probe.experiment import estimate
 from probe.experiment.pool import format_seconds
 from probe.experiment.run import ModelSpec
@@ -113,25 +112,6 @@ def test_what_cannot_be_timed_says_why(monkeypatch):
     monkeypatch.setattr("probe.experiment.run.load", refuse)
     text, speed = estimate.time_text(PASSES, ModelSpec("default"), "fused")
     assert (text, speed) == ("time: not measured (7 GiB are needed)", None)
-
-
-def test_what_fits_asks_for_fewer_prompts_then_lengths_then_methods():
-    request = EvalRequest(methods="origin,rerope,mesa", samples=9, lengths=(100, 300, 200))
-
-    def passes(less):
-        return {(ORIGIN, length): less.samples * len(less.methods.split(",")) for length in less.lengths}
-
-    def fit(second):
-        """Of a machine that takes `second` s a pass."""
-        plan = SimpleNamespace(request=request, lengths=request.lengths, trained_length=200)
-        less = estimate.shorter_request(plan, passes, estimate.Speed(second, 0, 0, 1))
-        return less and (less.samples, less.lengths, less.methods)
-
-    assert fit(50) == (4, (100, 300, 200), "origin,rerope,mesa")
-    assert fit(100) == (2, (100, 300, 200), "origin,rerope,mesa")
-    assert fit(200) == (2, (200, 300), "origin,rerope")  # below M is left out, M and one beyond stay
-    assert fit(450) == (2, (200, 300), "origin")
-    assert fit(500) is None
 
 
 @pytest.mark.parametrize(
