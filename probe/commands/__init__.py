@@ -1,4 +1,4 @@
-"""The commands that measure, one a folder: __init__ (request, row), run (plan, tasks, worker), result, page.
+"""The commands that measure, one a folder: __init__ (request, row), run (plan, tasks, worker), page.
 
 In: the options of a command line or form. Out: a folder of journals and results, and a report of them.
 Open first: probe/run.py. All but `probe` are found by entry point, as another package's are.
