@@ -55,11 +55,11 @@ def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:
 
 
 def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:
-    """MemoryError with a remedy when `needed` bytes are not free in addition to weights that `load` places, before any work."""
+    """MemoryError with a remedy where `needed` bytes are not free besides weights that `load` places."""
     free = free_bytes(load.get("device") or "cpu")
     if needed > free:
         raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed in addition to the weights, {free / 2**30:.1f} GiB are free; {remedy}"
+            f"about {needed / 2**30:.1f} GiB are needed besides the weights, {free / 2**30:.1f} GiB are free; {remedy}"
         )
 
 

@@ -234,7 +234,7 @@ class RayPool:
             where, self._budgets[number] = value
             self._deaths[number] = 0
             if self.verbose:
-                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB in addition to the weights"
+                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB besides the weights"
                 progress.write(f"worker {number}: {where}, {room}")
 
     def _start(self, number: int) -> None:
@@ -267,7 +267,7 @@ class RayWorker:
     """The actor."""
 
     def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> tuple[str, int]:
-        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes in addition to the weights."""
+        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes besides the weights."""
         if "torch" in sys.modules:  # a worker that needs torch has imported it
             sys.modules["torch"].set_num_threads(threads)
         if os.path.isdir(folder):

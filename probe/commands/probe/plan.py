@@ -104,7 +104,7 @@ class ProbePlan:
 
     @property
     def pass_bytes(self) -> int:
-        """Estimate of the memory of the largest pass, captured or measured, in addition to the weights; where the model is."""
+        """Estimate of the memory of the largest pass, captured or measured, besides the weights; where the model is."""
         number = bytes_a_number(self.config, self.request.load)
         captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0
