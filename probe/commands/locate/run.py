@@ -649,7 +649,7 @@ class Locate(Experiment):
 
     plan: LocatePlan
     batch: int = 1
-    title, unit, remedy = "locating", "token", "shorten --lengths or leave clamp out of --try"
+    title, unit, remedy = "locating", "token", "shorten --lengths or leave clamp and gradients out of --try"
     worker_class = LocateWorker
     folder, written, needed = (
         LOCATED.command,
