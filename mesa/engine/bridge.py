@@ -80,8 +80,8 @@ class MethodAttention(AttentionBridge):
             if is_own(self.original_component):
                 raise Refused(
                     f"TransformerLens computes a {type(self.original_component).__name__} again where something "
-                    "listens inside it, and this one has a forward or hooks of its own; attach mesa.Origin, under which "
-                    "the module's attention is hooked"
+                    "listens inside it, and this one has a forward or hooks of its own; attach mesa.Origin, under "
+                    "which the module's attention is hooked"
                 )
             if self._refusal:
                 raise Failed(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")
