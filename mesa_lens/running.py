@@ -13,6 +13,7 @@ from mesa_lens.arguments import AddedOptions, FittedOptions, OutputOptions, Time
 from probe.commands import Command, resume_command
 from probe.experiment.journal import recorded
 from probe.experiment.lock import how_to_resume
+from probe.run_folder import STORES
 
 if TYPE_CHECKING:
     from probe.experiment.estimate import Passes, Speed
@@ -70,9 +71,7 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
 
     if options.estimate:
         text, left = estimate(planned, options.out, *own, overwrite=options.overwrite)
-        line = "" if limit else f"{resume_command(command.name, options.out, recorded(request, *own))} --minutes=30"
-        what = "half an hour of it at a time" if command.timed else "as much of it as half an hour tells"
-        shorter = line and f"{what}: {line}"
+        shorter = "" if limit else _in_half_an_hour(command, request, *more)
         measured = getattr(planned, "speed", None)
         print_estimate(text, left, request, options.threads, shorter, as_json=options.json, speed=measured)
         return 0
@@ -96,6 +95,25 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     elif results.text:
         print(results.text)
     return 1 if results.failed else 0
+
+
+def _in_half_an_hour(command: Command, request: Any, *more: Any) -> str:
+    """A line with the same command and --minutes=30; empty where that is refused, or cannot be written.
+
+    A run that is not in stages has none with the full run's files in its folder, nor without samples.
+    """
+    *_, options = more
+    full = () if options.overwrite else (options.out / name for name in (*STORES, *command.layout.journals))
+    if not command.timed and (any(path.exists() for path in full) or not request.samples):
+        return ""
+    record = {key: value for key, value in recorded(request, *more).items() if key not in _UNREPEATED}
+    line = resume_command(command.name, options.out, record, type(options))
+    what = "half an hour of it at a time" if command.timed else "as much of it as half an hour tells"
+    return line and f"{what}: {line} --minutes=30"
+
+
+_UNREPEATED = ("out", "estimate", "json", "minutes")
+"""Options of an estimate that the offered command has not, or names itself."""
 
 
 def print_continues(output: OutputOptions, reason: str) -> None:

@@ -124,12 +124,15 @@ def tell(what: str) -> dict[str, Callable[..., Any]]:
     return {name: row.on_page(what) for name, row in commands().items() if what in row.tells}
 
 
-def resume_command(name: str, folder: Path, record: Any) -> str:
+def resume_command(name: str, folder: Path, record: Any, *more: type) -> str:
     """The command line, quoted for a shell; empty where the record is not what `recorded` gives.
+
+    more: classes of options, in addition to the command's own.
 
     A value stands in one word with its option, so that none is read as another option.
     """
-    known = {item.key: item for cls in command(name).options for item in options(cls) if item.key != NEVER_RECORDED}
+    classes = (*command(name).options, *more)
+    known = {item.key: item for cls in classes for item in options(cls) if item.key != NEVER_RECORDED}
     words = ["mesa-lens", name]
     try:
         for key, values in record.items():

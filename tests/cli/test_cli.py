@@ -92,6 +92,7 @@ def test_an_estimate_tells_the_time_and_writes_nothing(command, model, tmp_path,
 def test_an_estimate_of_a_long_run_names_a_command_that_takes_half_an_hour(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("probe.experiment.estimate.HALF_HOUR", 0.5)
     words = f"eval --model {model} --methods origin,rerope --task nll --lengths 160,320 --samples 5000".split()
+    words += "--overwrite --threads 1 --verbose".split()
     assert main([*words, "--estimate", "--json", "--out", str(tmp_path / "out")]) == 0
     begin, line = json.loads(capsys.readouterr().out)["estimate"][-1].split(": ", 1)
     assert begin == "half an hour of it at a time"

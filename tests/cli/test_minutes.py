@@ -1,6 +1,7 @@
 """`mesa-lens probe --minutes`: stages that fit the time, each with a true report; the same command goes on."""
 
 import json
+import shlex
 
 import pytest
 
@@ -86,6 +87,28 @@ def test_stages_are_refused_where_a_full_run_is(model, tmp_path, speed, capsys):
     assert main([*small, "--out", str(full)]) == 0
     assert main([*small, "--minutes", "0.3", "--out", str(full)]) == 2
     assert "stages" in capsys.readouterr().err
+
+
+def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(model, tmp_path, speed, monkeypatch, capsys):
+    monkeypatch.setattr("probe.experiment.estimate.HALF_HOUR", 1e-3)
+    full = tmp_path / "full"
+    small = ["probe", "--model", model, "--methods", "origin", "--texts", "0", "--refine", "0", "--length", "200"]
+    assert main([*small, "--samples", "2", "--out", str(full)]) == 0
+    offered = {}
+    for name, more in {
+        "there": ["--samples", "2", "--out", full],
+        "overwrite": ["--samples", "2", "--out", full, "--overwrite", "--threads", "1"],
+        "no samples": ["--samples", "0", "--out", tmp_path / "new"],
+        "new": ["--samples", "2", "--out", tmp_path / "new"],
+    }.items():
+        capsys.readouterr()
+        assert main([*small, *map(str, more), "--estimate"]) == 0
+        offered[name] = [line for line in capsys.readouterr().out.splitlines() if "--minutes" in line]
+    assert offered["there"] == offered["no samples"] == []
+    assert offered["new"][0].endswith(f"--out={tmp_path / 'new'} --minutes=30")
+    (line,) = offered["overwrite"]
+    assert line.endswith(f"--overwrite --threads=1 --out={full} --minutes=30")
+    assert main([*shlex.split(line.split(": ", 1)[1])[1:], "--estimate"]) == 0
 
 
 def test_other_options_are_refused_before_the_model_is_loaded(model, tmp_path, speed, capsys):
