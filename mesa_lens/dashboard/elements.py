@@ -37,6 +37,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 T = TypeVar("T")
 OnPoint = Callable[[Mapping[str, Any]], None]
+Clicks = Callable[[Drawable], OnPoint | None]
 """Called with a point as plotly describes it: `x`, `y`, `customdata`, `legendgroup`."""
 FORMS = ("png", "svg", "pdf", "csv")
 """The file formats of every figure."""
@@ -226,10 +227,10 @@ def table(values: Table) -> None:
 # Sections
 
 
-def draw(sections: Iterable[Section], key: str, level: int = 2, on_point: OnPoint | None = None) -> None:
+def draw(sections: Iterable[Section], key: str, level: int = 2, clicks: Clicks | None = None) -> None:
     """Sections of a result page, with widgets for what is folded. key: of the figures, before their names.
 
-    level: of their headings; 2 is that below the page's title. on_point: as for `show`.
+    level: of their headings; 2 is that below the page's title. clicks: `on_point` of each figure, see `show`.
     """
     for section in sections:
         place = st.expander(section.title) if section.folded else st.container()
@@ -242,18 +243,18 @@ def draw(sections: Iterable[Section], key: str, level: int = 2, on_point: OnPoin
                 if isinstance(figure, Markup):
                     st.html(figure)
                 else:
-                    show(figure, f"{key}-{name}", on_point=on_point)
+                    show(figure, f"{key}-{name}", on_point=clicks(figure) if clicks else None)
             for values in section.tables:
                 table(values)
-            draw(section.parts, key, level + bool(section.title), on_point)
+            draw(section.parts, key, level + bool(section.title), clicks)
 
 
-def choose_part(parts: Sequence[Section], key: str, on_point: OnPoint | None = None) -> None:
-    """Of sections the texts, and that part which is chosen by its title. on_point: as for `show`."""
+def choose_part(parts: Sequence[Section], key: str, clicks: Clicks | None = None) -> None:
+    """Of sections the texts, and that part which is chosen by its title. clicks: as for `draw`."""
     draw([part for part in parts if part.is_text], key)
     others = {part.title: part for part in parts if not part.is_text}
     if others:
-        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key, on_point=on_point)
+        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key, clicks=clicks)
 
 
 # Widgets

@@ -368,7 +368,7 @@ def clicked(monkeypatch, point):
 @pytest.mark.parametrize("page", ["mechanism", "anatomy"])
 def test_a_click_on_a_head_opens_what_it_attends_to(page, opened, monkeypatch):
     figures, pages = clicked(monkeypatch, {"customdata": "layer 2, head 3: 34% [12, 50]"})
-    app = opened(page, run="first", **({"locate_figures": "One head at a time"} if page == "mechanism" else {}))
+    app = opened(page, run="first", **({"locate_figures": "Layers and heads"} if page == "mechanism" else {}))
     assert "A click on a head opens what it attends to." in shown_texts(app)
     method = app.query_params[f"{'locate' if page == 'mechanism' else page}_method"]
     expected = {"run": "first", "tokens_head": "L2H3", "tokens_method": method}
@@ -380,6 +380,15 @@ def test_a_click_on_a_head_opens_what_it_attends_to(page, opened, monkeypatch):
     clicked(monkeypatch, {"customdata": "layer 2, all heads: 34%"})
     opened(page, run="first")
     assert len(pages) == len(figures)  # a layer is no head
+
+
+def test_only_maps_of_heads_are_clicked(opened, monkeypatch):
+    for part in ("Smallest sets", "Clamps"):
+        figures, _ = clicked(monkeypatch, {"customdata": "layer 2, head 3: 34%"})
+        app = opened("mechanism", run="first", locate_figures=part)
+        assert app.query_params["locate_figures"] == part
+        assert figures == {}
+        assert "A click on a head" not in shown_texts(app)
 
 
 def test_a_click_on_a_point_of_the_curves_links_to_what_is_stored_there(opened, monkeypatch):
@@ -397,9 +406,22 @@ def test_a_click_on_a_point_of_the_curves_links_to_what_is_stored_there(opened, 
     assert near["Heatmaps"]["label"] == "Hidden states of tokens 96 to 159"
     assert near["Tokens"]["query_params"] == {"run": "first", "tokens_method": "rerope"}
     clicked(monkeypatch, {"x": 4096.0, "y": 2.5, "legendgroup": "rerope"})  # longer than what is stored
-    opened("overview", run="first")
+    app = opened("overview", run="first")
     labels = [options["label"] for title, options in links if title == "Heatmaps" and "label" in options]
-    assert labels[-1] == "Hidden states of tokens 256 to 319"
+    assert labels == ["Hidden states of tokens 96 to 159"]
+    assert "At 4096 tokens (hidden states are stored up to 320), rerope:" in shown_texts(app)
+
+
+def test_without_hidden_states_a_point_links_to_no_page_of_them(root, opened, monkeypatch):
+    titles = []
+    monkeypatch.setattr("streamlit.page_link", lambda page, **options: titles.append(page.title))
+    monkeypatch.setattr("mesa_lens.dashboard.views.overview.hooks_of", lambda _: [])
+    monkeypatch.setattr("mesa_lens.dashboard.views.overview._cards", lambda _: None)
+    clicked(monkeypatch, {"x": 128.0, "y": 2.5, "legendgroup": "rerope"})
+    app = opened("overview", run="first")
+    assert "At 128 tokens, rerope:" in shown_texts(app)
+    assert "A click on a point links to other pages." in shown_texts(app)
+    assert titles == ["Tokens", "Run your model"]
 
 
 def test_methods_are_drawn_side_by_side_with_sizes_that_follow_m(opened):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -12,6 +13,7 @@ from probe.commands import commands
 from probe.commands.probe.report import drift_export, map_section
 from probe.commands.probe.verdict import drift_table
 from probe.figures.export import Export
+from probe.figures.figure_data import Drawable, Heatmaps
 from probe.figures.section import Section, figures_of
 from probe.options import head_name, parse_head
 from probe.store.result_file import having
@@ -40,7 +42,9 @@ def _located(context: Context) -> None:
     known = {name: list(dict.fromkeys(gap.labels[name] for gap in summary.loss_gaps)) for name in first}
     chosen = ui.choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     method, length, measure = chosen.values()
-    ui.choose_part(place(summary, length, measure, [method]).parts, "locate_figures", _to_tokens(context, method))
+    ui.choose_part(
+        place(summary, length, measure, [method]).parts, "locate_figures", partial(_to_tokens, context, method)
+    )
     labels = {name: [value] for name, value in chosen.items()}
     if (effects := located_tables(summary, labels).get("effects")) is not None:
         with st.expander(f"All {effects.sizes['row']} effects as a table"):
@@ -72,9 +76,11 @@ _TILE = re.compile(r"layer (\d+), (?:.* )?(\d+): ")
 """The text of a head's tile in the maps of layers and heads."""
 
 
-def _to_tokens(context: Context, method: str) -> ui.OnPoint | None:
-    """What a click on a head's tile does: it opens what that head attends to under the method."""
-    if "tokens" not in context.pages:
+def _to_tokens(context: Context, method: str, figure: Drawable) -> ui.OnPoint | None:
+    """What a click on a head's tile does: it opens what that head attends to under the method; None without heads."""
+    blocks = [block for row in figure.cells for block in row] if isinstance(figure, Heatmaps) else []
+    texts = [text for block in blocks if block.texts is not None for text in block.texts.flat]
+    if "tokens" not in context.pages or not any(map(_TILE.match, texts)):
         return None
     st.caption("A click on a head opens what it attends to.")
 
@@ -103,7 +109,7 @@ def anatomy(context: Context) -> None:
     last = {name: values[-1] for name, values in known.items()}
     method, length = ui.choose_labels(known, last, "anatomy").values()
     maps = [part for shown in place(summary, length, [method]).parts for part in shown.parts]
-    ui.choose_part([*maps, *all_heads(summary, [length])], "anatomy_figures", _to_tokens(context, method))
+    ui.choose_part([*maps, *all_heads(summary, [length])], "anatomy_figures", partial(_to_tokens, context, method))
     if maps:
         stem = ui.file_stem(context.run.name, "anatomy", method, length)
         ui.buttons(lambda: anatomy_export(summary, [method], [length]), stem, ui.FORMS, ui.FORMS)

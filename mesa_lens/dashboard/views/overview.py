@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import streamlit as st
 
 from mesa.errors import Refused
@@ -50,7 +51,8 @@ def page(context: Context) -> None:
             file=ui.file_stem(context.run.name, "curves"),
             on_point=lambda point: _near(context, summary, point),
         )
-        st.caption("A click on a point leads to what is stored of that length.")
+        stored = "stored hidden states near that position, and to " if hooks_of(run) else ""
+        st.caption(f"A click on a point links to {stored}other pages.")
     else:
         st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
     _cards(context)
@@ -66,26 +68,27 @@ def page(context: Context) -> None:
 
 
 def _near(context: Context, summary: Summary, point: Mapping[str, Any]) -> None:
-    """Links to what is stored of the length and method of a point of the curves."""
+    """Links to hidden states near a point of the curves, where such are stored, and to pages of its method."""
     length, method = round(point["x"]), str(point.get("legendgroup"))
-    last, half = summary.captured_length - 1, summary.trained_length // 2
+    run, half = context.run.run, summary.trained_length // 2
+    stored = run.hidden["position"].values if hooks_of(run) else np.array([])  # a run in stages stores them last
+    last = int(stored.max(initial=-1))
     begin = max(0, min(length - half, last - 2 * half + 1))
-    span, run = (begin, min(begin + 2 * half - 1, last)), {"run": context.run.name}
-    names = [row.method for row in summary.methods]
-    methods = {"methods": method, "minus": "nothing"} if method in names else {}
-    zoom = {"positions": "choose", "zoom": list(map(str, span))}
-    links = {
-        "heatmaps": (f"Hidden states of tokens {span[0]} to {span[1]}", zoom | methods),
-        "thresholds": ("Single dims that pass a threshold", {}),
-        "tokens": ("Its loss, token by token", {"tokens_method": method} if methods else {}),
-    }
-    if not hooks_of(context.run.run):  # a run in stages stores states last
-        links = {"tokens": links["tokens"]}
-    st.markdown(ui.plain(f"At {length} tokens, {method}:"))
+    span = begin, min(begin + 2 * half - 1, last)
+    methods = {"methods": method, "minus": "nothing"} if method in {row.method for row in summary.methods} else {}
+    links: dict[str, tuple[str, dict[str, Any]]] = {}
+    if length <= last + 1 and np.any((span[0] <= stored) & (stored <= span[1])):
+        zoom = {"positions": "choose", "zoom": list(map(str, span))}
+        links["heatmaps"] = f"Hidden states of tokens {span[0]} to {span[1]}", zoom | methods
+    if stored.size:
+        links["thresholds"] = "Single dims that pass a threshold", {}
+    links["tokens"] = "The loss of a text, token by token", {"tokens_method": method} if methods else {}
+    limit = f" (hidden states are stored up to {last + 1})" if 0 <= last < length - 1 else ""
+    st.markdown(ui.plain(f"At {length} tokens{limit}, {method}:"))
     with st.container(horizontal=True):
         for name, (label, values) in links.items():
             if name in context.pages:
-                st.page_link(context.pages[name], label=label, query_params=run | values)
+                st.page_link(context.pages[name], label=label, query_params={"run": context.run.name} | values)
 
 
 def _cards(context: Context) -> None:
