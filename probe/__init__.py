@@ -1,7 +1,8 @@
 """What is measured on a model: hidden states under each method, the thresholds in them, and where it really fails.
 
 In: a request (model, methods, lengths, what to keep). Out: a store on disk, the thresholds and failure lengths in it,
-figures, a report. Open first: run.py, the full path in one file. Names are loaded when used: reading needs no torch.
+figures, a report. Open first: commands/probe/run.py, the full path in one file. Names are loaded when used: reading
+needs no torch.
 """
 
 from __future__ import annotations

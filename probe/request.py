@@ -1,4 +1,4 @@
-"""What the requests of all commands share: model, methods, seed. Loads no torch."""
+"""What the requests of all commands share: model, methods, seed, and notes on them to stderr. Loads no torch."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mesa import plugins
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
-from mesa.settings import wanted_names
+from mesa.settings import requested_names
 from probe.files import SEAL, JsonObject, checksum, difference, seal_of
 
 try:
@@ -120,6 +120,15 @@ class RunFolder:
     def journals(self) -> list[Path]:
         """All journals in the folder and one folder below."""
         return [*self.path.glob("*.jsonl"), *self.path.glob("*/*.jsonl")]
+
+    def writer(self, path: Path) -> str:
+        """The command that wrote a result here, by the journal or store next to it; empty where nothing tells."""
+        for name, layout in layouts().items():
+            next_to = (*layout.journals, *(STORES if name == "probe" else ()))
+            results = [self.path / layout.folder / result for result in layout.results]
+            if path in results and any((path.parent / there).exists() for there in next_to):
+                return name
+        return ""
 
     def journal_lines(self) -> dict[str, int]:
         """The number of lines of each journal now, by name."""
@@ -238,7 +247,7 @@ class RunFolder:
         if "model" in options and model.startswith((".", "/", "~")) and not Path(model).exists():
             raise NotFound(f"{self.path} is a run of model {model}, which is not there; give its place by --model")
         if not values.get("set"):
-            names = wanted_names(values.get("methods") or default_methods)
+            names = requested_names(values.get("methods") or default_methods)
             options["set"] = [text for name in names for text in _changed(name, there)]
         return options
 

@@ -9,7 +9,7 @@ from probe.store.result_file import ranged
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research probe/commands probe/thresholds probe/figures mesa_lens/dashboard").split()
-FILES = ("probe/run.py probe/figures/section.py probe/store/result_file.py ").split()
+FILES = "probe/run.py probe/store/result_file.py".split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
 """A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
 

@@ -1,4 +1,4 @@
-"""Decoder-only transformers of the matrices passed: the oracle of the engine and `research/theorems/pretrained.py`.
+"""Decoder-only transformers of the matrices passed, an oracle of the engine, and the theorems' constructions as such.
 
 No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size): per layer L
 `blocks.L.attn.hook_q/k/v/z` (p, t, head, head size), `blocks.L.attn.hook_attn_scores` and `hook_pattern` (p, head,

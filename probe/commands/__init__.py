@@ -1,4 +1,4 @@
-"""The commands that measure, one a folder: __init__ (request, row), run (plan, tasks, worker), result, page.
+"""The commands that measure, one a folder: __init__ (request, row), run (plan, tasks, worker), page.
 
 In: the options of a command line or form. Out: a folder of journals and results, and a report of them.
 Open first: probe/run.py. All but `probe` are found by entry point, as another package's are.
@@ -45,6 +45,12 @@ class Command:
     def out(self) -> str:
         """The default of --out."""
         return f"runs/{self.name}"
+
+    @property
+    def example_out(self) -> str:
+        """The folder that its example writes to."""
+        words = shlex.split(self.example)
+        return words[words.index("--out") + 1] if "--out" in words[:-1] else self.out
 
     def listing(self, *own: Any) -> dict[str, str]:
         """Texts by name that are printed in place of a run, where an option other than the request's asks for them."""

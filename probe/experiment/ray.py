@@ -68,9 +68,9 @@ class Resources(NamedTuple):
     memory: float
 
 
-def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
-    """How many workers that take this, and `beside` bytes more, the machines hold."""
-    needs = takes._replace(memory=takes.memory + beside)
+def slots(nodes: Sequence[Resources], takes: Resources, extra: float) -> int:
+    """How many workers that take this, and `extra` bytes more, the machines hold."""
+    needs = takes._replace(memory=takes.memory + extra)
     return sum(int(min(has // need for has, need in zip(node, needs, strict=True) if need)) for node in nodes)
 
 
@@ -127,10 +127,10 @@ class RayRunner(Runner):
             nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in alive]
             cpus, gpus = int(sum(node.cpus for node in nodes)), sum(node.gpus for node in nodes)
             a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
-            wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
-            takes = Resources(share(wanted, cpus), a_gpu, worker.source.weights_bytes)
+            requested = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
+            takes = Resources(share(requested, cpus), a_gpu, worker.source.weights_bytes)
             in_memory = [] if a_gpu else tasks  # others take memory of the GPUs, which workers report
-            pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, in_memory), verbose=self.verbose)
+            pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, requested, in_memory), verbose=self.verbose)
             try:
                 pool.wait()
                 yield pool
@@ -140,16 +140,16 @@ class RayRunner(Runner):
 
 
 class RayPool:
-    """So many workers on Ray, each with `beside` bytes in addition to the weights; those that die are replaced.
+    """So many workers on Ray, each with `extra` bytes in addition to the weights; those that die are replaced.
 
     A task whose worker dies is started again by any worker. Ray's own restarts hide why a process died, and its retries
     wait for the same worker, whose machine may be gone.
     """
 
-    def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, beside: int, *, verbose: bool) -> None:
-        self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + beside), verbose
+    def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, extra: int, *, verbose: bool) -> None:
+        self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + extra), verbose
         self.max_ahead, self.ahead_bytes = _AHEAD * count, psutil.virtual_memory().available // _AHEAD_SHARE
-        self._arguments = ray.put(worker), beside, int(takes.cpus), os.getcwd()
+        self._arguments = ray.put(worker), extra, int(takes.cpus), os.getcwd()
         self.actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model
         self._budgets: dict[int, int] = {}  # bytes in addition to the weights, of those that were ready
@@ -164,7 +164,7 @@ class RayPool:
             self._ended(Progress(Bar(disable=True)))
 
     def results(
-        self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]
+        self, tasks: Sequence[Task], progress: Progress, is_needed: Callable[[Task], bool], stop: Callable[[], bool]
     ) -> Iterator[TaskResult]:
         """As for `Pool`. At most `max_ahead` tasks and `ahead_bytes` of results run or wait for their turn."""
         self._waiting, self._begun = waiting, begun = list(tasks), {}
@@ -174,7 +174,7 @@ class RayPool:
                     if task != tasks[0] and stop():
                         waiting.clear()
                         break
-                    if wanted(task):
+                    if is_needed(task):
                         size = sum(other.result_bytes for other in [*begun, task])
                         is_full = begun and (len(begun) >= self.max_ahead or size > self.ahead_bytes)
                         if len(self._calls) == len(self.actors) or (is_full and task != due):
@@ -185,12 +185,12 @@ class RayPool:
                 if due not in waiting and begun.get(due, True):
                     break
                 self._ended(progress)
-            is_wanted, outcome = wanted(due), begun.pop(due, None)
-            if outcome or not is_wanted:
+            needed, outcome = is_needed(due), begun.pop(due, None)
+            if outcome or not needed:
                 progress.ended(due)
-                if outcome and outcome.error and is_wanted:
+                if outcome and outcome.error and needed:
                     raise outcome.error
-                yield due, outcome if is_wanted else None
+                yield due, outcome if needed else None
                 del outcome  # it may be large
 
     def _begin(self, task: Task, progress: Progress) -> bool:
@@ -234,7 +234,7 @@ class RayPool:
             where, self._budgets[number] = value
             self._deaths[number] = 0
             if self.verbose:
-                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB beside the weights"
+                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB besides the weights"
                 progress.write(f"worker {number}: {where}, {room}")
 
     def _start(self, number: int) -> None:
@@ -267,7 +267,7 @@ class RayWorker:
     """The actor."""
 
     def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> tuple[str, int]:
-        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes beside the weights."""
+        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes besides the weights."""
         if "torch" in sys.modules:  # a worker that needs torch has imported it
             sys.modules["torch"].set_num_threads(threads)
         if os.path.isdir(folder):

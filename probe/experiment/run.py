@@ -176,7 +176,7 @@ class Experiment:
         return self.tasks(rows)
 
     def remaining(self, rows: JournalRows) -> int | None:
-        """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
+        """Rows that the finished journal has besides these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
     def expect(self, journal: Journal) -> None:
@@ -188,7 +188,7 @@ class Experiment:
         """Why all rows together give no result; empty where they do, or are not all there."""
         return ""
 
-    def wanted(self, task: Task) -> bool:
+    def is_needed(self, task: Task) -> bool:
         """Whether a task is still to be run, after what was recorded so far."""
         return True
 
@@ -197,7 +197,7 @@ class Experiment:
         journal.add(task.key, value)
 
     def skipped(self, task: Task) -> None:
-        """A task was not `wanted`."""
+        """A task was not `is_needed`."""
 
 
 class MethodsPlan:
@@ -295,7 +295,7 @@ def run_tasks(
             if journal is not None:
                 experiment.expect(journal)
             progress.expect(tasks)
-            for task, outcome in workers.results(tasks, progress, experiment.wanted, stop):
+            for task, outcome in workers.results(tasks, progress, experiment.is_needed, stop):
                 if outcome is None:
                     experiment.skipped(task)
                 elif outcome.lost:

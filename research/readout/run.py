@@ -25,7 +25,18 @@ from research.script import load_options, make_parser, names, run
 
 PROPERTIES = "previous-1,previous-2,previous-4,open-line,open-string,position"
 METHODS = "origin,rerope,dynamic-ntk,mesa"
-_SCORES = ("inside", "control", "transfer", "refit", "by_reference", "selectivity", "moved", "lost", "returned")
+_SCORES = (
+    "inside",
+    "control",
+    "transfer",
+    "refit",
+    "control_refit",
+    "by_reference",
+    "selectivity",
+    "moved",
+    "lost",
+    "returned",
+)
 _CLAIMS = ("is_read", "is_moved", "is_lost", "is_returned")
 
 

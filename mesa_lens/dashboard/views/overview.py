@@ -17,6 +17,7 @@ from probe.figures.figure_data import Chart
 from probe.figures.section import Section, Table
 from probe.glossary import explained
 from probe.run import Run
+from probe.store.reader import hooks_of
 from probe.store.result_file import result_text
 
 _ANSWER = 2  # parts of the verdict whose first sentence opens the page: what fails, what fixes it
@@ -78,6 +79,8 @@ def _near(context: Context, summary: Summary, point: Mapping[str, Any]) -> None:
         "thresholds": ("Single dims that pass a threshold", {}),
         "tokens": ("Its loss, token by token", {"tokens_method": method} if methods else {}),
     }
+    if not hooks_of(context.run.run):  # a run in stages stores states last
+        links = {"tokens": links["tokens"]}
     st.markdown(ui.plain(f"At {length} tokens, {method}:"))
     with st.container(horizontal=True):
         for name, (label, values) in links.items():

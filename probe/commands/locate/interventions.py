@@ -151,8 +151,8 @@ class Gradients:
             (gradient,) = torch.autograd.grad(loss, shares)
         if abs(loss.item() - baseline.losses.mean().item()) > _SAME_LOSS:
             raise Refused(
-                f"--try gradients: the unmodified model's loss is {loss.item():.2f}, Origin's "
-                f"{baseline.losses.mean().item():.2f} nats/token; take patch"
+                f"--try gradients: the unmodified model's loss is {loss.item():z.2f}, Origin's "
+                f"{baseline.losses.mean().item():z.2f} nats/token; take patch"
             )
         return -gradient[..., 0].double().cpu().numpy()
 

@@ -316,22 +316,24 @@ def _best(rows: Sequence[Effect]) -> str:
 
 
 def _estimated(rows: Sequence[Effect], patched: Sequence[Effect]) -> Iterator[str]:
-    """The heads with the largest estimates, and how the estimates rank the patched heads."""
+    """The heads with the largest estimates, how the estimates rank the patched heads, and which ones to patch next."""
     if not rows:
         return
     best = [row for row in _ranked(rows)[:_MAX_ESTIMATED] if row.share >= _LEAST_ESTIMATED]
-    named = ", ".join(f"{row.name} {_share(row)}" for row in best[:_MAX_NAMED]) or "no head"
-    text = f"By gradients, of {len(rows)} heads most is estimated in {named}"
-    by_head = {(row.layer, row.head): row.share for row in rows}
-    both = [(by_head[row.layer, row.head], row.share) for row in patched if (row.layer, row.head) in by_head]
-    if len(both) > _LEAST_RANKED:
+    text = f"By gradients none of {len(rows)} heads is estimated to recover {_LEAST_ESTIMATED:.0%} or more"
+    if best:
+        named = ", ".join(f"{row.name} {_share(row)}" for row in best[:_MAX_NAMED])
+        text = f"By gradients, of {len(rows)} heads most is estimated in {named}"
+    measured = {row.name: row.share for row in patched}
+    both = [(row.share, measured[row.name]) for row in rows if row.name in measured]
+    if len(both) >= _LEAST_RANKED:
         value, low, high = spearman(*zip(*both, strict=True))
-        ranks = f"{value:z.2f} [{low:z.2f}, {high:z.2f}]"
-        yield f"{text}; over the {len(both)} patched heads the rank correlation is {ranks}."
-    elif best:
-        yield f"{text}. An estimate is no intervention: try --try patch --heads {','.join(row.name for row in best)}."
-    else:
-        yield f"{text}."
+        if not math.isnan(value):
+            ranks = shown(value, low, high, "z.2f")
+            text += f"; over the {len(both)} patched heads the rank correlation is {ranks}"
+    yield f"{text}."
+    if left := [row.name for row in best if row.name not in measured]:
+        yield f"An estimate is no intervention: try --try patch --heads {','.join(left)}."
 
 
 def _smallest(rows: Sequence[SmallestSet]) -> str:
@@ -404,7 +406,7 @@ _MADE = {
     "Clamped": "Dims clamped at their values at M, or within their in-window range, next to as many random dims of the "
     "same layer matched in variance. Drift dims have the largest shares of their layer's drift (the rule “drift”); "
     "threshold dims cross a threshold (the rule “paper”).",
-    "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, beside random sets "
+    "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, like random sets "
     "of every size.",
 }
 
@@ -426,8 +428,9 @@ def clearest(summary: Located) -> Section:
         return Section(sentences=["No loss is clear at any length and measure, so nothing is located."])
     at = summary.clearest.labels
     sentences = [sentence for _, sentences in located_findings(summary, **at) for sentence in sentences]
-    kind = PATCH if having(summary.effects, kind=PATCH, **at) else GRADIENTS
-    return Section("", sentences, present({_name("map", **at): recovery_map(summary, **at, kind=kind)}))
+    is_patched = bool(having(summary.effects, kind=PATCH, way="only", **at))
+    kind, name = (PATCH, "map") if is_patched else (GRADIENTS, "map-gradients")
+    return Section("", sentences, present({_name(name, **at): recovery_map(summary, **at, kind=kind)}))
 
 
 def places(summary: Located) -> list[Section]:

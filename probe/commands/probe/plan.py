@@ -20,7 +20,7 @@ from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity, version
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
-from mesa.settings import wanted_names
+from mesa.settings import requested_names
 from mesa.support import is_rotary, layers_text
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import OF_LAYERS, Selection
@@ -48,7 +48,7 @@ REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""
 
 _COPIES = 16
-"""Copies of a layer's values that a report holds at a time, beside one a method: the search's, in both its threads."""
+"""Copies of a layer's values that a report holds at a time, besides one a method: the search's, in both its threads."""
 
 HALVINGS = 1
 CHEAP = 1e11
@@ -103,7 +103,7 @@ class ProbePlan:
 
     @property
     def pass_bytes(self) -> int:
-        """Estimate of the memory of the largest pass, captured or measured, beside the weights; where the model is."""
+        """Estimate of the memory of the largest pass, captured or measured, besides the weights; where the model is."""
         number = bytes_a_number(self.config, self.request.load)
         captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0
@@ -195,7 +195,7 @@ def _stored_by_default(
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
     if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
         return request, length
-    methods = len(wanted_names(request.methods or request.default_methods)) + len(request.configs)
+    methods = len(requested_names(request.methods or request.default_methods)) + len(request.configs)
     most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:

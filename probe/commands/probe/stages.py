@@ -105,7 +105,7 @@ class Stages(FailureByLength):
         check_scores(journal, self.plan, equal=False)
         return journal
 
-    def wanted(self, task: Task) -> bool:
+    def is_needed(self, task: Task) -> bool:
         """Whether it is still begun."""
         return self.fits(task)
 
@@ -170,7 +170,7 @@ class Stages(FailureByLength):
         yield Step(LONGEST, self._nll(names, [longest], first))
         for name in names:
             yield from self._decide(rows, LONGEST, name, second)
-        if self.has_passkey(trained):
+        if self.has_passkey(trained) and self.has_passkey(longest):
             yield Step(PASSKEYS, self._passkeys([reference], [trained], second))
             if BY_PASSKEY in self._judged_by(rows):
                 yield Step(PASSKEYS, self._passkeys(names, [longest], second))

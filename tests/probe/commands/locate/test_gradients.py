@@ -17,7 +17,7 @@ from mesa.models import tokenizer_of
 from mesa.support import attending_layers
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import BASELINE, PATCHED, Edit, Gradients, Item, RunPair, run
-from probe.commands.locate.page import located_export, located_findings
+from probe.commands.locate.page import in_notebook, located_export, located_findings
 from probe.commands.locate.result import LOCATED
 from probe.commands.locate.run import plan
 
@@ -98,7 +98,17 @@ def test_the_command_names_the_planted_head_and_what_to_patch(done):
     assert (best.layer, best.head, best.items) == (*HEAD, 4)
     ((_, sentences),) = located_findings(first)
     assert any("By gradients, of 12 heads most is estimated in L1H2" in text for text in sentences)
-    assert any("--try patch --heads L1H2." in text for text in sentences)  # all others are below 1%
+    assert "An estimate is no intervention: try --try patch --heads L1H2." in sentences  # all others are below 1%
+
+
+def test_the_clearest_map_has_the_name_that_it_is_exported_as(done, tmp_path):
+    folder, first = done
+    (tmp_path / "locate").mkdir()
+    LOCATED.write(tmp_path, first)
+    for run_folder, name in ((tmp_path, "map-gradients"), (folder, "map")):
+        _, _, export, main_figure = in_notebook(run_folder)
+        assert main_figure == f"locate-{name}-rerope-320-nll"
+        assert main_figure in export.figures
 
 
 def test_the_same_folder_goes_on_with_patches_and_ranks_both(done):

@@ -126,6 +126,16 @@ def test_bad_requests_are_refused_before_any_weights(weightless, options, messag
         planned(weightless, **options)
 
 
+def test_what_does_not_fit_names_the_kinds_that_need_more_than_patches(weightless, monkeypatch):
+    patching, *more = (Locate(planned(weightless, *kinds)) for kinds in (["patch"], ["clamp"], ["gradients"]))
+    enough = max(task.memory_bytes for task in patching.all_tasks({}))
+    monkeypatch.setattr("probe.capture.memory.free_bytes", lambda device: enough)
+    patching.check_memory()
+    for experiment in more:
+        with pytest.raises(MemoryError, match="shorten --lengths or leave clamp and gradients out of --try"):
+            experiment.check_memory()
+
+
 def test_the_estimate_counts_passes_from_the_changed_layer_on(weightless):
     located = Locate(planned(weightless, "patch"))
     passes = 2 + 2 * (3 + 2 + 1) / 3 * 5  # both runs; alone and without, each layer and its 4 heads from there on

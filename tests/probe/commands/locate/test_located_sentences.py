@@ -93,6 +93,36 @@ def test_each_outcome_has_its_sentence(summary, expected):
     assert expected in text_of(summary)
 
 
+def estimated(patched, scale=1.0, level=0.0):
+    """The text on 31 heads with estimates, of which the best ones are patched; `scale` and `level` of the estimates."""
+    effects = located.matching(located.summary()["effects"], kind="patch", way="only", method="rerope", length=1024)
+    heads = [row for row in located.matching(effects, measure="nll") if row["head"] is not None]
+    heads = sorted((row for row in heads if row["share"] == row["share"]), key=lambda row: -row["share"])
+    estimates = [row | {"kind": "gradients", "share": scale * row["share"] + level} for row in heads]
+    return text_of(located.summary() | {"effects": [*estimates, *heads[:patched]], "smallest": []})
+
+
+def test_estimated_heads_are_advised_until_they_are_patched_and_ranked_from_five_on():
+    advice, ranks = "An estimate is no intervention: try --try patch --heads ", "patched heads the rank correlation is"
+    texts = {patched: estimated(patched) for patched in (0, 1, 5, 6, 31)}
+    best = texts[0].partition(advice)[2].removesuffix(".").split(",")
+    assert best[:2] == ["L2H3", "L2H5"]
+    assert 6 < len(best) <= 10
+    for patched in (1, 5, 6):
+        assert texts[patched].partition(advice)[2] == f"{','.join(best[patched:])}."
+    assert advice not in texts[31]
+    assert [patched for patched, text in texts.items() if ranks in text] == [5, 6, 31]
+    assert "over the 6 patched heads the rank correlation is 1.00 [1.00, 1.00]. An estimate is" in texts[6]
+
+
+def test_estimates_below_a_percent_and_constant_ones_are_named_as_such():
+    small = estimated(0, scale=0.01)
+    assert small.endswith("By gradients none of 31 heads is estimated to recover 1% or more.")
+    constant = estimated(6, scale=0, level=0.02)
+    assert "most is estimated in L2H3 2% [" in constant
+    assert "rank correlation" not in constant
+
+
 def test_methods_without_an_excess_loss_or_a_set():
     text = text_of(located.summary(), "dynamic-ntk", 512)
     assert text.endswith("dynamic-ntk is not significant (0.04 [-0.05, 0.13] nats/token; 12 items).")
