@@ -73,7 +73,7 @@ def main() -> None:
         tokens = sum(count * length for (_, length), count in passes_of(work(planned_run)).items())
         for name, value in {
             "weights in float16": f"{2 * parameters / GIB:,.0f} GiB",
-            "a captured pass, beside the weights": f"{planned_run.pass_bytes / GIB:,.1f} GiB",
+            "a captured pass, in addition to the weights": f"{planned_run.pass_bytes / GIB:,.1f} GiB",
             "captured values of a pass, in the host's memory": f"{planned_run.host_bytes / GIB:,.0f} GiB",
             "store: all layers, positions and dims, 4 methods x 3 prompts": f"{planned_run.kept_bytes / GIB:,.0f} GiB",
             "the same, a method and prompt more": f"{planned_run.kept_bytes / 12 / GIB:,.0f} GiB",

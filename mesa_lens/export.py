@@ -16,7 +16,7 @@ from mesa.errors import Refused
 from mesa.progress import Bar
 from mesa.settings import ALL
 from mesa_lens.arguments import JsonOptions, add_command
-from probe.commands import commands
+from probe.commands import Command, commands
 from probe.options import (
     REQUIRED,
     Count,
@@ -114,8 +114,29 @@ A test holds the parameters to the calls' signatures: they are not imported here
 
 
 def kinds() -> dict[str, tuple[str, str, str]]:
-    """`KINDS`, and those of the commands that name one (`Command.export`), which need no store."""
-    return KINDS | {name: command.export for name, command in commands().items() if command.export}
+    """`KINDS`, and those of the commands that name one (`Command.export`), which need no store.
+
+    Raises Refused for one that cannot be, naming its package.
+    """
+    return KINDS | {name: _checked(command) for name, command in commands().items() if command.export}
+
+
+def _checked(command: Command) -> tuple[str, str, str]:
+    """What the command says of its export; Refused where that cannot be."""
+    match command.export:
+        case (str(), str() as parameters, str()):
+            unknown = [name for name in parameters.split() if name not in _FLAGS]
+            if command.name in KINDS:
+                problem = "is called as a figure of a run is; rename the command"
+            elif unknown:
+                problem = f"has no parameter {unknown[0]!r}; known: {', '.join(_FLAGS)}"
+            elif "export" not in command.tells:
+                problem = "is none of its `tells`; name it there"
+            else:
+                return command.export
+        case _:
+            problem = "is not three texts: what it shows, its parameters, an example"
+    raise Refused(f"the export of {command.package} {problem}, or uninstall that package")
 
 
 def options_of(kind: str) -> type[ExportOptions]:
@@ -129,13 +150,14 @@ def options_of(kind: str) -> type[ExportOptions]:
 
 def add(subcommands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
-    example = "mesa-lens export {} runs/demo {}"
-    epilog = f"example: {example.format('drift', KINDS['drift'][-1])}"
+    epilog = f"example: mesa-lens export drift runs/demo {KINDS['drift'][-1]}"
     shows = "write a run's figures and numbers as files"
     command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
     parsers = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for kind, (about, _, flags) in kinds().items():
-        texts = {"example": example.format(kind, flags), "help": about, "description": about}
+        folder = "runs/demo" if kind in KINDS else commands()[kind].example_out
+        example = f"mesa-lens export {kind} {folder} {flags}".strip()
+        texts = {"example": example, "help": about, "description": about}
         add_command(parsers, kind, run, option_classes=(options_of(kind), JsonOptions), **texts)
 
 
@@ -152,7 +174,7 @@ def check(options: ExportOptions) -> None:
             raise Refused(f"{flag} is about {what}; --format {','.join(options.format)} has none: leave it out")
     if pool and native:
         raise Refused("--native draws every value, --pool merges them: leave one out")
-    if top is not None and values["pairs"] is not None:
+    if top is not None and values.get("pairs") is not None:
         raise Refused(f"--top {top} chooses the best dims, --pairs names them: leave one out")
 
 
@@ -163,7 +185,7 @@ def exported(options: ExportOptions, opened: Any) -> Export:
     """
     names = kinds()[options.kind][1].split()
     values: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if ALL in values["methods"]:
+    if ALL in values.get("methods", ()):
         del values["methods"]
     if opened is None:
         return commands()[options.kind].on_page("export")(options.store, **values)

@@ -31,7 +31,7 @@ class ClaimOptions:
     quick: bool = option(False, "shorter inputs")
     full: bool = option(False, "also the longest inputs, as for the numbers in docs/theory.md")
     html: InputPath | None = option(
-        None, "write the report there too (.html is added), and the claims beside it (.json)", metavar="PATH"
+        None, "write the report there too (.html is added), and the claims next to it (.json)", metavar="PATH"
     )
 
 
@@ -106,7 +106,7 @@ def _checked(path: Path | None) -> Path | None:
     if not path.parent.is_dir():
         raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")
     if path.is_dir() or path.with_suffix(".json").is_dir():
-        raise Refused(f"--html {path}: it, or the .json beside it, is a folder; name a file")
+        raise Refused(f"--html {path}: it, or the .json next to it, is a folder; name a file")
     for file in (path, path.with_suffix(".json")):
         if file.exists() and not is_ours(file):
             raise Occupied(f"--html {path}: {file} is not a file that this command wrote; name another, or remove it")

@@ -265,7 +265,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 
 
 def options_in(kind: type, build: Callable[..., Any], default: Any) -> Any:
-    """A dataclass field whose own options, those of the dataclass `kind`, stand beside the others. build: of these."""
+    """A dataclass field whose own options, those of the dataclass `kind`, stand among the others. build: of these."""
     return dataclasses.field(default_factory=default, metadata={"kind": kind, "build": build})
 
 

@@ -121,6 +121,15 @@ class RunFolder:
         """All journals in the folder and one folder below."""
         return [*self.path.glob("*.jsonl"), *self.path.glob("*/*.jsonl")]
 
+    def writer(self, path: Path) -> str:
+        """The command that wrote a result here, by the journal or store next to it; empty where nothing tells."""
+        for name, layout in layouts().items():
+            next_to = (*layout.journals, *(STORES if name == "probe" else ()))
+            results = [self.path / layout.folder / result for result in layout.results]
+            if path in results and any((path.parent / there).exists() for there in next_to):
+                return name
+        return ""
+
     def journal_lines(self) -> dict[str, int]:
         """The number of lines of each journal now, by name."""
         paths = [path for path in self.journals if path.is_file()]

@@ -2,7 +2,7 @@
 
 A source is `FILE [KEY=VALUE,VALUE ...] [: EXPRESSION]`: FILE (CSV, JSON, JSON lines, or a script, whose functions read
 them) lies under research/, KEY=VALUE selects rows, and the expression computes from `rows` (or `data`, of JSON) and
-from their columns. Tables that a script writes are computed anew.
+from their columns. Tables that a script writes are computed again.
 """
 
 import csv

@@ -42,6 +42,7 @@ def done(model, tmp_path_factory):
         "command": [*norms, "--note", "second"],
         "status": ["status", run],
         "report": ["report", run],
+        "export": ["export", "norms", run, "--lengths", "64", "--format", "csv"],
     }
     return dict(zip(lines, guests.commands(env, *lines.values(), before=guests.UNDRAWN), strict=True)), run, env
 
@@ -55,6 +56,8 @@ def test_each_is_used_by_the_command_line(done):
     assert "0 failed" in results["family"][1]
     assert "The norm of 4 passes' last states." in results["command"][1]
     assert (run / "norms" / "report.html").is_file()
+    assert results["export"][1].split() == [str(run / "exports" / "norms.csv")]
+    assert len((run / "exports" / "norms.csv").read_text().splitlines()) == 1 + 2  # two methods at one length
 
 
 def test_the_status_counts_its_cells_and_names_the_command_that_goes_on(done):

@@ -1,4 +1,4 @@
-"""The report of the verification: its claims, and curves measured on the constructions beside the closed forms."""
+"""The report of the verification: its claims, and curves measured on the constructions next to the closed forms."""
 
 from collections.abc import Sequence
 from importlib.resources import files

@@ -229,7 +229,7 @@ def restored(subject: Subject) -> CheckRow:
     row = CheckRow(name, PASSED, "logits of the stock model before and after", difference=difference, allowed=0.0)
     if difference == 0:
         return row
-    return replace(row, result=FAILED, detail=f"{row.detail}; load the model anew")
+    return replace(row, result=FAILED, detail=f"{row.detail}; load the model again")
 
 
 CHECKS = {

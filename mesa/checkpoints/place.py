@@ -209,7 +209,7 @@ class Place:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` is told beside `where`."""
+        """What transformers' `from_pretrained` is told in addition to `where`."""
         return {"gguf_file": self.file.name} if self.file else {}
 
 

@@ -1,7 +1,7 @@
 """Executors: they obey a plan and know nothing of methods.
 
 `dense` builds the full score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
-each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory beside queries and keys.
+each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory on top of queries and keys.
 Both take queries of the tokens `start` .. plan.length - 1 and keys of 0 .. plan.length - 1, all rotated to the
 schedule's `cached` positions, and rotate them on to the plan's.
 """

@@ -79,9 +79,9 @@ class MethodAttention(AttentionBridge):
         if not attached and (self._watched_inside() or (_padded(running) and not self._refusal)):
             if is_own(self.original_component):
                 raise Refused(
-                    f"TransformerLens computes a {type(self.original_component).__name__} anew where something listens "
-                    "inside it, and this one has a forward or hooks of its own; attach mesa.Origin, under which the "
-                    "module's attention is hooked"
+                    f"TransformerLens computes a {type(self.original_component).__name__} again where something "
+                    "listens inside it, and this one has a forward or hooks of its own; attach mesa.Origin, under "
+                    "which the module's attention is hooked"
                 )
             if self._refusal:
                 raise Failed(f"{self._refusal} Attach mesa.Origin, under which the module's attention is hooked.")

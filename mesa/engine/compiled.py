@@ -42,7 +42,7 @@ def check_eager(model: Any) -> None:
     if part is not None:
         raise Refused(
             f"{part} is compiled (torch.compile), and a method's plan changes from pass to pass; attach it to a model "
-            "that is not compiled: load it anew, or restore `forward`"
+            "that is not compiled: load it again, or restore `forward`"
         )
 
 

@@ -245,7 +245,7 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
     ends = (position_ids.diff(dim=1) <= 0) & (index[:, 1:] > 0)
     if ends.any():
         row, token = ends.nonzero()[0].tolist()
-        raise Refused(f"position_ids begin anew at token {token + 1} of row {row}: {_PACKED}")
+        raise Refused(f"position_ids begin again at token {token + 1} of row {row}: {_PACKED}")
     remedy = "set tokenizer.padding_side='left', or " if (~real[:, 1:] & real[:, :-1]).any() else ""
     raise Refused(
         f"position_ids differ from the tokens' places, which a method's positions follow; {remedy}leave them out"

@@ -321,12 +321,12 @@ class Attachment:
         if not self.attached:
             return (
                 f"the `with` block of {name} has ended, but a pass from inside it goes on (another thread, or a layer "
-                "that gradient checkpointing computes anew); let it end, backward() included, in the block"
+                "that gradient checkpointing computes again); let it end, backward() included, in the block"
             )
         where = "a layer" if layer is None else f"layer {layer}"
         return (
             f"{name} is attached, but {where} does not run it: its attention is not called through transformers' "
-            "AttentionInterface, or was chosen anew inside the block; leave set_attn_implementation alone there, and "
+            "AttentionInterface, or was chosen again inside the block; leave set_attn_implementation alone there, and "
             "for a TransformerBridge use mesa.bridge(model, tokenizer)"
         )
 
@@ -343,7 +343,7 @@ class Attachment:
             if held != running.total:
                 raise passes.MethodNotApplied(
                     f"{self.method.name}: the model was given a cache, which holds {held} tokens after a pass up to "
-                    f"token {running.total}: its layers fill another, or none, so that the next pass would begin anew"
+                    f"token {running.total}: its layers fill another, or none, so that the next pass would begin again"
                 )
         cache = cache_in(output) if isinstance(output, dict) else None
         if cache is not None and passes.prompt_length_of(cache, self._block) is None:

@@ -129,7 +129,7 @@ class SharedGateUp(JointGateUpMLPBridge):
         """As the class below has it."""
         if is_own(original_component):
             raise Refused(
-                f"TransformerLens computes a {type(original_component).__name__} anew, and this one has a forward or "
+                f"TransformerLens computes a {type(original_component).__name__} again, and this one has a forward or "
                 "hooks of its own; remove them, or use the model with mesa.applied alone"
             )
         check_readable(getattr(original_component, self.fused_attr), self.fused_attr)

@@ -1,4 +1,4 @@
-"""How much memory, in bytes, a pass or a prompt takes beside the weights and how much is free; a pass's operations."""
+"""Memory in bytes that a pass or a prompt takes in addition to the weights, and that is free; a pass's operations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,11 +55,11 @@ def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:
 
 
 def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:
-    """MemoryError with a remedy when `needed` bytes are not free beside weights that `load` places, before any work."""
+    """MemoryError with a remedy where `needed` bytes are not free besides weights that `load` places."""
     free = free_bytes(load.get("device") or "cpu")
     if needed > free:
         raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; {remedy}"
+            f"about {needed / 2**30:.1f} GiB are needed besides the weights, {free / 2**30:.1f} GiB are free; {remedy}"
         )
 
 

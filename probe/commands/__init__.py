@@ -46,6 +46,12 @@ class Command:
         """The default of --out."""
         return f"runs/{self.name}"
 
+    @property
+    def example_out(self) -> str:
+        """The folder that its example writes to."""
+        words = shlex.split(self.example)
+        return words[words.index("--out") + 1] if "--out" in words[:-1] else self.out
+
     def listing(self, *own: Any) -> dict[str, str]:
         """Texts by name that are printed in place of a run, where an option other than the request's asks for them."""
         return getattr(self._module("run"), "listing", lambda *_: {})(*own)

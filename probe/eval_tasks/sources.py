@@ -20,7 +20,7 @@ from probe.files import JsonObject
 HELDOUT_FILES = tuple(
     f"{name}.py" for name in "argparse configparser difflib fractions heapq mailbox statistics textwrap".split()
 )
-"""Files of Python's standard library that the shipped models have not seen, shipped beside their checkpoints."""
+"""Files of Python's standard library that the shipped models have not seen, shipped next to their checkpoints."""
 COLUMN = "text"
 """The field of a row that holds its text."""
 _JSON, _TABLES, _SEPARATORS = (

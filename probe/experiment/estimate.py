@@ -177,7 +177,7 @@ def work_text(work: Work, left: Work, out: Path | None = None) -> str:
     needed = max(task.memory_bytes for task, _ in work)
     text = (
         f"{len(work)} tasks: {whole:,.0f} passes, {tokens:,} tokens, at most {longest} in one\n"
-        f"memory beside the weights: about {needed / 2**20:,.0f} MiB"
+        f"memory in addition to the weights: about {needed / 2**20:,.0f} MiB"
     )
     done = sum(passes_of([(task, method) for task, method in work if task.key not in now]).values())
     every = done + sum(passes_of(left).values())

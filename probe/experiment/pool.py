@@ -30,7 +30,7 @@ Key = tuple[str | int, ...]
 class Task:
     """A unit of work: its result depends on these values and on the model alone.
 
-    memory_bytes: needed beside the weights; best_bytes: where it runs at full speed; result_bytes: size of its result.
+    memory_bytes: needed besides the weights; best_bytes: where it runs at full speed; result_bytes: size of its result.
     inputs: extra inputs, hashable; each yields one journal row. weight: its tokens, in passes of
     `length`.
     """

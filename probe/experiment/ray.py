@@ -68,9 +68,9 @@ class Resources(NamedTuple):
     memory: float
 
 
-def slots(nodes: Sequence[Resources], takes: Resources, beside: float) -> int:
-    """How many workers that take this, and `beside` bytes more, the machines hold."""
-    needs = takes._replace(memory=takes.memory + beside)
+def slots(nodes: Sequence[Resources], takes: Resources, extra: float) -> int:
+    """How many workers that take this, and `extra` bytes more, the machines hold."""
+    needs = takes._replace(memory=takes.memory + extra)
     return sum(int(min(has // need for has, need in zip(node, needs, strict=True) if need)) for node in nodes)
 
 
@@ -140,16 +140,16 @@ class RayRunner(Runner):
 
 
 class RayPool:
-    """So many workers on Ray, each with `beside` bytes in addition to the weights; those that die are replaced.
+    """So many workers on Ray, each with `extra` bytes in addition to the weights; those that die are replaced.
 
     A task whose worker dies is started again by any worker. Ray's own restarts hide why a process died, and its retries
     wait for the same worker, whose machine may be gone.
     """
 
-    def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, beside: int, *, verbose: bool) -> None:
-        self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + beside), verbose
+    def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, extra: int, *, verbose: bool) -> None:
+        self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + extra), verbose
         self.max_ahead, self.ahead_bytes = _AHEAD * count, psutil.virtual_memory().available // _AHEAD_SHARE
-        self._arguments = ray.put(worker), beside, int(takes.cpus), os.getcwd()
+        self._arguments = ray.put(worker), extra, int(takes.cpus), os.getcwd()
         self.actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model
         self._budgets: dict[int, int] = {}  # bytes in addition to the weights, of those that were ready
@@ -234,7 +234,7 @@ class RayPool:
             where, self._budgets[number] = value
             self._deaths[number] = 0
             if self.verbose:
-                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB beside the weights"
+                room = f"{self.takes.cpus:g} thread(s), {self._budgets[number] / 2**30:.1f} GiB besides the weights"
                 progress.write(f"worker {number}: {where}, {room}")
 
     def _start(self, number: int) -> None:
@@ -267,7 +267,7 @@ class RayWorker:
     """The actor."""
 
     def load(self, worker: Worker, memory_bytes: int, threads: int, folder: str) -> tuple[str, int]:
-        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes beside the weights."""
+        """Checks the model's fingerprints and loads it; gives where it runs, and its bytes besides the weights."""
         if "torch" in sys.modules:  # a worker that needs torch has imported it
             sys.modules["torch"].set_num_threads(threads)
         if os.path.isdir(folder):

@@ -177,7 +177,7 @@ class Experiment:
         return self.tasks(rows)
 
     def remaining(self, rows: JournalRows) -> int | None:
-        """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
+        """Rows that the finished journal has besides these, as far as is known; None: the journal does not tell."""
         return len(self.tasks(rows))
 
     def expect(self, journal: Journal) -> None:

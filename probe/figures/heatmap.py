@@ -34,7 +34,7 @@ def with_dims(hidden: xr.DataArray) -> xr.DataArray:
     """
     rows = [str(name) for name in hidden.dims if name not in ("method", "prompt", "layer", "position")]
     if len(rows) != 1:
-        raise Refused(f"{hidden.name} is by {', '.join(rows)} and position; a heatmap takes one axis beside position")
+        raise Refused(f"{hidden.name} is by {', '.join(rows)} and position; a heatmap takes one axis besides position")
     return hidden if rows == ["dim"] else hidden.rename({rows[0]: "dim"}).assign_attrs({_ROWS: rows[0]})
 
 

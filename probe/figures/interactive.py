@@ -62,15 +62,15 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> go.Figure:
     note = [line for text in maps.note for line in wrap(text, _ENTRY)]
     below = _BELOW + _NOTE * len(note)
     shapes: list[dict[str, Any]] = []
-    beside = {"x": 0, "xanchor": "left", "showarrow": False, "align": "left"}
+    edge = {"x": 0, "xanchor": "left", "showarrow": False, "align": "left"}
     notes = [
-        {**beside, "xref": "paper", "y": 0, "yref": "paper", "yanchor": "bottom", "yshift": 40 - below}
+        {**edge, "xref": "paper", "y": 0, "yref": "paper", "yanchor": "bottom", "yshift": 40 - below}
         | {"text": fig.escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
     ]
     if note:
         place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
         notes.append(
-            {**beside, **place, "text": "<br>".join(map(fig.escaped, note)), "font": {"size": 12, "color": fig.GREY}}
+            {**edge, **place, "text": "<br>".join(map(fig.escaped, note)), "font": {"size": 12, "color": fig.GREY}}
         )
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> go.Figure:
         axes[f"yaxis{axis}"] = y | {"anchor": f"x{axis}", "domain": down[row]} | inside
         place = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
         if cell.title:
-            notes.append({**beside, **place, "text": fig.escaped(cell.title), "font": {"size": 13}})
+            notes.append({**edge, **place, "text": fig.escaped(cell.title), "font": {"size": 13}})
         if cell.m is not None and cell.ends[0] < cell.m < cell.ends[1]:
             place = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
             for look in ({"color": "white", "width": 3}, {"color": fig.BLACK, "width": 1.5, "dash": "dash"}):
@@ -332,7 +332,7 @@ def _add_rule(figure: go.Figure, rule: fig.Rule, panel: fig.Panel, column: int) 
 
 
 def _beside_rules(panel: fig.Panel) -> list[float] | None:
-    """Ends of a logarithmic axis that leave room beside a rule at or beyond the lines' ends; None where none is there.
+    """Ends of a logarithmic axis that leave room next to a rule at or beyond the lines' ends; None where none is there.
 
     Without it such a rule is drawn upon the labels of the y axis.
     """

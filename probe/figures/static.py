@@ -134,7 +134,7 @@ _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _LEVEL = 6  # labels of lengths, at most, that have room side by side
 _PER_INCH, _GROUND = 130, "#DDDDDD"  # pixels of `Heatmaps.height`; where heatmaps are blank
 _LEFT, _RIGHT, _BESIDE, _BETWEEN, _BETWEEN_TITLED, _LINE = 0.75, 0.95, 0.12, 0.1, 0.32, 0.15  # inches
-_TICK, _TICK_SIZE = 11, 6.5  # points: from labels of heatmaps to what they stand beside, and their size
+_TICK, _TICK_SIZE = 11, 6.5  # points: from labels of heatmaps to what they label, and their size
 _LONG = 5  # characters of a label that stands upright
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
@@ -196,11 +196,11 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> Figure:
             figure.text(axis.get_position().x0, 1 - (top + row * high - 6 / 72) / height, cell.title, fontsize=8)
         axis.set_ylim(lowest + down[-1] * (lowest - highest), highest)
     longest = max((len(label.get_text()) for label in axes[0].get_yticklabels()), default=0)
-    beside = (_LEFT - (_TICK + 0.64 * _TICK_SIZE * longest) / 72) / width
+    left = (_LEFT - (_TICK + 0.64 * _TICK_SIZE * longest) / 72) / width
     upwards: dict[str, Any] = {"fontsize": 7, "rotation": 90, "ha": "right", "va": "center", "multialignment": "center"}
     for cells, row in zip(maps.cells, down, strict=True):
         middle = 1 - (top + (row + 0.5) * high) / height
-        figure.text(beside, middle, textwrap.fill(cells[0].y_title, 13), **upwards)
+        figure.text(left, middle, textwrap.fill(cells[0].y_title, 13), **upwards)
     long = min(inner, 3)
     place = 1 - (_RIGHT - 0.12) / width, (below + inner - long) / height, 0.1 / width, long / height
     extend = "both" if maps.cells[0][0].low < 0 else "neither"

@@ -30,7 +30,7 @@ WHOLE = 64 * 2**20
 _CHUNK = (1024, 256)
 """Positions and dims of a chunk of larger regions, about: half a MiB in float16; of further axes before them one.
 
-Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
+Neither one dim over all positions nor one position over all dims reads much more than itself (benchmarks/slices.py).
 """
 SUM, _ENTRY = 4, 16
 """Bytes of a check sum, and of a chunk's entry in the index of its file."""

@@ -83,6 +83,9 @@ class ResultFile(Generic[T]):
             content = read_result(path)
             result = self.parse(content, path)
         except Refused as error:
+            if (writer := RunFolder(folder).writer(path)) not in ("", self.command):
+                remedy = f"name a folder that `mesa-lens {self.command}` wrote to"
+                raise Refused(f"{path} is of `mesa-lens {writer}`, not of `{self.command}`; {remedy}") from error
             raise Refused(f"{error}; write it again: `mesa-lens {self.command} --out {folder}`") from error
         problem = RunFolder(folder).not_of_run(path, content, self.command)
         return (None, problem) if problem else (result, "")

@@ -1,6 +1,6 @@
 """The rule `drift`: where the states of a whole layer leave what they did inside the window, judged jointly over dims.
 
-On a pretrained model dims burst and return rather than step, each by little beside the layer's massive activations, and
+On a pretrained model dims burst and return rather than step, each by little to the layer's massive activations, and
 many of them together. So each dim is measured in ranges of its own motion inside the window, all dims of a short run of
 positions are judged at once, and a sweep over pretended windows says how often the same rule would detect drift where
 the model is known to work.

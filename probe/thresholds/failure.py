@@ -54,22 +54,22 @@ class Failure(InWords):
 
     @property
     def begins(self) -> str:
-        """Where failure begins, of a method that fails, before the word 'tokens': 'between 512 and 768', 'by 768'."""
-        if not self.after:
-            return f"by {self.high or self.longest}{'' if self.high else ' if ever'}"
-        return f"between {self.after} and {self.high}" if self.high else f"after {self.after} if ever"
+        """Where failure begins, of a method that fails: 'between 512 and 768 tokens', 'by 768 tokens'."""
+        if self.high is None:
+            return f"after {self.after} tokens, if ever" if self.after else f"by {self.longest} tokens, if ever"
+        return f"between {self.after} and {self.high} tokens" if self.after else f"by {self.high} tokens"
 
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both.
 
-        Where the shortest length may fail, nothing is known below it: 'up to 768'.
+        Where the shortest length may fail, nothing is known below it: 'by 768'.
         """
         none = f"none up to {self.longest}"
         if self.length is None:
-            open_ = f", or after {self.after}" if self.after else ", or earlier"
+            open_ = f", or after {self.after}" if self.after else " (earlier not ruled out)"
             text = none if self.after is None else f"{none}{open_}"
         else:
-            text = f"up to {self.high or self.longest}{'' if self.high else ', or none'}"
+            text = f"by {self.high or self.longest}{'' if self.high else ', or none'}"
             if self.after:
                 text = f"({self.after}, {self.high}]" if self.high else f"after {self.after}, or {none}"
             text += "" if self.sampled else " on one prompt"

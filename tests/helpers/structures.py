@@ -72,7 +72,7 @@ STRUCTURES = {
         "falcon_h1",
         {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
     ),
-    "rotary that computes its frequencies anew": (
+    "rotary that computes its frequencies again": (
         "phimoe",
         {"rope_parameters": {
             "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,
@@ -213,7 +213,7 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
     hooks = [module.register_forward_pre_hook(placed, with_kwargs=True) for module in rotary]
     buffers = {id(buffer): buffer for module in rotary for buffer in vars(module)["_buffers"].values()}
     frequencies = [(buffer, buffer.clone()) for buffer in buffers.values()]
-    anew = {module: module.rope_init_fn for module in rotary if type(module).__name__ == "PhimoeRotaryEmbedding"}
+    again = {module: module.rope_init_fn for module in rotary if type(module).__name__ == "PhimoeRotaryEmbedding"}
     before = model.config._attn_implementation
     AttentionInterface.register("by_pairs", attention)
     masks = AttentionMaskInterface._global_mapping["sdpa"]
@@ -221,7 +221,7 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
     try:
         for buffer, kept in frequencies:
             buffer.copy_(_grown(kept, growth))
-        for module, by_config in anew.items():
+        for module, by_config in again.items():
             module.rope_init_fn = lambda config, ask=by_config: (_grown(ask(config)[0], growth), ask(config)[1])
         model.config._attn_implementation = "by_pairs"
         return model(ids.expand(len(places), -1), use_cache=False).logits[:1]
@@ -229,7 +229,7 @@ def by_pairs(model, ids, positions, factor=lambda t: 1.0, growth=1.0):
         model.config._attn_implementation = before
         for buffer, kept in frequencies:
             buffer.copy_(kept)
-        for module, by_config in anew.items():
+        for module, by_config in again.items():
             module.rope_init_fn = by_config
         for hook in hooks:
             hook.remove()

@@ -363,9 +363,9 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
     Retrieval decodes with a cache, tokens have logits at every position.
     """
     number_bytes = bytes_a_number(plan.config, plan.request.load)
-    beside: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
+    extra: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
     logits = logits_bytes(plan.config.vocab_size, length, number_bytes)
-    return peak_bytes(plan.config, length, number_bytes, beside.get(part, logits))
+    return peak_bytes(plan.config, length, number_bytes, extra.get(part, logits))
 
 
 _DIGITS = 7

@@ -406,7 +406,7 @@ _MADE = {
     "Clamped": "Dims clamped at their values at M, or within their in-window range, next to as many random dims of the "
     "same layer matched in variance. Drift dims have the largest shares of their layer's drift (the rule “drift”); "
     "threshold dims cross a threshold (the rule “paper”).",
-    "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, beside random sets "
+    "Smallest set": "Heads added greedily, chosen on one half of the items and scored on the other, like random sets "
     "of every size.",
 }
 

@@ -301,7 +301,7 @@ def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, in
 
 
 def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
-    """Estimate of the memory beside the weights of a task: the states of both runs, one pass, and its logits."""
+    """Estimate of the memory besides the weights of a task: the states of both runs, one pass, and its logits."""
     config, depth = plan.config, plan.config.num_hidden_layers
     number_bytes = bytes_a_number(config, plan.request.load)
     streams = {

@@ -139,7 +139,7 @@ def _line(name: str, entries: Sequence[AtLength], look: fig.Look, side: str) -> 
 
 
 def failure_table(prediction: Prediction) -> Table:
-    """Failure lengths and excess at the longest length, a row a method; beside what was measured, where it was."""
+    """Failure lengths and excess at the longest length, a row a method; next to what was measured, where it was."""
     longest = prediction.longest
     is_checked = any(row.measured for name, row in prediction.methods.items() if name != ORIGIN)
     measured = ("measured", "excess") if is_checked else ()

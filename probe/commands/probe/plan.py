@@ -49,7 +49,7 @@ REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""
 
 _COPIES = 16
-"""Copies of a layer's values that a report holds at a time, beside one a method: the search's, in both its threads."""
+"""Copies of a layer's values that a report holds at a time, besides one a method: the search's, in both its threads."""
 
 HALVINGS = 1
 CHEAP = 1e11
@@ -104,7 +104,7 @@ class ProbePlan:
 
     @property
     def pass_bytes(self) -> int:
-        """Estimate of the memory of the largest pass, captured or measured, beside the weights; where the model is."""
+        """Estimate of the memory of the largest pass, captured or measured, besides the weights; where the model is."""
         number = bytes_a_number(self.config, self.request.load)
         captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0

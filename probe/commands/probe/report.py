@@ -262,7 +262,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
             "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
             f"drifts from the first run of {drift.run} positions beyond M whose mean squared distance, in ranges "
             f"and over all dims, exceeds {drift.factor} times the largest inside the window. Where a method begins "
-            f"to count positions anew, states settle again and are not judged for {drift.warm_up} tokens. The "
+            f"to count positions again, states settle again and are not judged for {drift.warm_up} tokens. The "
             "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
             "which the same rule detects drift although the model works there.",
         )
@@ -711,8 +711,8 @@ def _write_heatmaps(analysis: Analysis, folder: Path, maps: Maps) -> None:
     def grid(values: xr.DataArray) -> Heatmaps:
         return heatmap_grid(values, analysis.trained_length, maps.limits)
 
-    with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
-        rasters = beside.map(write_raster, methods)
+    with ThreadPoolExecutor(1) as pool:  # of the rest, which is Python's work
+        rasters = pool.map(write_raster, methods)
         for method, stem in stems.items():
             pooled = maps.pooled[method,].isel({"method": 0})
             numbers = npz_bytes(labelled_numbers(pooled, analysis.trained_length))

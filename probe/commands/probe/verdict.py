@@ -517,8 +517,9 @@ def what_fails(evidence: Evidence, rows: MethodRows) -> str:
         return _joined(f"{_capital(name)} may fail {where}, or {none}.", "On average:", *rules)
     times = times_of_m(evidence.stated_window, *filter(None, (measured.after, measured.high)))
     interval = "95% interval" if measured.sampled else "no interval"
-    ends = f"{measured.begins} tokens"
-    return _joined(f"Failure begins {ends} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules)
+    return _joined(
+        f"Failure begins {measured.begins} ({', '.join(filter(None, [times, interval]))}) for {name}.", *rules
+    )
 
 
 def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
@@ -701,7 +702,8 @@ def _fails(rows: MethodRows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > MAX_NAMED:
         return f"all by {rows[0].failure.longest} tokens"
-    return f"{listed([row.failure.begins for row in rows])} tokens"
+    *texts, last = [row.failure.begins for row in rows]
+    return listed([*(text.replace(" tokens", "") for text in texts), last])  # the unit once
 
 
 def _up_to(evidence: Evidence, measured: Failure) -> str:

@@ -395,7 +395,7 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
     def random(*shape):
         return torch.randn(*shape, generator=generator)
 
-    for tokens in (300, 417):  # the second is not compiled anew
+    for tokens in (300, 417):  # the second is not compiled again
         angles, states = random(tokens, 32), random(1, 4, tokens, 64)
         given = states, angles.cos(), angles.sin(), 1 + random(tokens, 1).abs(), None, rotary
         got = torch.compile(rope.rotated, dynamic=True)(*given)

@@ -30,8 +30,8 @@ def test_without_a_cache_every_step_keeps_the_prompts_length(family, name):
     """61 tokens are split into chunks of 17, 64 would be into chunks of 18: the last steps are of 64 and 65."""
     model, method = build(family), cases.method(name)
     with mesa.applied(model, method):
-        cached, anew = (scores(model, tokens(1, PROMPT), use_cache=use_cache) for use_cache in (True, False))
-    torch.testing.assert_close(anew, cached, atol=2e-5, rtol=0)
+        cached, again = (scores(model, tokens(1, PROMPT), use_cache=use_cache) for use_cache in (True, False))
+    torch.testing.assert_close(again, cached, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["rerope", "dca"])

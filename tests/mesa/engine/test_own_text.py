@@ -139,8 +139,8 @@ def test_beams_without_a_cache_give_what_they_give_with_one():
     model, (ids, mask) = tiny.model(), tiny.padded(9, 0, length=PROMPT)
     with mesa.applied(model, cases.method("mesa")):
         options = {"num_beams": 3, "num_return_sequences": 2, "attention_mask": mask, "new": 6}
-        cached, anew = (generated(model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
-    assert cached.tolist() == anew.tolist()
+        cached, again = (generated(model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert cached.tolist() == again.tolist()
 
 
 @torch.no_grad()

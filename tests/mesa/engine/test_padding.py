@@ -144,9 +144,9 @@ REFUSED = {
         1, 20, {"attention_mask": PACKED}, "attention_mask holds 2, neither 0 nor 1.*rows of their own"),
     "packed texts": (
         1, 20, {"position_ids": torch.cat([torch.arange(12), torch.arange(8)])[None]},
-        "position_ids begin anew at token 12 of row 0: .* packed .* rows of their own, padded"),
+        "position_ids begin again at token 12 of row 0: .* packed .* rows of their own, padded"),
     "packed texts of one token": (
-        1, 2, {"position_ids": torch.zeros(1, 2).long()}, "position_ids begin anew at token 1 of row 0"),
+        1, 2, {"position_ids": torch.zeros(1, 2).long()}, "position_ids begin again at token 1 of row 0"),
     "a first position": (1, 1, {"position_ids": torch.tensor([[3]])}, "position_ids differ from the tokens' places"),
 }  # fmt: skip
 """By what is given: rows and tokens, arguments, message."""

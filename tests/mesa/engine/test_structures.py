@@ -84,7 +84,7 @@ def test_a_cache_that_drops_what_a_layer_sees_is_refused():
 
 
 def test_factors_by_the_texts_length_are_refused():
-    kind, options = structures.STRUCTURES["rotary that computes its frequencies anew"]
+    kind, options = structures.STRUCTURES["rotary that computes its frequencies again"]
     rope = {**options["rope_parameters"], "long_mscale": 1.4}
     model = structures.built(kind, {**structures.SIZES, **options, "rope_parameters": rope})
     with pytest.raises(ValueError, match="a PhimoeRotaryEmbedding is not supported that scales queries and keys by"):

@@ -1,4 +1,4 @@
-"""A pass has its own state: in several threads, and where gradient checkpointing computes layers anew."""
+"""A pass has its own state: in several threads, and where gradient checkpointing computes layers again."""
 
 import sys
 import time
@@ -106,7 +106,7 @@ def gradients(model):
 
 
 def losses(model):
-    """Two passes' losses, one graph: the first is computed anew after the second ran."""
+    """Two passes' losses, one graph: the first is computed again after the second ran."""
     return sum(model(ids, labels=ids, use_cache=False).loss for ids in (tokens(61), tokens(30)))
 
 

@@ -29,7 +29,7 @@ class TaskError(Exception):
 class Here:
     """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load.
 
-    deaths: what is said of others, each at a cell. budgets: bytes of each beside the weights. last: whether the call
+    deaths: what is said of others, each at a cell. budgets: bytes of each besides the weights. last: whether the call
     made last ends first.
     """
 

@@ -50,7 +50,7 @@ def here(cluster, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def actors(cluster):
-    """Two workers, for one command after another: each would import torch anew."""
+    """Two workers, for one command after another: each would import torch again."""
     started = [cluster.remote(RayWorker).options(num_cpus=1).remote() for _ in range(2)]
     yield started
     for each in started:

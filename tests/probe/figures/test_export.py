@@ -16,7 +16,8 @@ from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
-from mesa_lens.export import kinds
+from mesa_lens.export import exported, kinds, options_of
+from probe.commands import commands
 from probe.commands.anatomy.page import anatomy_export
 from probe.commands.eval.page import evaluation_export
 from probe.commands.locate.page import located_export
@@ -256,6 +257,36 @@ def test_flags_follow_from_the_parameters_of_the_call(kind):
     calls = {"locate": located_export, "anatomy": anatomy_export, "readout": readout_export, "eval": evaluation_export}
     _, *parameters = inspect.signature(calls.get(kind) or getattr(Run, kind)).parameters
     assert parameters == kinds()[kind][1].split(), f"flags of `mesa-lens export {kind}`: mesa_lens/export.py"
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"export": ("a", "methods steps", "")}, "has no parameter 'steps'; known: methods, hook"),
+        ({"export": ("a", "methods")}, "is not three texts: what it shows, its parameters, an example"),
+        ({"export": ("a", "methods", ""), "name": "curves"}, "is called as a figure of a run is; rename the command"),
+        ({"export": ("a", "", ""), "tells": ()}, "is none of its `tells`; name it there"),
+    ],
+)
+def test_an_export_of_another_package_that_cannot_be_is_refused(changed, problem, monkeypatch, capsys):
+    guest = replace(commands()["eval"], package="guest.norms", **{"name": "norms"} | changed)
+    monkeypatch.setattr("mesa_lens.export.commands", lambda: commands() | {guest.name: guest})
+    assert main(["status", "runs"]) == 2
+    assert f"mesa-lens: the export of guest.norms {problem}" in capsys.readouterr().err
+
+
+def test_an_export_without_methods_is_called_with_what_is_set(monkeypatch, tmp_path):
+    guest = replace(commands()["eval"], name="norms", export=("a", "lengths", ""), example="--help")
+    monkeypatch.setattr("mesa_lens.export.commands", lambda: {"norms": guest})
+    monkeypatch.setattr(type(guest), "on_page", lambda *_: lambda folder, **chosen: (folder, chosen))
+    assert exported(options_of("norms")(store=tmp_path, lengths=(8,)), None) == (tmp_path, {"lengths": (8,)})
+    assert guest.example_out == "runs/norms"
+
+
+def test_the_example_of_a_kind_names_a_folder_that_the_command_wrote_to(capsys):
+    with pytest.raises(SystemExit):
+        main(["export", "eval", "--help"])
+    assert "mesa-lens export eval runs/eval --format svg,csv" in capsys.readouterr().out
 
 
 def test_every_figure_of_a_run_has_its_export():

@@ -68,14 +68,14 @@ def test_none_has_an_interval_too():
 
 def test_few_answers_rule_out_little():
     three, four = (scores(above=(0, 0, 0, 0, 2)).isel(sample=slice(count)) for count in (3, 4))
-    assert str(of(three)) == "up to 1024"  # 3 of 3 may be found by one half: Wilson's from 0.44
-    assert of(three).begins == "by 1024"
-    assert str(of(three, "mesa")) == "none up to 1024, or earlier"
+    assert str(of(three)) == "by 1024"  # 3 of 3 may be found by one half: Wilson's from 0.44
+    assert of(three).begins == "by 1024 tokens"
+    assert str(of(three, "mesa")) == "none up to 1024 (earlier not ruled out)"
     assert str(of(four)) == "(768, 1024]"
-    assert of(four).begins == "between 768 and 1024"
+    assert of(four).begins == "between 768 and 1024 tokens"
     some = of(scores(hits=((20, 20, 20, 20, 20, 9), (20,) * 6)).isel(sample=slice(8, 11)))  # 3, 3, ..., 1 of 3 found
-    assert str(some) == "up to 1024, or none"
-    assert some.begins == "by 1024 if ever"
+    assert str(some) == "by 1024, or none"
+    assert some.begins == "by 1024 tokens, if ever"
 
 
 @pytest.mark.parametrize("count", [3, 8])

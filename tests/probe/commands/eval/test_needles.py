@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from results import COMMON
+from synthetic import evaluation, hidden_states, write_run
 
 from mesa.errors import Refused
 from mesa_lens.cli import main
@@ -23,6 +24,7 @@ from probe.eval_tasks.base import Metric
 from probe.eval_tasks.tasks import PASSKEY
 from probe.evaluation import TASKS
 from probe.figures.section import figures_of
+from probe.files import write_result
 
 
 def result(depths, answered):
@@ -98,6 +100,18 @@ def test_it_is_exported_and_an_earlier_summary_is_read(tmp_path):
     with pytest.raises(Refused, match="length 512 was not measured; known: 256, 1024"):
         evaluation_export(earlier, lengths=[512])
     assert {*evaluation_export(result([0.5], late)).figures} == {"passkey"}
+
+
+def test_the_summary_of_another_command_is_named(tmp_path):
+    summary = write_run(tmp_path / "run", hidden_states(), evaluation()) / "summary.json"
+    write_result(summary, {"version": 3})
+    of_probe = rf"{summary} is of `mesa-lens probe`, not of `eval`; name a folder that `mesa-lens eval` wrote to"
+    with pytest.raises(Refused, match=of_probe):
+        EVALUATED.read(summary.parent)
+    (tmp_path / "journal.jsonl").touch()
+    write_result(tmp_path / "summary.json", {"version": 3})
+    with pytest.raises(Refused, match="is of another version of mesa-lens, not of version 1; write it again"):
+        EVALUATED.read(tmp_path)
 
 
 def test_the_depth_is_where_the_answer_stands(monkeypatch):

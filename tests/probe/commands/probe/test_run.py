@@ -105,8 +105,8 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     shutil.copytree(finished / "store.zarr", out / "store.zarr")
     assert main(["report", str(out)]) == 0
     assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
-    former, anew = (read_result(folder / "summary.json") for folder in (finished, out))
-    assert former == anew
+    former, again = (read_result(folder / "summary.json") for folder in (finished, out))
+    assert former == again
     assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
     monkeypatch.setattr("probe.figures.section.html_embed", lambda _: "")

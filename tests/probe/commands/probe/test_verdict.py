@@ -335,6 +335,15 @@ def test_a_failure_that_may_be_none_is_hedged(planted):
     )
 
 
+def test_a_method_that_may_fail_later_is_named_with_its_tokens(planted):
+    summary = copy.deepcopy(planted)
+    part = next(row for row in summary["methods"] if row["method"] == "dynamic-ntk")
+    for ends, text in [({"after": 0}, "by 320 tokens, if ever"), ({"after": 256}, "after 256 tokens, if ever")]:
+        part["measured"] |= {"high": None, **ends}
+        fixes = texts_of(summary)["What fixes it"]
+        assert f" dynamic-ntk fails later than the unmodified model, {text}. " in fixes
+
+
 def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     scores = evaluation()
     scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M

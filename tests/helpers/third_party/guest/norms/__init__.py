@@ -28,5 +28,6 @@ COMMAND = Command(
     options=(NormsRequest,),
     layout=Layout("norms", ("journal.jsonl",), REPORTED),
     package=__name__,
-    tells=("inside", "rewrite"),
+    tells=("inside", "rewrite", "export"),
+    export=("Norms of hidden states by length.", "lengths", "--format csv"),
 )

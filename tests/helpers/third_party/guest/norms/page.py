@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 from pydantic.dataclasses import dataclass
 
+from probe.figures.export import Export
 from probe.figures.figure_data import Chart, Line, Panel, style
 from probe.figures.section import Section, report_link, write_page
 from probe.store.result_file import ResultFile, RunSummary, having
@@ -49,6 +51,13 @@ def inside(folder: Path) -> Iterator[Section]:
     if summary := NORMS.find(folder):
         section = sections(summary)[0]
         yield Section(section.title, section.sentences, section.figures, links=report_link(folder, "norms", "Norms"))
+
+
+def export(folder: Path, lengths: list[int] | None = None) -> Export:
+    summary = NORMS.read(folder)
+    rows = [row for row in summary.norms if lengths is None or row.length in lengths]
+    numbers = pd.DataFrame(rows).set_index(["method", "length"]).to_xarray()
+    return Export({"norms": chart(summary)}, {"norms": numbers})
 
 
 def write_norms(folder: Path, summary: Norms) -> None:
