@@ -59,14 +59,14 @@ def read_configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]
     return methods
 
 
-def wanted_names(names: str) -> list[str]:
+def requested_names(names: str) -> list[str]:
     """The names in a comma-separated text, first the one named first.
 
     'all': all that are not named themselves, and not experimental.
 
     Refused for names that stand twice.
 
-    >>> wanted_names("rerope,all")[:3]
+    >>> requested_names("rerope,all")[:3]
     ['rerope', 'origin', 'nope']
     """
     named = _names(names)
@@ -120,7 +120,7 @@ def fitting_methods(
 
 def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The parameters that `settings` give, by name, of all methods that `names` holds; see `make_methods`."""
-    requested = wanted_names(names)
+    requested = requested_names(names)
     parameters = method_settings(settings)
     for name in parameters:
         if name not in requested:

@@ -321,7 +321,7 @@ class Evaluation(Experiment):
         """Rows that the journal lacks."""
         return sum(key not in rows for key in self.plan.cells)
 
-    def wanted(self, task: Task) -> bool:
+    def is_needed(self, task: Task) -> bool:
         """Whether no shorter prompt of its task and method was too large for the memory."""
         name, method, length = eval_key(task)
         return not any((name, method) == large[:2] and length >= large.length for large in self.too_large)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mesa import plugins
 from mesa.errors import NotFound, Occupied, Refused
 from mesa.methods import make
-from mesa.settings import wanted_names
+from mesa.settings import requested_names
 from probe.files import SEAL, JsonObject, checksum, difference, seal_of
 
 try:
@@ -247,7 +247,7 @@ class RunFolder:
         if "model" in options and model.startswith((".", "/", "~")) and not Path(model).exists():
             raise NotFound(f"{self.path} is a run of model {model}, which is not there; give its place by --model")
         if not values.get("set"):
-            names = wanted_names(values.get("methods") or default_methods)
+            names = requested_names(values.get("methods") or default_methods)
             options["set"] = [text for name in names for text in _changed(name, there)]
         return options
 

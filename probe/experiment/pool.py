@@ -222,11 +222,11 @@ class Pool(Protocol):
     verbose: bool
 
     def results(
-        self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]
+        self, tasks: Sequence[Task], progress: Progress, is_needed: Callable[[Task], bool], stop: Callable[[], bool]
     ) -> Iterator[TaskResult]:
         """Every task with its outcome, in their order, each as soon as its turn has come; raises a task's error then.
 
-        A task that is not `wanted`, as far as the outcomes before tell, is not begun; the result of one that was begun
+        A task that is not `is_needed`, as far as the outcomes before tell, is not begun; a result of one that was begun
         is dropped. Once `stop`, none is started after the first.
         """
         ...
@@ -239,14 +239,14 @@ class LocalPool:
         self._measure, self.verbose = measure, verbose
 
     def results(
-        self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]
+        self, tasks: Sequence[Task], progress: Progress, is_needed: Callable[[Task], bool], stop: Callable[[], bool]
     ) -> Iterator[TaskResult]:
         """As for `Pool`."""
         for number, task in enumerate(tasks):
             if number and stop():
                 return
             outcome = None
-            if wanted(task):
+            if is_needed(task):
                 progress.began(task)
                 outcome = TaskOutcome(self._measure(task))
             progress.ended(task)

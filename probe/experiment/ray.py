@@ -127,10 +127,10 @@ class RayRunner(Runner):
             nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in alive]
             cpus, gpus = int(sum(node.cpus for node in nodes)), sum(node.gpus for node in nodes)
             a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
-            wanted = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
-            takes = Resources(share(wanted, cpus), a_gpu, worker.source.weights_bytes)
+            requested = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
+            takes = Resources(share(requested, cpus), a_gpu, worker.source.weights_bytes)
             in_memory = [] if a_gpu else tasks  # others take memory of the GPUs, which workers report
-            pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, wanted, in_memory), verbose=self.verbose)
+            pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, requested, in_memory), verbose=self.verbose)
             try:
                 pool.wait()
                 yield pool
@@ -164,7 +164,7 @@ class RayPool:
             self._ended(Progress(Bar(disable=True)))
 
     def results(
-        self, tasks: Sequence[Task], progress: Progress, wanted: Callable[[Task], bool], stop: Callable[[], bool]
+        self, tasks: Sequence[Task], progress: Progress, is_needed: Callable[[Task], bool], stop: Callable[[], bool]
     ) -> Iterator[TaskResult]:
         """As for `Pool`. At most `max_ahead` tasks and `ahead_bytes` of results run or wait for their turn."""
         self._waiting, self._begun = waiting, begun = list(tasks), {}
@@ -174,7 +174,7 @@ class RayPool:
                     if task != tasks[0] and stop():
                         waiting.clear()
                         break
-                    if wanted(task):
+                    if is_needed(task):
                         size = sum(other.result_bytes for other in [*begun, task])
                         is_full = begun and (len(begun) >= self.max_ahead or size > self.ahead_bytes)
                         if len(self._calls) == len(self.actors) or (is_full and task != due):
@@ -185,12 +185,12 @@ class RayPool:
                 if due not in waiting and begun.get(due, True):
                     break
                 self._ended(progress)
-            is_wanted, outcome = wanted(due), begun.pop(due, None)
-            if outcome or not is_wanted:
+            needed, outcome = is_needed(due), begun.pop(due, None)
+            if outcome or not needed:
                 progress.ended(due)
-                if outcome and outcome.error and is_wanted:
+                if outcome and outcome.error and needed:
                     raise outcome.error
-                yield due, outcome if is_wanted else None
+                yield due, outcome if needed else None
                 del outcome  # it may be large
 
     def _begin(self, task: Task, progress: Progress) -> bool:

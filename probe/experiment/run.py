@@ -189,7 +189,7 @@ class Experiment:
         """Why all rows together give no result; empty where they do, or are not all there."""
         return ""
 
-    def wanted(self, task: Task) -> bool:
+    def is_needed(self, task: Task) -> bool:
         """Whether a task is still to be run, after what was recorded so far."""
         return True
 
@@ -198,7 +198,7 @@ class Experiment:
         journal.add(task.key, value)
 
     def skipped(self, task: Task) -> None:
-        """A task was not `wanted`."""
+        """A task was not `is_needed`."""
 
 
 class MethodsPlan:
@@ -296,7 +296,7 @@ def run_tasks(
             if journal is not None:
                 experiment.expect(journal)
             progress.expect(tasks)
-            for task, outcome in workers.results(tasks, progress, experiment.wanted, stop):
+            for task, outcome in workers.results(tasks, progress, experiment.is_needed, stop):
                 if outcome is None:
                     experiment.skipped(task)
                 elif outcome.lost:

@@ -399,9 +399,9 @@ def _is_label(method: Any) -> bool:
     return not (method is None or (isinstance(method, str) and method in _FILLS))
 
 
-def _missing(values: Any, wanted: Mapping[Any, Any]) -> Iterator[str]:
+def _missing(values: Any, requested: Mapping[Any, Any]) -> Iterator[str]:
     """Each label that is not there, with those that are, in words."""
-    for dim, labels in wanted.items():
+    for dim, labels in requested.items():
         if dim in values.indexes and not isinstance(labels, slice):
             there = values[dim].values
             for label in np.asarray(labels).ravel().tolist():
@@ -456,10 +456,10 @@ def one_prompt(hidden: xr.DataArray, prompt: str | None = None) -> xr.DataArray:
     return hidden.sel(prompt=name)
 
 
-def check_labels(values: xr.DataArray | xr.Dataset, dim: str, wanted: Sequence[object]) -> None:
-    """Refused for the first of `wanted` that is not a label of `dim`."""
+def check_labels(values: xr.DataArray | xr.Dataset, dim: str, requested: Sequence[object]) -> None:
+    """Refused for the first of `requested` that is not a label of `dim`."""
     labels = values[dim].values.tolist()
-    for label in wanted:
+    for label in requested:
         if label not in labels:
             raise Refused(f"{dim} {label!r} was not captured; captured: {listed(values[dim].values)}")
 

@@ -14,7 +14,7 @@ from mesa.errors import NotFound, Refused
 from mesa.methods import Method, make, registry
 from mesa.methods.chunked import WEAVES
 from mesa.models import in_short
-from mesa.settings import method_settings, wanted_names
+from mesa.settings import method_settings, requested_names
 from probe import evaluation as evaluation_plan
 from probe.commands.probe import ProbeRequest, plan as probe_plan
 from probe.commands.probe.plan import ProbePlan, work as probe_work
@@ -168,7 +168,7 @@ def section_request(config: PaperConfig, name: str) -> EvalRequest | ProbeReques
 
 
 def _settings_of(config: PaperConfig, methods: str) -> tuple[str, ...]:
-    return tuple(setting for setting in config.method_settings if setting.partition(".")[0] in wanted_names(methods))
+    return tuple(setting for setting in config.method_settings if setting.partition(".")[0] in requested_names(methods))
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan | ProbePlan:

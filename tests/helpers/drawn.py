@@ -42,9 +42,9 @@ NEEDS_RAY = [
 ]
 
 
-def outcomes(pool, tasks, progress=None, *, wanted=lambda task: True, stop=lambda: False):
+def outcomes(pool, tasks, progress=None, *, is_needed=lambda task: True, stop=lambda: False):
     """The results of a pool, by default of all tasks."""
-    return pool.results(tasks, progress or Progress(Bar(disable=True)), wanted, stop)
+    return pool.results(tasks, progress or Progress(Bar(disable=True)), is_needed, stop)
 
 
 def results(pool, tasks):

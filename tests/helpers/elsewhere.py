@@ -19,17 +19,17 @@ class Scattered:
     def __init__(self, function, seed, lost):
         self.function, self.lost, self.draw = function, lost, random.Random(seed)
 
-    def results(self, cells, progress, wanted, stop):
+    def results(self, cells, progress, is_needed, stop):
         for start in range(0, len(cells), 5):
             batch = cells[start : start + 5]
             outcomes = {
                 cell: self._outcome(cell)
                 for cell in self.draw.sample(batch, len(batch))
-                if wanted(cell) and not (stop() and cell != cells[0])
+                if is_needed(cell) and not (stop() and cell != cells[0])
             }
             for cell in batch:
                 progress.ended(cell)
-                if not wanted(cell):
+                if not is_needed(cell):
                     yield cell, None
                 elif cell in outcomes:
                     if outcomes[cell].error:

@@ -21,7 +21,7 @@ from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
-from mesa.settings import wanted_names
+from mesa.settings import requested_names
 from mesa.support import is_rotary, layers_text
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import OF_LAYERS, Selection
@@ -196,7 +196,7 @@ def _stored_by_default(
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
     if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
         return request, length
-    methods = len(wanted_names(request.methods or request.default_methods)) + len(request.configs)
+    methods = len(requested_names(request.methods or request.default_methods)) + len(request.configs)
     most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:

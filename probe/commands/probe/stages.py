@@ -105,7 +105,7 @@ class Stages(FailureByLength):
         check_scores(journal, self.plan, equal=False)
         return journal
 
-    def wanted(self, task: Task) -> bool:
+    def is_needed(self, task: Task) -> bool:
         """Whether it is still begun."""
         return self.fits(task)
 

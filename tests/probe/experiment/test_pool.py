@@ -152,7 +152,7 @@ def test_tasks_and_bytes_that_run_ahead_are_limited(last, size, max_ahead, expec
 @pytest.mark.parametrize("pool", POOLS)
 def test_unwanted_results_are_dropped_whether_the_task_was_begun_or_not(pool):
     unwanted, values = set(), []
-    for task, outcome in outcomes(pool(), TASKS, wanted=lambda task: task not in unwanted):
+    for task, outcome in outcomes(pool(), TASKS, is_needed=lambda task: task not in unwanted):
         values.append(outcome and outcome.value)
         unwanted.update(TASKS[3:5] if task == TASKS[2] else ())
     assert values == [0, 1, 4, None, None, 25]
@@ -162,7 +162,7 @@ def test_unwanted_results_are_dropped_whether_the_task_was_begun_or_not(pool):
 def test_no_unwanted_task_is_begun_and_after_the_first_none_once_stopped(pool):
     began = []
     progress = SimpleNamespace(began=lambda task, *_: began.append(task), ended=print, write=print)
-    list(outcomes(pool(), TASKS, progress, wanted=lambda task: task.key[0] % 2 == 0))
+    list(outcomes(pool(), TASKS, progress, is_needed=lambda task: task.key[0] % 2 == 0))
     assert began == TASKS[::2]
     assert [task for task, _ in outcomes(pool(), TASKS, progress, stop=lambda: True)] == TASKS[:1]
     began.clear()
