@@ -1,9 +1,9 @@
 """What weights and token ids are known by in the record of a run: a sha256, or the commit of a hub."""
 
 import hashlib
+import importlib.metadata
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from importlib.metadata import version
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ _FILES = {
     ),
 }
 _PACKAGES = ("mesa-lens", "torch", "transformers")
+version = cache(importlib.metadata.version)
+"""A package's version, read once."""
 
 
 def identity(name: str, config: Any) -> dict[str, str]:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 
 from mesa.errors import Refused
-from mesa.fingerprints import identity
+from mesa.fingerprints import identity, version
 from mesa.methods import Method
 from mesa.models import Loaded, bytes_a_number, chosen_dtype, config_of, load, model_class, origin
 from probe.capture.memory import check_beside

@@ -255,6 +255,7 @@ class Scale:
 
 
 SHARES = Scale()
+SCORES = Scale(0.0, 1.0, 2)
 """0: nothing, 1: all of the loss."""
 Drawable = Chart | Heatmaps
 Figure = Drawable | Raster

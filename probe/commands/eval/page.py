@@ -108,7 +108,7 @@ class Evaluated(RunSummary):
     cells: list[Cell]
     """Lengths in order."""
     needles: list[Needles] = field(default_factory=list)
-    """Of tasks whose answer stands at a place in the prompt; by task, method, length and depth, in order."""
+    """Of tasks whose answer stands at a place in the prompt, and is found or not; by length and depth, in order."""
     version: Literal[1] = 1
 
 
@@ -174,10 +174,14 @@ def summarize(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[
 
 
 def needles(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[Needles]:
-    """The scores by where in the prompt the answer stands, in `DEPTHS` parts; parts without samples are left out."""
+    """The share found by where in the prompt the answer stands, in `DEPTHS` parts; parts without samples are left out.
+
+    Of tasks whose first metric is 0 or 1 for each sample: a mean of others is no share.
+    """
     grouped: dict[tuple[str, str, int, int], list[float]] = {}
     for row in samples:
-        if row.depth is not None and row.metric == tasks[row.task].metrics[0].name:
+        metric = tasks[row.task].metrics[0]
+        if row.depth is not None and row.metric == metric.name and metric.binary:
             part = min(int(row.depth * DEPTHS), DEPTHS - 1)
             grouped.setdefault((row.task, row.method, row.length, part), []).append(row.score)
     rows = []
@@ -309,27 +313,37 @@ def needle_maps(result: Evaluated) -> dict[str, fig.Heatmaps]:
         lengths = sorted({row.length for row in rows})
         methods = [name for name in result.methods if having(rows, method=name)]
         blocks = [_needle_block(having(rows, method=name), lengths, name) for name in methods]
-        least = min(rows, key=lambda row: (row.mean, row.length))
         figure = fig.tile_map(
             f"{task}: share found, by length and depth of the answer (0%: start of the prompt). {result.model}, "
             f"M = {result.trained_length}",
             "share found",
             blocks,
-            fig.Scale(0.0, 1.0, 2),
+            fig.SCORES,
         )
         maps[f"{task}{_DEPTH}"] = replace(
             figure,
             note=("empty: no answer stood there",) if figure.note else (),
-            seen=f"Least found: {least.method}, {_where(least)}.",
+            seen=_lowest(rows),
         )
     return maps
+
+
+def _lowest(rows: Sequence[Needles]) -> str:
+    """The shortest of the tiles with the least mean, and how many more there are; empty where all are alike."""
+    least = min(row.mean for row in rows)
+    lowest = having(rows, mean=least)
+    if len(lowest) == len(rows):
+        return ""
+    first = min(lowest, key=lambda row: row.length)
+    more = f" (and {len(lowest) - 1} more)" if len(lowest) > 1 else ""
+    return f"Least found: {first.method}, {_where(first)}{more}."
 
 
 def _needle_block(rows: Sequence[Needles], lengths: Sequence[int], method: str) -> fig.Heatmap:
     """Tiles of one method, lengths across and depths down."""
     at = {(PARTS.index(row.depth), lengths.index(row.length)): row for row in rows}
     triples = {place: (row.mean, row.low, row.high) for place, row in at.items()}
-    block = fig.tiles(method, list(map(str, lengths)), range(DEPTHS), triples, fig.Scale(0.0, 1.0, 2))
+    block = fig.tiles(method, list(map(str, lengths)), range(DEPTHS), triples, fig.SCORES)
     texts = np.full(block.values.shape, "", dtype=object)
     for place, row in at.items():
         texts[place] = f"{method}, {_where(row)}"

@@ -29,7 +29,7 @@ from mesa.methods import Method
 from mesa.support import attending_layers
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS
-from probe.commands.locate.result import GRADIENTS
+from probe.commands.locate.result import CLAMP, GRADIENTS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import token_losses
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
@@ -497,7 +497,7 @@ class Clamp:
     def key(self) -> tuple[str | int, ...]:
         """Its name in the journal."""
         span = "inside" if self.inside else "beyond"
-        return ("clamp", self.way, self.rule, self.which, span, -1 if self.layer is None else self.layer)
+        return (CLAMP, self.way, self.rule, self.which, span, -1 if self.layer is None else self.layer)
 
     def run(self, pair: RunPair) -> PassOutcome:
         """The outcome on one item."""

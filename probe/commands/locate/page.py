@@ -13,10 +13,12 @@ import xarray as xr
 from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
 from probe.commands.locate.result import (
+    CLAMP,
     DIMS,
     GRADIENTS,
     LOCATED,
     PATCH,
+    SUFFICIENT,
     Effect,
     InsideCost,
     Located,
@@ -43,8 +45,6 @@ from probe.statistics import shown, spearman
 from probe.store.result_file import having, percent
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
-SUFFICIENT = 0.9
-"""Share of the excess loss that a sufficient set of heads recovers."""
 _WAYS = {
     "only": "enough: loss recovered in that layer alone",
     "without": "needed: loss that returns without that layer",
@@ -130,7 +130,7 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
     rule: by which the dims are chosen, of those in the summary.
     """
     labels = {"method": method, "length": length, "measure": measure, "rule": rule}
-    rows = having(summary.effects, kind="clamp", **labels)
+    rows = having(summary.effects, kind=CLAMP, **labels)
     panels = []
     for way in dict.fromkeys(row.way for row in rows):
         subset = having(rows, way=way)
@@ -362,7 +362,7 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
 
 def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> Iterator[str]:
     """By the dims' rule: the range of shares over all ways of clamping all layers, and the largest cost inside."""
-    everywhere = having(effects, kind="clamp", layer=None)
+    everywhere = having(effects, kind=CLAMP, layer=None)
     for rule in dict.fromkeys(row.rule for row in having(everywhere, which="threshold")):
         rows = having(everywhere, rule=rule)
         clamped = _ranked(having(rows, which="threshold"))
@@ -473,7 +473,7 @@ def _maps(summary: Located, method: str, length: int, measure: str) -> Figures:
 
 def _clamp_figures(summary: Located, method: str, length: int, measure: str) -> Figures:
     at = (method, length, measure)
-    rules = dict.fromkeys(row.rule for row in having(summary.effects, kind="clamp"))
+    rules = dict.fromkeys(row.rule for row in having(summary.effects, kind=CLAMP))
     names = {rule: f"clamp-{safe_name(rule)}" if rule else "clamp" for rule in rules}
     return present({_name(name, *at): clamp_chart(summary, *at, rule) for rule, name in names.items()})
 

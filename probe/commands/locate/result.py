@@ -13,8 +13,11 @@ from probe.commands.probe.verdict import HeadSet
 from probe.files import JsonObject
 from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly, having
 
-PATCH, GRADIENTS = "patch", "gradients"
-"""The kinds of an effect of a method in one place: measured, and estimated to first order."""
+PATCH, GRADIENTS, CLAMP, SMALLEST = "patch", "gradients", "clamp", "smallest"
+"""What is tried, as --try names it: a method in one place, an estimate of that, dims clamped, the fewest heads."""
+
+SUFFICIENT = 0.9
+"""Share of the excess loss that a sufficient set of heads recovers."""
 
 DIMS = {"drift": "drift dims", "paper": "threshold dims", None: "dims"}
 """What the dims of a clamp are called, by the rule that chose them; None: files without a rule."""

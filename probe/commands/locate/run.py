@@ -42,7 +42,19 @@ from probe.commands.locate.interventions import (
     patches,
 )
 from probe.commands.locate.page import places, write_located
-from probe.commands.locate.result import GRADIENTS, LOCATED, PATCH, Effect, InsideCost, Located, Loss, SmallestSet
+from probe.commands.locate.result import (
+    CLAMP,
+    GRADIENTS,
+    LOCATED,
+    PATCH,
+    SMALLEST,
+    SUFFICIENT,
+    Effect,
+    InsideCost,
+    Located,
+    Loss,
+    SmallestSet,
+)
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
 from probe.eval_tasks.score import documents_of, logits_bytes
@@ -59,9 +71,26 @@ from probe.options import head_name, parse_heads, parse_ranges
 from probe.statistics import Ends, fieller, student
 from probe.thresholds.search import CrossingRule, check_positions
 
+ORIGIN = "origin"
+ItemGroup = tuple[str, int]
+"""A measure, and a length in tokens."""
 MIN_EXCESS_LOSS = 0.01
 """Nats/token; a smaller one counts as none."""
+DIMS, CHOSEN = "dims", "chosen"
+"""Kinds of tasks in addition to interventions on one item: dims to clamp, and the choice of a search's round."""
+BATCH = 64
+"""Interventions in one task of a remote worker, which computes the plain runs of the item once for all of them."""
+RANDOM_SETS = 20
+MAX_HEADS = 32
+"""Heads at which a search ends that has not recovered `SUFFICIENT`."""
 _DRAWS = 2000
+_MANY_HEADS = 64  # up to which all are tried where none are named
+_PATCH_KEY = ("kind", "way", "layer", "head")
+_CLAMP_KEY = ("kind", "way", "rule", "which", "span", "layer")
+_SET = ("share", "low", "high", "random_low", "random", "random_high")
+
+
+# Losses and shares: paired over items, with intervals
 
 
 class Share(NamedTuple):
@@ -158,10 +187,7 @@ def _weights(items: int, blocks: int) -> np.ndarray:
     return weights.reshape(_DRAWS, -1) / (items * blocks)
 
 
-ORIGIN = "origin"
-ItemGroup = tuple[str, int]
-"""A measure, and a length in tokens."""
-_MANY_HEADS = 64  # up to which all are tried where none are named
+# Plan: what a request is, once it is checked
 
 
 class LocateKey(NamedTuple):
@@ -235,7 +261,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     if lengths[0] <= trained:
         raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing fails there")
     check_prompts(lengths[-1], request.samples)
-    for length in lengths if "clamp" in request.kinds else ():
+    for length in lengths if CLAMP in request.kinds else ():
         check_positions(range(length), trained, CrossingRule.scaled(trained))
     setting = PromptSpec(trained, tuple(lengths), request.samples, request.seed, documents)
     prompts = {
@@ -248,7 +274,7 @@ def plan(request: LocateRequest) -> LocatePlan:
 
 def _check_samples(request: LocateRequest) -> None:
     """Raises Refused where one sample does not do."""
-    reasons = {"smallest": "the smallest set is chosen on one half of them", "passkey": "one answer has no interval"}
+    reasons = {SMALLEST: "the smallest set is chosen on one half of them", "passkey": "one answer has no interval"}
     for name, reason in reasons.items() if request.samples < 2 else ():
         if name in (*request.kinds, *request.measures):
             raise Refused(f"--samples {request.samples}: {reason}, give at least 2")
@@ -291,9 +317,9 @@ def _check_places(request: LocateRequest, config: Any, heads: list[tuple[int, in
     """Raises Refused for a search without heads, gradients without their hooks, or dims without controls."""
     if GRADIENTS in request.kinds:
         check_adapted(config, f"--try {GRADIENTS}", f"take {PATCH}")
-    if "smallest" in request.kinds and not heads:
+    if SMALLEST in request.kinds and not heads:
         raise Refused("--try smallest has no heads to choose from; name the layers of some with --heads")
-    if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
+    if CLAMP in request.kinds and 2 * request.dims > config.hidden_size:
         raise Refused(
             f"--dims {request.dims} leaves too few of the {config.hidden_size} dims to draw as many controls from; "
             f"give at most {config.hidden_size // 2}"
@@ -305,18 +331,15 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
     config, depth = plan.config, plan.config.num_hidden_layers
     number_bytes = bytes_a_number(config, plan.request.load)
     streams = {
-        "clamp": 6 * depth,  # the search for threshold dims
+        CLAMP: 6 * depth,  # the search for threshold dims
         GRADIENTS: 4 * depth + 64,  # both runs' states, heads' changes, layers' inputs, and a layer's own values
-        "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
+        SMALLEST: plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
     logits = logits_bytes(config.vocab_size, tail_tokens(plan.trained_length), number_bytes)
     return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes + logits)
 
 
-DIMS, SEARCH, CHOSEN = "dims", "smallest", "chosen"
-"""Kinds of tasks in addition to interventions on one item."""
-BATCH = 64
-"""Interventions in one task of a remote worker, which computes the plain runs of the item once for all of them."""
+# Tasks: what can run now, by the journal's rows
 
 
 def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool = False) -> list[Task]:
@@ -347,14 +370,14 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
         for group, names in tried.items():
             for place in ((*group, name, n) for n in range(len(plan.items[group])) for name in names):
                 result += _on_item(plan, rows, PATCH, place, patched, batch)
-    if "clamp" in kinds:
+    if CLAMP in kinds:
         for length in sorted({length for _, length in tried}):
             if not any(LocateKey.of(key).group == (DIMS, length) for key in rows):
-                needs, key = task_bytes(plan, "clamp", length), (DIMS, length, plan.compared[0])
+                needs, key = task_bytes(plan, CLAMP, length), (DIMS, length, plan.compared[0])
                 result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length, length=length))
         for group in tried:
             result += _clamped(plan, rows, group, batch)
-    if SEARCH in kinds:
+    if SMALLEST in kinds:
         for group, names in tried.items():
             result += [task for name in names for task in _search(plan, rows, group, name)]
     return result
@@ -366,7 +389,7 @@ def remaining(plan: LocatePlan, rows: JournalRows) -> int:
     The dims of a length count as two, what follows a search's next round as one, so that more is left until the end.
     """
     foreseen = tasks(plan, rows, foresee=True)
-    searches = {LocateKey.of(task.key)[:3] for task in foreseen if task.kind in (SEARCH, CHOSEN)}
+    searches = {LocateKey.of(task.key)[:3] for task in foreseen if task.kind in (SMALLEST, CHOSEN)}
     return sum(len(task.inputs) + (task.kind == DIMS) for task in foreseen if task.kind != CHOSEN) + len(searches)
 
 
@@ -407,7 +430,7 @@ def _clamped(plan: LocatePlan, rows: JournalRows, group: ItemGroup, batch: int) 
     tried = known_clamps(plan, rows, group)
     inside = [Plain(BASELINE, inside=True)] if any(clamp.inside for clamp in tried) else []
     for number in range(len(plan.items[group])):
-        yield from _on_item(plan, rows, "clamp", (*group, ORIGIN, number), [*inside, *tried], batch)
+        yield from _on_item(plan, rows, CLAMP, (*group, ORIGIN, number), [*inside, *tried], batch)
 
 
 def _search(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) -> Iterator[Task]:
@@ -421,7 +444,7 @@ def _search(plan: LocatePlan, rows: JournalRows, group: ItemGroup, name: str) ->
     sets = dict.fromkeys((number, PatchedHeads.of(heads)) for heads in step.sets for number in step.numbers)
     missing = [(number, tried) for number, tried in sets if (*group, name, number, *tried.key) not in rows]
     for number, tried in missing:
-        yield from _on_item(plan, rows, SEARCH, (*group, name, number), [tried], 1)
+        yield from _on_item(plan, rows, SMALLEST, (*group, name, number), [tried], 1)
     if not missing:
         choice = (tuple(step.chosen), tuple(step.candidates))
         yield Task(CHOSEN, step.chosen_key(group, name), inputs=(choice,))
@@ -442,10 +465,7 @@ def _on_item(
         )
 
 
-ENOUGH = 0.9
-RANDOM_SETS = 20
-MAX_HEADS = 32
-"""Heads at which a search ends that has not recovered `ENOUGH`."""
+# Search: the smallest set of heads, round by round
 
 
 @dataclass(frozen=True)
@@ -463,7 +483,7 @@ class Round:
 
     def chosen_key(self, group: ItemGroup, name: str) -> Key:
         """The name of its choice in the journal."""
-        return (*group, name, -1, "chosen", ids_fingerprint(self.candidates)[-8:], len(self.chosen))
+        return (*group, name, -1, CHOSEN, ids_fingerprint(self.candidates)[-8:], len(self.chosen))
 
 
 def set_key(group: ItemGroup, name: str, number: int, heads: Heads) -> Key:
@@ -552,8 +572,8 @@ def random_sets(candidates: Sequence[Head], size: int) -> list[Heads]:
 
 
 def target_loss(gap: LossGap) -> float:
-    """The loss at which `ENOUGH` of the excess loss is recovered."""
-    return gap.baseline - ENOUGH * gap.size
+    """The loss at which `SUFFICIENT` of the excess loss is recovered."""
+    return gap.baseline - SUFFICIENT * gap.size
 
 
 def halves(items: int) -> tuple[range, range]:
@@ -596,7 +616,7 @@ class RunCache:
             recovered = task.inputs[0].run(self._pair(row.group, row.method, row.item))
             _check_finite(recovered, task.key)
             return [(task.key, {"recovered": recovered.tolist()})]
-        is_search = task.kind == SEARCH
+        is_search = task.kind == SMALLEST
         return [
             ((*row[:4], *tried.key), {"nll": self._losses(row.group, row.method, row.item, tried, is_search)})
             for tried in task.inputs
@@ -693,11 +713,6 @@ def locate(
     return run(Locate(plan, 1 if runner.is_local else BATCH), out, overwrite=overwrite, until=until, runner=runner)
 
 
-_PATCH = ("kind", "way", "layer", "head")
-_CLAMP = ("kind", "way", "rule", "which", "span", "layer")
-_SET = ("share", "low", "high", "random_low", "random", "random_high")
-
-
 def summarize(plan: LocatePlan, journal: Journal) -> Located:
     """The summary of a plan; shares only where the excess loss is significant.
 
@@ -732,7 +747,7 @@ def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) 
     name = loss.method
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
     for key in map(LocateKey.of, rows):
-        is_effect = key.group == group and key.method in (name, ORIGIN) and key.tried[:1] in ((JOURNALED,), ("clamp",))
+        is_effect = key.group == group and key.method in (name, ORIGIN) and key.tried[:1] in ((JOURNALED,), (CLAMP,))
         if is_effect and "inside" not in key.tried and key.item < len(plan.items[group]):
             numbers_of.setdefault((key.method, *key.tried), []).append(key.item)
     effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
@@ -740,7 +755,7 @@ def _effects(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss) 
         numbers = tuple(sorted(unordered))
         if numbers not in losses_of:
             losses_of[numbers] = paired(plan, rows, group, name, numbers)
-        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _PATCH, parts, strict=True))
+        entry: dict[str, Any] = dict(zip(_CLAMP_KEY if parts[0] == CLAMP else _PATCH_KEY, parts, strict=True))
         entry |= {"kind": PATCH} if parts[0] == JOURNALED else {}
         entry.pop("span", None)
         losses = losses_at(rows, [(*group, method, number, *parts) for number in numbers])
@@ -773,7 +788,7 @@ def _inside(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[Insid
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
     known = [key for key in map(LocateKey.of, rows) if (key.group, key.method) == (group, ORIGIN)]
-    clamps = {key.tried for key in known if key.tried[0] == "clamp" and "inside" in key.tried}
+    clamps = {key.tried for key in known if key.tried[0] == CLAMP and "inside" in key.tried}
     costs = []
     for parts in sorted(clamps):
         numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
@@ -791,14 +806,14 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
     """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
     finished: whether the search ended, by its own half of the items. enough: the heads it ended with, if they recover
-    `ENOUGH` of the other half too. Without heads: no search, since one half shows no loss.
+    `SUFFICIENT` of the other half too. Without heads: no search, since one half shows no loss.
     """
     name, sizes = loss.method, dict[str, int]()
     for key in map(LocateKey.of, rows):
-        if (key.group, key.method, key.item) == (group, name, -1) and key.tried[:1] == ("chosen",):
+        if (key.group, key.method, key.item) == (group, name, -1) and key.tried[:1] == (CHOSEN,):
             _, candidates, size = key.tried
             sizes[str(candidates)] = max(int(size), sizes.get(str(candidates), 0))
-    if not sizes and "smallest" not in plan.request.kinds:
+    if not sizes and SMALLEST not in plan.request.kinds:
         return []
     if not is_searchable(plan, rows, group, name):
         return [SmallestSet(**loss.labels)]
@@ -811,7 +826,7 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
 
     searches = []
     for candidates_key, last in sizes.items():
-        row = rows[(*group, name, -1, "chosen", candidates_key, last)]
+        row = rows[(*group, name, -1, CHOSEN, candidates_key, last)]
         heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))
         steps = range(1, last + 1)
         shares = [scored.share(losses(by_layer(heads[:size]), scoring)) for size in steps]
@@ -830,7 +845,7 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
                 candidates=len(candidates),
                 **dict(zip(_SET, map(list, [*zip(*shares, strict=True), *ends]), strict=True)),
                 finished=reached or last == min(len(candidates), MAX_HEADS),
-                enough=last if reached and shares[-1].share >= ENOUGH else None,
+                enough=last if reached and shares[-1].share >= SUFFICIENT else None,
             )
         )
     return sorted(searches, key=lambda search: -search.candidates)

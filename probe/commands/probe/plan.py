@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import xarray as xr
 import mesa
 from mesa.decoder import check_layers
 from mesa.errors import Failed, Refused
-from mesa.fingerprints import identity
+from mesa.fingerprints import identity, version
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.settings import requested_names

@@ -123,7 +123,6 @@ def probe_map(summary: Readout, probe: str, method: str) -> fig.Heatmaps | None:
     if not rows:
         return None
     kind = _SCORES[summary.probed[probe].kind]
-    scale = fig.Scale(0.0, 1.0, 2)
     columns = [str(length) for length in summary.lengths]
     blocks = []
     for field, title in PANELS.items():
@@ -133,9 +132,9 @@ def probe_map(summary: Readout, probe: str, method: str) -> fig.Heatmaps | None:
             if field != "inside" or row.length == summary.trained_length
         }
         chosen = columns[:1] if field == "inside" else columns
-        blocks.append(fig.tiles(title, chosen, summary.layers, triples, scale, named=f"{field}, {method}"))
+        blocks.append(fig.tiles(title, chosen, summary.layers, triples, fig.SCORES, named=f"{field}, {method}"))
     title = f"{_what(probe)} under {method}: {kind} of linear probes on texts that they were not trained on. {_PANELS} "
-    return fig.tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, scale)
+    return fig.tile_map(f"{title}{summary.model}, M = {summary.trained_length}", kind, blocks, fig.SCORES)
 
 
 def parts_chart(summary: Readout, probe: str, length: int) -> fig.Chart | None:

@@ -1,5 +1,6 @@
 """Answers by length and depth: counted by where they stand, drawn, exported, and read from earlier summaries."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from probe.commands.eval.page import (
     sections,
     summarize,
 )
+from probe.eval_tasks.base import Metric
 from probe.eval_tasks.tasks import PASSKEY
 from probe.evaluation import TASKS
 from probe.figures.section import figures_of
@@ -67,6 +69,24 @@ def test_a_map_has_a_block_a_method_and_says_what_its_tiles_mean():
     assert grid.seen.startswith("Least found: origin, 1024 tokens, depth 0% to 20%: 0.00 [")
     assert "passkey-depth" in figures_of(sections(result(EVEN, late)))
     assert needle_maps(result([0.5] * 4, late)) == {}  # --depth 0.5
+
+
+def test_the_lowest_share_names_ties_and_nothing_where_all_is_alike():
+    def seen(answered):
+        return needle_maps(result(EVEN, answered))["passkey-depth"].seen
+
+    one = seen(lambda method, length, depth: (method, length) != ("rerope", 1024) or depth < 0.8)
+    assert one.startswith("Least found: rerope, 1024 tokens, depth 80% to 100%: 0.00 [")
+    assert one.endswith(" of 4.")
+    assert seen(late).endswith(" of 4 (and 2 more).")
+    assert seen(lambda *_: True) == seen(lambda *_: False) == ""
+
+
+def test_only_binary_scores_are_mapped():
+    """A task of another package may give depths with a loss, of which no share is found."""
+    task = replace(PASSKEY, metrics=(Metric("nll", "nats/token"),))
+    rows = [Sample("passkey", "origin", 256, n, "nll", 3.0, depth=depth) for n, depth in enumerate(EVEN)]
+    assert needles(rows, {"passkey": task}) == []
 
 
 def test_it_is_exported_and_an_earlier_summary_is_read(tmp_path):

@@ -1,10 +1,13 @@
 """The tasks of a locate run follow from its journal's rows; the summary of runs that were cut short."""
 
 import math
+from typing import get_args
 
 import pytest
 
+from probe.commands.locate import TrialKind
 from probe.commands.locate.interventions import by_layer
+from probe.commands.locate.result import CLAMP, GRADIENTS, PATCH, SMALLEST
 from probe.commands.locate.run import (
     LocateRequest,
     Round,
@@ -37,6 +40,10 @@ def with_plain_runs(locate_plan, path, baseline=(3.0,) * 4):
 
 def add(journal, locate_plan, key, **row):
     journal.add(key, {"config": locate_plan.methods[key[2]].describe(), **row})
+
+
+def test_the_kinds_are_those_of_the_option():
+    assert {*get_args(TrialKind)} == {PATCH, GRADIENTS, CLAMP, SMALLEST}
 
 
 def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
