@@ -106,6 +106,9 @@ def test_an_estimate_of_a_long_run_names_a_command_that_takes_half_an_hour(model
     ]
     assert main([*shlex.split(line)[1:], "--estimate"]) == 0
     assert "half an hour" not in capsys.readouterr().out
+    monkeypatch.setattr("mesa_lens.running.resume_command", lambda *_: "")  # cannot be written in a line
+    assert main([*words, "--estimate", "--out", str(tmp_path / "out")]) == 0
+    assert "--minutes" not in capsys.readouterr().out
 
 
 def test_methods_are_listed_with_parameters_and_formula(capsys):
