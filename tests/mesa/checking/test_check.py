@@ -123,7 +123,7 @@ def test_the_page_lists_the_families_of_the_matrix():
     works = support.sentences(listed, "Work")
     assert works == {*matrix.WORKS, *matrix.ALIBI}
     assert support.sentences(listed, "Refused") == {*matrix.REFUSED}
-    said = f"families {len(works)} were tried and work, from Llama to gpt-oss; {len(matrix.REFUSED)} are refused"
+    said = f"families {len(works)} were tried and work, from Llama to gpt-oss; {len(matrix.REFUSED)} are [refused"
     assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
