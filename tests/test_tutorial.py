@@ -92,6 +92,7 @@ def test_the_notebook_of_the_bridge_runs_and_says_what_is_stored(tmp_path, monke
     assert len(text.encode()) <= 500_000
 
 
+@pytest.mark.slow
 def test_the_notebook_of_probes_runs_and_says_what_is_stored(tmp_path, monkeypatch):
     text = notebook.PROBES.read_text(encoding="utf-8")
     cells = notebook.code_cells(json.loads(text))
