@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn
 
 from mesa.errors import Failed, Refused
@@ -77,12 +77,6 @@ _OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
 """The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""
 
 
-@cache
-def _built() -> Parser:
-    """`parser()`, built once: notebooks and tests call `main` many times."""
-    return parser()
-
-
 def parser() -> Parser:
     """The full command's parser; every subcommand sets `run`."""
     top = Parser(
@@ -134,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with interruptible():
-            _built().parse_args([word for word in argv if word != "--debug"], args)
+            parser().parse_args([word for word in argv if word != "--debug"], args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -160,6 +160,5 @@ def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words,
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 
     monkeypatch.setattr(cli if words == ["eval"] else status, place.__name__, refused)
-    monkeypatch.setattr(cli, "_built", cli.parser)
     assert main(words) == 1
     assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"
