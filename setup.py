@@ -1,4 +1,4 @@
-"""The package's own page, which is README with links that lead somewhere from there. All else: pyproject.toml."""
+"""The package's page on an index: README with links that lead somewhere from there. All else: pyproject.toml."""
 
 from __future__ import annotations
 

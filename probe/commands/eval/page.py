@@ -329,7 +329,7 @@ def needle_maps(result: Evaluated) -> dict[str, fig.Heatmaps]:
 
 
 def _lowest(rows: Sequence[Needles]) -> str:
-    """The shortest of the tiles with the least mean, and how many more there are; empty where all are alike."""
+    """The shortest of the tiles with the least mean, and how many more there are; empty where all are equal."""
     least = min(row.mean for row in rows)
     lowest = having(rows, mean=least)
     if len(lowest) == len(rows):
