@@ -1,7 +1,7 @@
 """A probe in the time that there is: what is measured next follows from what is stored, the most telling first.
 
 Every step asks for a number of prompts of some cells (task, method, length). A cell's row in the journal grows; no row
-is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on as if it had not.
+is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on from them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
