@@ -240,8 +240,9 @@ def plots(figure: Drawable) -> list[go.Figure]:
     Without the title, and the room for it: on pages that is text that wraps. What a legend takes on a phone, plotly
     takes from the plot of a single panel, which is taller where the page is wider.
     """
-    is_parted = isinstance(figure, Chart) and not figure.crosshair
-    parts = [replace(figure, panels=(panel,)) for panel in figure.panels] if is_parted else [figure]
+    parts: list[Drawable] = [figure]
+    if isinstance(figure, Chart) and not figure.crosshair:
+        parts = [replace(figure, panels=(panel,)) for panel in figure.panels]
     drawn: list[Any] = [draw(part) for part in parts]
     top, below = (max(one.layout.margin[side] for one in drawn) for side in ("t", "b"))
     for one in drawn:

@@ -199,7 +199,7 @@ def _draw_chart(chart: fig.Chart) -> go.Figure:
     lines = max(len(wrap(panel.title, _TITLE)) for panel in chart.panels)
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for number, panel in enumerate(chart.panels):
-        place = {"row": 1 + number // columns, "col": 1 + number % columns}
+        place: dict[str, Any] = {"row": 1 + number // columns, "col": 1 + number % columns}
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, **place)
