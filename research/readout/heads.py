@@ -32,7 +32,9 @@ def main(args: argparse.Namespace) -> None:
     trained, labels, training = planned.trained_length, planned.labels[PROPERTY], planned.training
     length, texts = TIMES * trained, range(len(planned.windows))
     pair = [tuple(map(int, name[1:].split("H"))) for name in args.heads.split(",")]
-    inside, _ = states(loaded.model, mesa.Origin(trained), [planned.prompt(text, trained) for text in texts], trained)
+    inside, _ = states(
+        loaded.model, mesa.Origin(trained_length=trained), [planned.prompt(text, trained) for text in texts], trained
+    )
     known, groups = labels.known[:training], np.arange(training)
     probe = fit_probe(
         inside[args.layer, :training][known], labels.values[:training][known],
@@ -57,9 +59,9 @@ def main(args: argparse.Namespace) -> None:
             (each[name] - each["origin"]) / (each["rerope"] - each["origin"]) for each in (accuracy, loss)
         )
         row: dict[str, Any] = {"config": name, "accuracy": accuracy[name][0], "loss": loss[name][0]}
-        for what, share in {"probe": of_probe, "loss_share": of_loss, "probe - loss": of_probe - of_loss}.items():
+        for what, share in {"of_probe": of_probe, "of_loss": of_loss, "difference": of_probe - of_loss}.items():
             low, high = np.quantile(share[1:], [0.025, 0.975])
-            row |= {what: share[0], f"{what}, low": low, f"{what}, high": high}
+            row |= {what: share[0], f"{what}_low": low, f"{what}_high": high}
         rows.append(row)
     table = pd.DataFrame(rows)
     table.to_csv(
@@ -75,12 +77,15 @@ def configs(config: Any, trained: int, pair: list[tuple[int, ...]]) -> dict[str,
     rng = np.random.default_rng(0)
     drawn = [[others[at] for at in rng.choice(len(others), len(pair), replace=False)] for _ in range(PAIRS)]
     some = {"pair": pair, "all but the pair": others} | {f"random {number}": each for number, each in enumerate(drawn)}
-    methods: dict[str, Method] = {"origin": mesa.Origin(trained), "rerope": mesa.ReRoPE(trained)}
+    methods: dict[str, Method] = {
+        "origin": mesa.Origin(trained_length=trained),
+        "rerope": mesa.ReRoPE(trained_length=trained),
+    }
     for name, heads in some.items():
         by_layer: dict[int, tuple[int, ...]] = {}
         for layer, head in sorted(heads):
             by_layer[layer] = (*by_layer.get(layer, ()), head)
-        methods[name] = mesa.ReRoPE(trained, heads=by_layer)
+        methods[name] = mesa.ReRoPE(trained_length=trained, heads=by_layer)
     return methods
 
 
