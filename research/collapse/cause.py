@@ -139,7 +139,8 @@ def report(heads: Any, losses: Any, trained: int) -> None:
     """What rule.md asks, printed."""
     for (name, length), part in heads.groupby(["config", "length"], sort=False):
         shorter = part.log_ratio + part.log_ratio_width < 0
-        text = f"{name} {length}: {shorter.sum()} of {len(part)} heads are shorter, mean log ratio {part.log_ratio.mean():.3f}"
+        mean = part.log_ratio.mean()
+        text = f"{name} {length}: {shorter.sum()} of {len(part)} heads are shorter, mean log ratio {mean:.3f}"
         if name == "origin":
             wider = part.entropy - part.entropy_width > 0
             text += f"; entropy above in {wider.sum()}, in both {(shorter & wider).sum()}"
