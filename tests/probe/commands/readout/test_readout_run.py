@@ -40,6 +40,7 @@ def folder(tmp_path_factory):
 
 def run(folder, out, *options):
     some = ("--methods", "origin,rerope", "--lengths", str(LENGTH), "--samples", "8", "--tokens", str(TOKENS))
+    some += ("--layers", "1")  # and the last, for the lens
     text = () if "--labels" in options else ("--text", str(folder / "texts.jsonl"))
     return main(["readout", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
@@ -53,9 +54,9 @@ def whole(folder, tmp_path_factory):
 
 def test_nothing_is_claimed_of_random_weights(whole):
     summary = READOUT.read(whole)
-    assert (summary.training, summary.test, summary.lengths, summary.layers) == (4, 4, [M, LENGTH], [0, 1, 2])
-    assert len(summary.probes) == 2 * 2 * 2 * 3  # probes, methods, lengths, layers
-    assert len(summary.lens) == 2 * 2 * 3
+    assert (summary.training, summary.test, summary.lengths, summary.layers) == (4, 4, [M, LENGTH], [1, 2])
+    assert len(summary.probes) == 2 * 2 * 2 * 2  # probes, methods, lengths, layers
+    assert len(summary.lens) == 2 * 2 * 2
     assert not summary.is_trained
     assert not any(row.is_read or row.is_moved or row.is_lost or row.is_returned for row in summary.probes)
     (first, *_) = answers(summary)
@@ -67,9 +68,9 @@ def test_distances_are_those_of_the_states_that_are_kept(whole):
     summary = READOUT.read(whole)
 
     def states(length, texts):
-        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[1] for text in texts]
+        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[0] for text in texts]
 
-    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[1] for text in range(4)]
+    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[0] for text in range(4)]
     fitted = StateReference.fit(np.stack(origin))
     near, far = (fitted.distances(np.stack(states(length, range(4, 8)))).mean() for length in (M, LENGTH))
     (row,) = [row for row in summary.distances if (row.method, row.layer) == ("rerope", 1)]
@@ -91,7 +92,7 @@ def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, wh
 
     def states(method, length):
         paths = [whole / "readout" / "states" / f"{method}-{length}-{text}.npy" for text in range(8)]
-        return np.stack([np.load(path)[1] for path in paths])
+        return np.stack([np.load(path)[0] for path in paths])
 
     rows = {row.length: row for row in READOUT.read(whole).probes
             if (row.probe, row.method, row.layer) == ("previous-1", "rerope", 1)}  # fmt: skip
