@@ -21,31 +21,40 @@ from probe.commands.readout.plan import fit_probe, plan
 from research.collapse.run import methods_of, states
 from research.script import load_options, make_parser, run
 from research.thresholds_predict_failure.results import read_results
-from research.thresholds_predict_failure.score import advantage, score
+from research.thresholds_predict_failure.score import Estimate, advantage, score
 from research.thresholds_predict_failure.tables import arithmetic, measured_lengths, onset_lengths, without_reference
 
-ROOT = Path(__file__).parents[1]
+STUDY = Path(__file__).parents[1] / "thresholds_predict_failure/results/default.json"
+TABLE = Path(__file__).parent / "results/default-predicts.csv"
 PROPERTY, LAYER, TIMES = "previous-1", 2, (1.5, 2)
 
 
 def main(args: argparse.Namespace) -> None:
     """Measures every config of the study on the test texts; writes a row each, prints rank correlations."""
-    results = without_reference(read_results(ROOT / "thresholds_predict_failure/results/default.json"))
-    names = results["config"].values.tolist()
-    path = Path(__file__).parent / "results/default-predicts.csv"
     if not args.evaluate:
-        pd.DataFrame(measure(args, names)).to_csv(path, index=False, float_format="%.4f")
-    table, measured = pd.read_csv(path).set_index("config").loc[names], measured_lengths(results)
+        names = without_reference(read_results(STUDY))["config"].values.tolist()
+        pd.DataFrame(measure(args, names)).to_csv(TABLE, index=False, float_format="%.4f")
+    table = pd.read_csv(TABLE).set_index("config")
     print(table.round(3).to_string())
-    onset = onset_lengths(results)
-    rivals = {"thresholds": np.where(np.isnan(onset), np.nanmax(onset), onset), "arithmetic": arithmetic(results)}
     for column in table:
-        sign = -1 if column == "excess 2M" else 1
-        value = np.repeat(sign * table[[column]].to_numpy(), measured.shape[1], axis=1)
-        text = f"{column}: {score(value, measured, ()).correlation}"
-        for rival, other in rivals.items():
-            text += "; {} {}, difference {}".format(rival, *advantage(value, other, measured))
-        print(text)
+        of, *others = (str(each) for each in agreement(str(column)))
+        print(
+            f"{column}: {of}; thresholds {', difference '.join(others[:2])}; arithmetic {', difference '.join(others[2:])}"
+        )
+
+
+def agreement(column: str) -> list[Estimate]:
+    """The rank correlation of a column with measured lengths; thresholds' and the difference, arithmetic's and it."""
+    results = without_reference(read_results(STUDY))
+    table, measured = pd.read_csv(TABLE).set_index("config"), measured_lengths(results)
+    sign = -1 if column.startswith("excess") else 1
+    of_config = sign * table.loc[results["config"].values, [column]].to_numpy()
+    value, onset = np.repeat(of_config, measured.shape[1], axis=1), onset_lengths(results)
+    rivals = (np.where(np.isnan(onset), np.nanmax(onset), onset), arithmetic(results))
+    return [
+        score(value, measured, ()).correlation,
+        *(each for rival in rivals for each in advantage(value, rival, measured)),
+    ]
 
 
 def measure(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
