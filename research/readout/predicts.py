@@ -37,10 +37,8 @@ def main(args: argparse.Namespace) -> None:
     table = pd.read_csv(TABLE).set_index("config")
     print(table.round(3).to_string())
     for column in table:
-        of, *others = (str(each) for each in agreement(str(column)))
-        print(
-            f"{column}: {of}; thresholds {', difference '.join(others[:2])}; arithmetic {', difference '.join(others[2:])}"
-        )
+        of, thresholds, more, distances, most = map(str, agreement(str(column)))
+        print(f"{column}: {of}; thresholds {thresholds}, difference {more}; arithmetic {distances}, difference {most}")
 
 
 def agreement(column: str) -> list[Estimate]:
