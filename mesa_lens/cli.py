@@ -78,8 +78,8 @@ _OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
 """The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""
 
 
-def parser() -> Parser:
-    """The full command's parser; every subcommand sets `run`."""
+def parser(chosen: str | None = None) -> Parser:
+    """The full command's parser; every subcommand sets `run`. chosen: the only one whose options are added."""
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",
@@ -92,6 +92,9 @@ def parser() -> Parser:
     by_name = {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN} | installed()
     for name in sorted(by_name, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         command = by_name[name]
+        if chosen not in (None, name):  # all options take 25 ms
+            commands.add_parser(name, help=command.help if isinstance(command, Command) else command.HELP)
+            continue
         if isinstance(command, Command):
             add_command(
                 commands,
@@ -132,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with interruptible():
-            parser().parse_args([word for word in argv if word != "--debug"], args)
+            words = [word for word in argv if word != "--debug"]
+            parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words, args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

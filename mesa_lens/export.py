@@ -80,6 +80,7 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
 }
 """The type and flag of each parameter; unset, it is left to the call's own default."""
 
+HELP = "write a run's figures and numbers as files"
 KINDS = {
     "heatmap": (
         "Hidden states by layer, dim and position, methods side by side.",
@@ -151,8 +152,7 @@ def options_of(kind: str) -> type[ExportOptions]:
 def add(subcommands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
     epilog = f"example: mesa-lens export drift runs/demo {KINDS['drift'][-1]}"
-    shows = "write a run's figures and numbers as files"
-    command = subcommands.add_parser("export", epilog=epilog, help=shows, description=__doc__)
+    command = subcommands.add_parser("export", epilog=epilog, help=HELP, description=__doc__)
     parsers = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for kind, (about, _, flags) in kinds().items():
         folder = "runs/demo" if kind in KINDS else commands()[kind].example_out

@@ -16,6 +16,7 @@ from mesa.support import table
 from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import REQUIRED, Repeated, Text, Whole, Window, option
 
+HELP = "list the methods, or explain one"
 _WIDEST, _LONGEST = 48, 4096
 
 
@@ -44,7 +45,7 @@ def add(commands: Any) -> None:
         "methods",
         run_list,
         example="mesa-lens methods --trained-length 8192",
-        help="list the methods, or explain one",
+        help=HELP,
         description=__doc__,
     )
     add_command(

@@ -24,6 +24,7 @@ gc.disable()  # while modules are imported, which takes a tenth less then
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():  # which xdist's controller has as well, though it collects nothing
     gc.freeze()  # what is imported need not be looked through again
+    gc.set_threshold(700, 10, 100)  # nor all else often: a look takes .15 s
     gc.enable()
 
 

@@ -35,7 +35,9 @@ def test_an_outdated_metadata_folder_in_front_hides_no_command(tmp_path):
     assert {"predict", "locate", "anatomy", "eval"} <= {*done.stdout.split()}
 
 
-@pytest.mark.parametrize("name", HUNG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("eval", "check") else pytest.mark.slow) for name in HUNG]
+)
 def test_the_help_lacks_a_command_that_is_not_there(tmp_path, name):
     ((code, out, err),) = guests.commands(hidden(tmp_path, name), ["--help"], before="import hiding\n")
     listed = {line.split()[0] for line in out.splitlines() if line.startswith("    ") and line[4:5].strip()}

@@ -2,11 +2,13 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 
 from mesa_lens.cli import main
 from probe.experiment.estimate import Speed
+from probe.experiment.run import CommandResult
 from probe.request import noted, say, say_once
 from probe.run import open_run
 from probe.status import status_of
@@ -14,8 +16,8 @@ from probe.status import status_of
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.fixture
-def speed(monkeypatch):
+@pytest.fixture(scope="module")
+def speed():
     """Half a second a pass of whatever length, and the lengths that it was measured up to."""
     longest_of = []
 
@@ -23,9 +25,28 @@ def speed(monkeypatch):
         longest_of.append(longest)
         return Speed(0.5, 0.0, 0.0, longest)
 
-    for module in ("probe.experiment.estimate", "probe.commands.probe.run"):
-        monkeypatch.setattr(f"{module}.measure_speed", measured)
-    return longest_of
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("probe.experiment.estimate", "probe.commands.probe.run"):
+            patch.setattr(f"{module}.measure_speed", measured)
+        yield longest_of
+
+
+@pytest.fixture(scope="module")
+def staged(model, tmp_path_factory, undrawn, speed):
+    """The command of a run in stages that was begun, and its folder."""
+    out = tmp_path_factory.mktemp("staged") / "run"
+    command = ["probe", "--model", model, "--methods", "origin,rerope", "--samples", "5", "--out", str(out)]
+    assert main([*command, "--minutes", "0.3"]) == 0
+    return command, out
+
+
+@pytest.fixture(scope="module")
+def full(model, tmp_path_factory, undrawn):
+    """The command of a small run in full, without --samples and --out, and its folder."""
+    out = tmp_path_factory.mktemp("full") / "run"
+    small = ["probe", "--model", model, "--methods", "origin", "--texts", "0", "--refine", "0", "--length", "200"]
+    assert main([*small, "--samples", "2", "--out", str(out)]) == 0
+    return small, out
 
 
 def attributes(out):
@@ -36,30 +57,9 @@ def rows(out):
     return (out / "measured.jsonl").read_text(encoding="utf-8").splitlines()
 
 
-def test_stages_are_measured_reported_and_gone_on_with(model, tmp_path, speed, capsys):
-    out = tmp_path / "run"
-    command = ["probe", "--model", model, "--methods", "origin,rerope", "--samples", "5", "--out", str(out)]
-    assert main([*command, "--minutes", "0.3"]) == 0
-    said = capsys.readouterr()
-    assert "up to 320 tokens" in said.err  # 2 M, of which one pass takes less than an eighth of 18 s
-    assert "the same command continues" in said.err
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert summary["level"]["looks"] == [5]
-    assert attributes(out)["longest"] == 320
-    first = rows(out)
-    assert main(command) == 0  # a run in stages stays one, without --minutes too
-    assert rows(out)[: len(first) - 1] == first[: len(first) - 1]
-    assert attributes(out)["longest"] == 320
-    assert open_run(out).hidden.data_vars  # nothing else was left: hidden states are captured
-    assert status_of(out).state == "finished"
-    capsys.readouterr()
-    assert main(command) == 0
-    assert "finished already" in capsys.readouterr().err
-
-
 def test_random_weights_give_no_verdict_that_a_method_helps(model, tmp_path, speed, capsys):
     out = tmp_path / "run"
-    methods = ["--methods", "origin,rerope,mesa"]
+    methods = ["--methods", "origin,mesa"]
     assert main(["probe", "--model", model, *methods, "--minutes", "0.5", "--samples", "5", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "Cannot tell: the unmodified model is at chance inside M" in text
@@ -70,6 +70,9 @@ def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, sp
     out = tmp_path / "run"
     monkeypatch.setattr("probe.commands.probe.run._Run.captured", lambda self, tokens: None)
     assert main(["probe", "--model", model, "--methods", "origin,mesa", "--minutes", "0.3", "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "up to 320 tokens" in said
+    assert "the same command continues" in said
     run = open_run(out)
     assert "hidden states are not captured yet" in " ".join(repr(run.verdict()).split())
     assert set(run.curves().export.numbers) >= {"curves-tail_nll", "failures"}
@@ -81,19 +84,16 @@ def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, sp
     assert status_of(out).state == "unfinished"
 
 
-def test_stages_are_refused_where_a_full_run_is(model, tmp_path, speed, capsys):
-    full = tmp_path / "full"
-    small = ["probe", "--model", model, "--methods", "origin", "--texts", "0", "--samples", "2", "--refine", "0"]
-    assert main([*small, "--out", str(full)]) == 0
-    assert main([*small, "--minutes", "0.3", "--out", str(full)]) == 2
+def test_stages_are_refused_where_a_full_run_is(full, speed, capsys):
+    small, out = full
+    capsys.readouterr()
+    assert main([*small, "--samples", "2", "--minutes", "0.3", "--out", str(out)]) == 2
     assert "stages" in capsys.readouterr().err
 
 
-def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(model, tmp_path, speed, monkeypatch, capsys):
+def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(full, tmp_path, speed, monkeypatch, capsys):
     monkeypatch.setattr("probe.experiment.estimate.HALF_HOUR", 1e-3)
-    full = tmp_path / "full"
-    small = ["probe", "--model", model, "--methods", "origin", "--texts", "0", "--refine", "0", "--length", "200"]
-    assert main([*small, "--samples", "2", "--out", str(full)]) == 0
+    small, full = full
     offered = {}
     for name, more in {
         "there": ["--samples", "2", "--out", full],
@@ -111,21 +111,38 @@ def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(model, t
     assert main([*shlex.split(line.split(": ", 1)[1])[1:], "--estimate"]) == 0
 
 
-def test_other_options_are_refused_before_the_model_is_loaded(model, tmp_path, speed, capsys):
-    out = tmp_path / "run"
-    command = ["probe", "--model", model, "--methods", "origin", "--out", str(out)]
-    assert main([*command, "--samples", "3", "--minutes", "0.3"]) == 0
+def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, capsys):
+    command, out = staged
     measured = len(speed)
     refused = {
-        ("--samples", "3", "--length", "3000"): f"the run in {out} measures up to ",
-        ("--samples", "4"): "another samples (3 there, 4 now)",
-        ("--samples", "0", "--minutes", "1"): "--minutes 1 with --samples 0",
+        ("5", "--length", "3000"): f"the run in {out} measures up to ",
+        ("4",): "another samples (5 there, 4 now)",
+        ("0", "--minutes", "1"): "--minutes 1 with --samples 0",
     }
-    for more, text in refused.items():
+    for (samples, *more), text in refused.items():
         capsys.readouterr()
-        assert main([*command, *more]) == 2
+        assert main([*(samples if word == "5" else word for word in command), *more]) == 2
         assert text in capsys.readouterr().err
     assert len(speed) == measured
+
+
+def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys):
+    command, begun = staged
+    out = tmp_path / "run"
+    shutil.copytree(begun, out)
+    command = [*command[:-1], str(out)]
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["level"]["looks"] == [5]
+    assert attributes(out)["longest"] == 320  # 2 M, of which one pass takes less than an eighth of 18 s
+    first = rows(out)
+    assert main(command) == 0  # a run in stages stays one, without --minutes too
+    assert rows(out)[: len(first) - 1] == first[: len(first) - 1]
+    assert attributes(out)["longest"] == 320
+    assert open_run(out).hidden.data_vars  # nothing else was left: hidden states are captured
+    assert status_of(out).state == "finished"
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "finished already" in capsys.readouterr().err
 
 
 def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, speed, capsys):
@@ -135,19 +152,25 @@ def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, s
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("more", "is_fitted"), [([], True), (["--samples", "2", "--refine", "0"], False)])
-def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monkeypatch, speed, capsys, more, is_fitted):
-    monkeypatch.setattr("probe.commands.probe.run.CHEAP_RUN", 0)
-    out = tmp_path / "run"
-    methods = ["--methods", "origin", "--texts", "0"] if more else ["--methods", "origin"]
-    assert main(["probe", "--model", model, *methods, *more, "--out", str(out)]) == 0
+@pytest.mark.parametrize(
+    ("more", "cheap", "is_fitted"),
+    [([], 0, True), (["--texts", "0", "--samples", "2", "--refine", "0"], 0, False), ([], None, False)],
+)
+def test_without_numbers_a_run_takes_half_an_hour_at_most(model, tmp_path, monkeypatch, speed, more, cheap, is_fitted):
+    """The speed is measured unless numbers are stated, or the run is cheap; nothing is measured here."""
+    planned = []
+    if cheap is not None:
+        monkeypatch.setattr("probe.commands.probe.run.CHEAP_RUN", cheap)
+
+    def run_and_report(plan, *_, **__):
+        planned.append(plan)
+        return CommandResult({}, "", 0, "")
+
+    monkeypatch.setattr("probe.commands.probe.run.run_and_report", run_and_report)
+    speed.clear()
+    assert main(["probe", "--model", model, "--methods", "origin", *more, "--out", str(tmp_path / "run")]) == 0
     assert bool(speed) == is_fitted
-    assert "stages" not in attributes(out)  # all of it takes less
-
-
-def test_a_small_run_measures_no_speed(model, tmp_path, speed):
-    assert main(["probe", "--model", model, "--methods", "origin", "--out", str(tmp_path / "run")]) == 0
-    assert speed == []
+    assert [plan.longest for plan in planned] == [None]  # all of it takes less
 
 
 def test_a_plan_that_is_only_tried_says_nothing(capsys):

@@ -1,7 +1,7 @@
 """A probe in the time that there is: what is measured next follows from what is stored, the most telling first.
 
 Every step asks for a number of prompts of some cells (task, method, length). A cell's row in the journal grows; no row
-is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on as if it had not.
+is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on from them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from mesa.support import is_rotary
 from probe.commands.probe.plan import TASKS, FailureByLength
 from probe.eval_tasks.base import EvalKey
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
-from probe.evaluation import EvalPlan, check_scores, eval_tasks, scores_of, unfit_length
+from probe.evaluation import EvalPlan, check_scores, eval_key, eval_tasks, scores_of, unfit_length
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import Task
 from probe.experiment.run import Experiment
@@ -91,6 +91,7 @@ class Stages(FailureByLength):
         self.reference, self.lengths, self.texts, self.has_passkey = reference, lengths, texts, has_passkey
         self.trained, self.longest = plan.setting.trained_length, max(lengths)
         self.looks, self._known = looks_of(texts), dict[Any, tuple[str, ...]]()
+        self._plans = dict[int, dict[str, str]]()
         self.stage = STAGES[-1]
         self.fits: Callable[[Task], bool] = lambda task: True
 
@@ -119,6 +120,23 @@ class Stages(FailureByLength):
             peaks = [row["peak_mib"] for row in (former, value) if row["peak_mib"] is not None]
             value = {"peak_mib": max(peaks, default=None), "scores": [*former["scores"], *value["scores"]]}
         super().record(journal, task, value)
+        done = eval_key(task)
+        for name in self.plan.methods:  # what does the same there is measured with it
+            key = done._replace(method=name)
+            if key != done and self._alike(key) == self._alike(done):
+                there, former = self._values(journal.rows, key), journal.rows.get(key, {"scores": []})
+                scores = [score for score in journal.rows[done]["scores"] if score["sample"] not in there]
+                journal.add(key, {**journal.rows[done], "scores": [*former["scores"], *scores]})
+
+    def _alike(self, key: EvalKey) -> EvalKey:
+        """The cell of the first method that does the same there: tail NLL, where plans are equal."""
+        methods = self.plan.methods
+        if key.task == TAIL.name and key.length not in self._plans:
+            plans = {name: method.plan(key.length) for name, method in methods.items()}
+            self._plans[key.length] = {
+                name: next(first for first in plans if plans[first] == of) for name, of in plans.items()
+            }
+        return key._replace(method=self._plans[key.length][key.method]) if key.task == TAIL.name else key
 
     # What is next
 
@@ -127,8 +145,12 @@ class Stages(FailureByLength):
         step = self.step(rows)
         if step is None or STAGES.index(step.stage) > STAGES.index(self.stage):
             return []
-        missing = [(key, self._missing(rows, key, count)) for key, count in step.cells.items()]
-        tasks = [(number, task) for key, samples in missing for number, task in enumerate(self._tasks_of(key, samples))]
+        missing = dict[EvalKey, list[int]]()
+        for key, count in step.cells.items():
+            left, alike = self._missing(rows, key, count), self._alike(key)
+            key = alike if not set(left) & {*self._values(rows, alike)} else key
+            missing[key] = [*dict.fromkeys([*missing.get(key, []), *left])]
+        tasks = [at for key, samples in missing.items() for at in enumerate(self._tasks_of(key, samples))]
         return [task for _, task in sorted(tasks, key=lambda pair: pair[0])]
 
     def _tasks_of(self, key: EvalKey, samples: Sequence[int]) -> list[Task]:
@@ -447,6 +469,7 @@ class Stages(FailureByLength):
         cells |= self._nll(names, [self.trained, self.longest], first)
         if self.longest - self.trained > self.trained // _COARSE:
             cells |= self._nll(names, [middle], first) | self._nll([self.reference], [middle], 2 * FEW)
+        cells = {self._alike(key): count for key, count in cells.items()}
         return [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
 
 

@@ -29,8 +29,8 @@ class ReadoutRequest(MethodsRequest):
     not_compared: ClassVar[tuple[str, ...]] = (*STORED, "properties")
     properties: Names = option(
         ("previous-1",),
-        "what is probed: previous-K (the token K before), position, open-line, open-string, labels; with commas, or "
-        "none: the lens alone",
+        "what is probed: previous-K (the token K before), position, open-line, open-string, labels, with commas; none: "
+        "the lens alone; passkey-digit: prompts with a passkey, its first digit",
         key="probe",
     )
     lengths: Lengths | None = option(None, f"{LENGTHS_HELP}; M is added", unset="M, 2x M and 4x M")

@@ -25,7 +25,8 @@ _SCORES = {"classes": "accuracy", "numbers": "R2"}
 
 def answers(summary: Readout) -> list[str]:
     """A sentence for each thing probed, at the longest length; then one of the lens; then what is left out."""
-    return [*_probed(summary), *_lens_sentences(summary), *_distance_sentences(summary), *_limits(summary)]
+    probes = [*_probed(summary), *_answered(summary)]
+    return [*probes, *_lens_sentences(summary), *_distance_sentences(summary), *_limits(summary)]
 
 
 def _probed(summary: Readout) -> Iterator[str]:
@@ -68,6 +69,19 @@ def _scores_text(row: ProbeRead, reference: str) -> str:
             f"more than under {reference}"
         )
     return f"{text}."
+
+
+def _answered(summary: Readout) -> Iterator[str]:
+    """By method at the longest length: how many passkeys the model says, and what is read where it says another."""
+    layer = summary.best_layer("passkey-digit")
+    for row in having(summary.answers, length=summary.lengths[-1], layer=layer):
+        text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {row.n - row.wrong} of {row.n}"
+        if row.wrong:
+            text += (
+                f"; of the {row.wrong} others the probe trained at M reads the first digit in {ranged(*row.transfer)} "
+                f"(layer {layer}), one trained here in {ranged(*row.refit)}"
+            )
+        yield f"{text}."
 
 
 def _parts(row: ProbeRead) -> tuple[tuple[str, Interval, bool], ...]:
@@ -234,6 +248,8 @@ def _panel(title: str, y_title: str, lines: Sequence[fig.Line], seen: str, rules
 
 def _what(probe: str) -> str:
     """What is probed, with its meaning where the name alone does not tell it."""
+    if probe == "passkey-digit":
+        return f"{probe} (the first digit of the key, at the question's end)"
     return f"{probe} (the token {probe[9:]} before)" if probe.startswith("previous-") else probe
 
 
@@ -264,7 +280,8 @@ _MADE = {
     "this length (refit). The tokens are the same at every length; only what stands before them differs.",
     "Moved, lost": "moved = refit - transfer: what is in the states in another form. lost = in - refit: what no "
     "linear probe finds that is trained on as many texts. Intervals are 95%, over resampled test texts, paired.",
-    "Control": "The same probe on labels drawn at random for each token type (Hewitt and Liang 2019). Nothing is "
+    "Control": "The same probe on labels drawn at random for each token type (Hewitt and Liang 2019); for each text "
+    "where fewer than 20 token types have labels, and chance is then the most frequent label of each type. Nothing is "
     "claimed where the probe at M is not clearly above its control and chance, where the model's own loss at M is not "
     "below that of token frequencies, or where a part is not above 0 after a correction for all layers, lengths and "
     "methods.",

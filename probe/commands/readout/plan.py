@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from probe.capture.memory import check_prompts
 from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.result import Interval
-from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.retrieval import PASSKEY_QUESTION, Prompt, encode, first_ids, passkey
 from probe.eval_tasks.score import documents_of, window_places
 from probe.eval_tasks.sources import TextSource, rows, texts_by_name
 from probe.eval_tasks.tasks import tail_prompts
@@ -35,6 +35,7 @@ from probe.options import parse_ranges
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
+PASSKEY_DIGIT = "passkey-digit"
 CLASSES, NUMBERS = "classes", "numbers"
 _PREVIOUS = re.compile("previous-([0-9]{1,2})")
 _FARTHEST = 32  # tokens before, of `previous-K`
@@ -96,6 +97,7 @@ class ReadoutPlan(MethodsPlan):
     """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
 
     labels: by what is probed. documents, user_labels: fingerprints of the texts, and of the user's labels.
+    passkeys: by length, where passkey prompts are read, not texts.
     """
 
     request: ReadoutRequest
@@ -111,6 +113,7 @@ class ReadoutPlan(MethodsPlan):
     documents: str
     text_source: TextSource
     user_labels: str = ""
+    passkeys: Mapping[int, Sequence[Prompt]] = field(default_factory=dict)
 
     @property
     def ordered(self) -> list[str]:
@@ -153,6 +156,8 @@ class ReadoutPlan(MethodsPlan):
 
     def prompt(self, text: int, length: int) -> np.ndarray:
         """Token ids of a text at a length: its last tokens, after the tokenizer's first."""
+        if self.passkeys:
+            return np.array(self.passkeys[length][text].ids)
         return tail_prompts([self.windows[text]], self.first, length)[0]
 
     @property
@@ -177,7 +182,10 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     lengths = sorted({trained, *(request.lengths or (2 * trained, 4 * trained))})
     if lengths[0] < trained:
         raise Refused(f"--lengths {lengths[0]} is below M = {trained}, where probes are trained; give more")
-    tokens = request.tokens or min(_DEFAULT_TOKENS, max(1, trained // 4))
+    tokenizer = tokenizer_of(request.model, **request.source)
+    of_passkeys = PASSKEY_DIGIT in names
+    default = len(encode(tokenizer, PASSKEY_QUESTION)) if of_passkeys else min(_DEFAULT_TOKENS, max(1, trained // 4))
+    tokens = request.tokens or default
     before = max([int(match[1]) for name in names if (match := _PREVIOUS.fullmatch(name))], default=0)
     if tokens + before > trained // 2:
         raise Refused(
@@ -186,7 +194,17 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
         )
     layers = _layers(request, config)
     check_prompts(lengths[-1], request.samples)
-    tokenizer = tokenizer_of(request.model, **request.source)
+    if of_passkeys:
+        passkeys = {length: _passkeys(request, tokenizer, length) for length in lengths}
+        windows = [np.array(prompt.ids) for prompt in passkeys[lengths[-1]]]
+        digits = _digits(passkeys[trained], tokens)
+        training = len(windows) // 2
+        _check_known(PASSKEY_DIGIT, digits, training)
+        source = TextSource("passkey prompts", {"prompts": len(windows)}, sum(map(len, windows)))
+        return ReadoutPlan(
+            request, config, methods, lengths, tokens, layers, windows, training, [], {PASSKEY_DIGIT: digits},
+            ids_fingerprint(windows), source, passkeys=passkeys,
+        )  # fmt: skip
     documents, text_source, own = _documents(request, tokenizer)
     halves = [
         _half(documents, pieces, lengths[-1], max(2, request.samples // 2), tokens, own)
@@ -211,9 +229,31 @@ def check_property(name: str, request: ReadoutRequest) -> None:
     match = _PREVIOUS.fullmatch(name)
     if name == LABELS and request.labels is None:
         raise Refused("--probe labels needs a file of them; name it by --labels")
-    if not (match and int(match[1]) <= _FARTHEST) and name not in (LABELS, POSITION, OPEN_LINE, OPEN_STRING):
-        known = f"previous-K (K from 0 to {_FARTHEST}), {POSITION}, {OPEN_LINE}, {OPEN_STRING}, {LABELS}, none"
+    if name == PASSKEY_DIGIT and (
+        len(request.properties) > 1 or request.text is not None or request.labels is not None
+    ):
+        raise Refused(
+            f"--probe {PASSKEY_DIGIT} reads passkey prompts, no texts; leave out --text, --labels and other properties"
+        )
+    others = (POSITION, OPEN_LINE, OPEN_STRING, PASSKEY_DIGIT, LABELS)
+    if not (match and int(match[1]) <= _FARTHEST) and name not in others:
+        known = f"previous-K (K from 0 to {_FARTHEST}), {', '.join(others)}, none"
         raise Refused(f"--probe {name} is not known; known: {known}")
+
+
+def _passkeys(request: ReadoutRequest, tokenizer: Any, length: int) -> list[Prompt]:
+    """Passkey prompts: of each the key, and its depth in the filler, are the same at every length."""
+    return [
+        passkey(tokenizer, length, np.random.default_rng([request.seed, text]))
+        for text in range(2 * max(2, request.samples // 2))
+    ]
+
+
+def _digits(prompts: Sequence[Prompt], tokens: int) -> Labels:
+    """The first digit of each prompt's key, a label of its last token, after which the model is to say it."""
+    values, known = np.full((len(prompts), tokens), "0"), np.zeros((len(prompts), tokens), bool)
+    values[:, -1], known[:, -1] = [prompt.answer[0] for prompt in prompts], True
+    return Labels(CLASSES, values, known, "first digits of keys, read at the end of the question")
 
 
 def _layers(request: ReadoutRequest, config: Any) -> list[int]:
@@ -493,6 +533,8 @@ STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
 _LEAST = 20  # labels to train on
+FEW_TYPES = 20
+"""Token types with labels, below which a control by type says nothing: a probe learns any label of each."""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,25 @@ class DistanceRead:
     """collapse, growth, or level where the interval holds 1."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerRead:
+    """Of `passkey-digit`: how many test prompts the model answers, and what probes read where it does not."""
+
+    method: str
+    length: int
+    layer: int
+    n: int
+    """Number of test prompts."""
+    answered: Interval
+    """The share whose passkey greedy decoding says."""
+    wrong: int
+    """Prompts without the right answer."""
+    transfer: Interval
+    """The share of these whose first digit the probe trained at M reads; NaN where none is wrong."""
+    refit: Interval
+    """By a probe trained at this length."""
+
+
 @dataclass(frozen=True)
 class Probed:
     """What is probed, and of which labels."""
@@ -144,6 +163,7 @@ class Readout(RunSummary):
     lens: list[LensRead]
     probes: list[ProbeRead]
     distances: list[DistanceRead] = field(default_factory=list)
+    answers: list[AnswerRead] = field(default_factory=list)
     version: Literal[1] = 1
 
     def leaves(self, method: str, length: int) -> int | None:
@@ -163,6 +183,6 @@ def _layer(row: LensRead) -> int:
     return row.layer
 
 
-TABLES = ("lens", "probes", "distances")
+TABLES = ("lens", "probes", "distances", "answers")
 """The tables next to a summary, as csv."""
 READOUT = ResultFile(Path("readout", "summary.json"), Readout)

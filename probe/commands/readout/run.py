@@ -6,7 +6,7 @@ A pass leaves the states of a text's last tokens, (layer, token, dim), as readou
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from probe.capture.memory import peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import (
+    FEW_TYPES,
     LENS,
-    NUMBERS,
+    PASSKEY_DIGIT,
     STATES,
     Bootstrap,
     Labels,
@@ -42,15 +43,25 @@ from probe.commands.readout.plan import (
     fit_probe,
     plan,
 )
-from probe.commands.readout.result import READOUT, TABLES, DistanceRead, Interval, LensRead, Probed, ProbeRead, Readout
-from probe.eval_tasks.score import logits_bytes, nll
+from probe.commands.readout.result import (
+    READOUT,
+    TABLES,
+    AnswerRead,
+    DistanceRead,
+    Interval,
+    LensRead,
+    Probed,
+    ProbeRead,
+    Readout,
+)
+from probe.eval_tasks.score import logits_bytes, nll, retrieval_hits
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task, is_over
 from probe.experiment.run import CommandResult, Experiment, PlanWorker, opened, run_tasks, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
-from probe.statistics import half_width, student
+from probe.statistics import half_width, student, wilson
 from probe.store.result_file import or_nan
 from probe.thresholds.state_distance import StateReference, compared
 
@@ -197,12 +208,18 @@ def measure(plan: ReadoutPlan, bridge: Any, lens: LogitLens, task: Task) -> tupl
     states = capture(bridge, ids.tolist(), method, plan.selection(key.length), executor=executor)[plan.request.hook]
     if not np.isfinite(states).all():
         raise Failed(f"states under {key.method} are not finite; try a wider --dtype (float32, float64)")
-    if plan.request.hook == LENS:
+    row = dict[str, Any]()
+    if plan.passkeys:
+        with applied(bridge.original_model, method, executor=executor):
+            prompt = plan.passkeys[key.length][key.number]
+            row["is_answered"] = retrieval_hits(bridge.original_model, bridge.tokenizer, [prompt])[0]
+    if plan.request.hook == LENS and not plan.passkeys:
         read = read_lens(lens, torch.from_numpy(states), plan.layers, ids[len(ids) - plan.tokens + 1 :].tolist())
         means = {name: np.median(each, 1) if name == "rank" else each.mean(1) for name, each in read.items()}
-        return {"lens": {name: each.tolist() for name, each in means.items()}, "loss": float(means["loss"][-1])}, states
+        lens_row = {name: each.tolist() for name, each in means.items()}
+        return {"lens": lens_row, "loss": float(means["loss"][-1])} | row, states
     with applied(bridge.original_model, method, executor=executor):
-        return {"loss": float(nll(bridge.original_model, ids, plan.tokens - 1).mean())}, states
+        return {"loss": float(nll(bridge.original_model, ids, plan.tokens - 1).mean())} | row, states
 
 
 class ReadoutExperiment(Experiment):
@@ -273,7 +290,6 @@ class Prober:
         self._layer = -1
         self._loaded: dict[tuple[str, int], np.ndarray] = {}
         self._fitted: dict[tuple[str, str], tuple[Probe, Probe]] = {}
-        self._types = plan.last_ids
 
     def scores(self, key: ReadoutKey) -> JsonObject:
         """A row: the strength, and by name the sums of test texts that scores are computed of, see `TextScores`."""
@@ -301,19 +317,26 @@ class Prober:
         return self._fitted[name, method]
 
     def _fit(self, name: str, method: str, length: int) -> tuple[Probe, Probe]:
-        """A probe of the training texts, and one of the same strength of random labels by token type."""
+        """A probe of the training texts, and one of the same strength of the control's labels."""
         labels = self.plan.labels[name]
         fitted = fit_probe(*self._part(labels, method, length), kind=labels.kind)
         control = self._part(self._control(name), method, length)
-        if len(np.unique(control[1])) < 2:  # of one token type
+        if len(np.unique(control[1])) < 2:  # drawn alike
             return fitted, fitted
         return fitted, fit_probe(*control, kind=labels.kind, strength=fitted.strength)
 
     def _control(self, name: str) -> Labels:
-        labels = self.plan.labels[name]
+        """Random labels by token type. Of few types any probe learns such labels, so there they are drawn by text."""
+        labels, types = self.plan.labels[name], self.plan.last_ids
+        if self._has_few_types(labels):
+            texts = np.arange(len(types)) if labels.documents is None else labels.documents
+            types = np.broadcast_to(texts[:, None], types.shape)
         values = np.array(labels.values)
-        values[labels.known] = control_labels(values[labels.known], self._types[labels.known], self.plan.request.seed)
+        values[labels.known] = control_labels(values[labels.known], types[labels.known], self.plan.request.seed)
         return replace(labels, values=values)
+
+    def _has_few_types(self, labels: Labels) -> bool:
+        return len(np.unique(self.plan.last_ids[labels.known])) < FEW_TYPES
 
     def _part(self, labels: Labels, method: str, length: int, *, test: bool = False) -> tuple[np.ndarray, ...]:
         """States, labels and texts of the tokens with labels, to train on or to test on."""
@@ -328,20 +351,29 @@ class Prober:
         return self._loaded[method, length][half][known], labels.values[half][known], texts[known]
 
     def _chance(self, labels: Labels, test: tuple[np.ndarray, ...]) -> TextScores:
-        """The score of the training texts' most frequent label, or of their mean."""
-        values = labels.values[: self.plan.training][labels.known[: self.plan.training]]
-        common = float(values.mean()) if labels.kind == NUMBERS else Counter(values.tolist()).most_common(1)[0][0]
-        return Probe(_Always(common), labels.kind, None, frozenset()).score(*test)
+        """The score of the training texts' most frequent label, or of their mean; where types are few, of each type."""
+        half, known = self.plan.training, labels.known
+        types = self.plan.last_ids if self._has_few_types(labels) else np.zeros_like(self.plan.last_ids)
+        training, values = types[:half][known[:half]], labels.values[:half][known[:half]]
+        guess = _Frequent({kind: _typical(values[training == kind]) for kind in np.unique(training).tolist()},
+                          _typical(values))  # fmt: skip
+        return Probe(guess, labels.kind, None, frozenset()).score(types[half:][known[half:]][:, None], *test[1:])
 
 
-class _Always:
-    """Predicts one value."""
+def _typical(values: np.ndarray) -> Any:
+    """The most frequent class, or the mean number."""
+    return float(values.mean()) if values.dtype.kind == "f" else Counter(values.tolist()).most_common(1)[0][0]
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
-    def predict(self, states: np.ndarray) -> np.ndarray:
-        return np.full(len(states), self.value)
+@dataclass(frozen=True)
+class _Frequent:
+    """Predicts a value for each token type, another for types that it does not know."""
+
+    by_type: Mapping[int, Any]
+    other: Any
+
+    def predict(self, types: np.ndarray) -> np.ndarray:
+        return np.array([self.by_type.get(int(kind), self.other) for kind in types[:, 0]])
 
 
 def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | None) -> None:
@@ -407,6 +439,7 @@ class _Summary:
             probed={name: Probed(x.kind, len(np.unique(x.values[x.known])), x.note) for name, x in plan.labels.items()},
             lens=self._lens(),
             probes=[row for key in plan.probes if (row := self._probe(key))],
+            answers=[row for key in plan.probes if key.name == PASSKEY_DIGIT and (row := self._answers(key))],
         )
 
     def _of_texts(self, method: str, length: int) -> list[JsonObject]:
@@ -511,6 +544,29 @@ class _Summary:
             is_returned=bool(beyond and not is_reference and is_read and draws.is_clear(*back, tests)),
         )  # fmt: skip
 
+    def _answers(self, key: ReadoutKey) -> AnswerRead | None:
+        texts = self._of_texts(key.method, key.length)
+        if key not in self.rows or not texts:
+            return None
+        answered = np.array([row["is_answered"] for row in texts[self.plan.training :]])
+        sums = {name: np.array(each)[:, 0] for name, each in self.rows[key]["sums"].items()}
+        count, inside = int(answered.sum()), sums.get("inside")
+
+        def share(name: str) -> Interval:
+            hits = sums.get(name, inside)[~answered]  # pyright: ignore[reportOptionalSubscript]
+            return _share(int(hits.sum()), len(hits))
+
+        return AnswerRead(
+            method=key.method, length=key.length, layer=key.number, n=len(answered),
+            answered=_share(count, len(answered)), wrong=len(answered) - count, transfer=share("transfer"),
+            refit=share("refit"),
+        )  # fmt: skip
+
+
+def _share(hits: int, count: int) -> Interval:
+    """A share with Wilson's interval; NaN of none."""
+    return Interval(hits / count, *wilson(hits, count)) if count else Interval(*[float("nan")] * 3)
+
 
 def student_interval(values: np.ndarray) -> Interval:
     """A mean over texts with Student's 95% interval, NaN for fewer than two."""
@@ -552,7 +608,7 @@ def run_and_report(
         if all(key in journal.rows for key in plan.keys):
             fit_all(plan, experiment.states, journal, until)
     summary = summarize(plan, journal)
-    if all(key in journal.rows for key in plan.keys):
+    if all(key in journal.rows for key in plan.keys) and not plan.passkeys:  # one question is no distribution of text
         summary = replace(summary, distances=distances_of(plan, experiment.states))
     text = as_text(headline(summary))
     if journal.rows:

@@ -35,12 +35,14 @@ def agree(name, length, prompt, slopes, **changes):
 ALIBI = (0.7, 0.05)
 
 
-@pytest.mark.parametrize("log_n", [False, True])
+PROMPTS = [(20, 20, None), (61, 61, None), (61, 55, None), (30, 20, None), (20, 20, ALIBI), (61, 55, ALIBI)]
+WITHOUT = [
+    pytest.param(*prompt, False, marks=() if prompt == (61, 55, None) else pytest.mark.slow) for prompt in PROMPTS
+]
+
+
 @pytest.mark.parametrize("name", list(cases.CASES))
-@pytest.mark.parametrize(
-    ("length", "prompt", "slopes"),
-    [(20, 20, None), (61, 61, None), (61, 55, None), (30, 20, None), (20, 20, ALIBI), (61, 55, ALIBI)],
-)
+@pytest.mark.parametrize(("length", "prompt", "slopes", "log_n"), [*((*prompt, True) for prompt in PROMPTS), *WITHOUT])
 def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, slopes, log_n):
     agree(name, length, prompt, slopes, log_n=log_n)
 

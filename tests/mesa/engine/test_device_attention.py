@@ -129,10 +129,30 @@ def by_both(*parts):
 
 ALIBI = (0.7, 0.05)
 SLOPED = [(kernel, ALIBI) for kernel in KERNELS[2:]]  # with slopes the others give way to plain operations
+DIFFERENT = "rerope dynamic-ntk dca lampe streaming-llm stair mesa".split()
+"""The cases whose plans differ in kind: those that the quick suite has of what takes long."""
 
 
-@pytest.mark.parametrize(("kernel", "slopes"), [*((kernel, None) for kernel in KERNELS), *SLOPED], indirect=["kernel"])
-@pytest.mark.parametrize("name", list(cases.CASES))
+def by_kernel(*chosen):
+    """Every case by every kernel, with what else is chosen; flex attention, which is slow here, of some cases."""
+    for name in cases.CASES:
+        for kernel, *more in chosen:
+            is_quick = kernel is not kernels.by_flex or name in DIFFERENT
+            marks = () if is_quick else pytest.mark.slow
+            yield pytest.param(
+                name,
+                kernel,
+                *more,
+                id="-".join([name, kernel.__name__, *("slopes" for each in more if each)]),
+                marks=marks,
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "slopes"),
+    list(by_kernel(*((kernel, None) for kernel in KERNELS), *SLOPED)),
+    indirect=["kernel"],
+)
 def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
     tensors, method = states(61), cases.method(name, log_n=True)
     expected = heads_by_formula(name, 61, 55, slopes, log_n=True)
@@ -141,7 +161,7 @@ def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
         np.testing.assert_allclose(got, expected[:, start:], atol=5e-5)
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("name", "kernel"), list(by_kernel(*((kernel,) for kernel in KERNELS))), indirect=["kernel"])
 def test_grouped_heads_in_a_batch_with_soft_caps_sinks_and_weights_equal_dense(name, kernel):
     tensors = states(83, heads=4, key_heads=2, batch=3)
     sinks, weight = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.linspace(0.5, 1.5, 8, dtype=torch.float64)
@@ -518,11 +538,11 @@ def launched(two_launches, monkeypatch):
 
 
 def in_some_heads():
-    """Every case in all heads, and in some; of those the quick suite has the cases whose plans differ."""
-    quick = "rerope dynamic-ntk dca lampe streaming-llm stair mesa".split()
+    """Every case in all heads, and in some; the quick suite has the cases whose plans differ."""
     for name in cases.CASES:
-        yield pytest.param(name, None, id=f"{name}-all heads")
-        yield pytest.param(name, CHOSEN, id=f"{name}-some heads", marks=() if name in quick else pytest.mark.slow)
+        marks = () if name in DIFFERENT else pytest.mark.slow
+        yield pytest.param(name, None, id=f"{name}-all heads", marks=marks)
+        yield pytest.param(name, CHOSEN, id=f"{name}-some heads", marks=marks)
 
 
 @pytest.mark.parametrize(("name", "heads"), list(in_some_heads()))

@@ -212,7 +212,11 @@ def test_all_public_tools_are_called():
     assert {name for name, tool in named.items() if takes_a_model(tool)} | {"random_init_bridge"} == {*CALLS, *OTHERS}
 
 
-@pytest.mark.parametrize("tool", CALLS)
+LONG = ("faithfulness", "get_act_patch_direct_path_all_sources")
+"""Tools that take seconds; `attribution_patch` and `get_act_patch_direct_path` call the same passes."""
+
+
+@pytest.mark.parametrize("tool", [pytest.param(tool, marks=pytest.mark.slow if tool in LONG else ()) for tool in CALLS])
 def test_tools_see_what_the_method_computes(tool, bridges):
     theirs, ours = bridges
     torch.manual_seed(0)

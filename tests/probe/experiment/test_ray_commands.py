@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, *NEEDS_RAY]
 COMMANDS = {
     "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
+    "stages": "--minutes 30 --methods origin,rerope --length 300 --samples 4 --lengths 80,160,320 --layers 0-1",
     "locate": "--lengths 320 --samples 4 --try patch,clamp,smallest --heads 1",
     "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2",
     "readout": "--methods origin,rerope --lengths 320 --samples 4 --tokens 24 --probe position",
@@ -65,13 +66,13 @@ def kept(cluster, actors, monkeypatch):
     monkeypatch.setattr(cluster, "remote", lambda kind: started)
     monkeypatch.setattr(cluster, "kill", lambda actor: None)
     for name in ("locate", "anatomy"):
-        monkeypatch.setattr(f"probe.commands.{name}.run.write_page", lambda folder, *_: folder / "report.html")
+        monkeypatch.setattr(f"probe.commands.{name}.page.write_page", lambda folder, *_: folder / "report.html")
 
 
 @pytest.mark.usefixtures("undrawn", "kept")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, capfd):
-    command = "eval" if name == "harness" else name
+    command = {"harness": "eval", "stages": "probe"}.get(name, name)
     given = [command, *shlex.split(COMMANDS[name]), "--out", f"{name}/out"]
     given += ["--model", "headed" if name == "locate" else "plain"]
     if name in ("eval", "anatomy", "readout"):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -131,8 +132,8 @@ def test_the_same_store_gives_the_same_bytes(hidden):
     assert first == second
 
 
-def test_by_default_the_best_dims_as_png_beside_the_store(tmp_path, hidden, crossings, capsys):
-    folder = write_run(tmp_path, hidden)
+def test_by_default_the_best_dims_as_png_beside_the_store(tmp_path, folder, crossings, capsys):
+    folder = shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     assert main(["export", "thresholds", str(folder / "store.zarr"), "--top", "2"]) == 0
     names = [f"threshold-resid_post-repeated-layer{layer}-dim{dim}.png" for layer, dim in best(crossings, 2)]
     assert capsys.readouterr().out.split() == [str(tmp_path / "exports" / name) for name in names]
@@ -271,7 +272,7 @@ def test_flags_follow_from_the_parameters_of_the_call(kind):
 def test_an_export_of_another_package_that_cannot_be_is_refused(changed, problem, monkeypatch, capsys):
     guest = replace(commands()["eval"], package="guest.norms", **{"name": "norms"} | changed)
     monkeypatch.setattr("mesa_lens.export.commands", lambda: commands() | {guest.name: guest})
-    assert main(["status", "runs"]) == 2
+    assert main(["export", "curves", "runs"]) == 2
     assert f"mesa-lens: the export of guest.norms {problem}" in capsys.readouterr().err
 
 

@@ -33,7 +33,7 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever an onset of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
     attrs = {"method_configs": json.dumps(configs), "length": 5 * M}
-    run = write_run(tmp_path, hidden_states(), evaluation(), **attrs)
+    run = write_run(tmp_path, hidden_states(layers=1, dims=8, prompts=("repeated",)), evaluation(), **attrs)
     monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
     summary = as_json(write_report(run))
     assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)

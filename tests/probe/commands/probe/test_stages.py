@@ -1,5 +1,7 @@
 """What a run in stages measures next, and how often it decides wrongly, on drawn losses of the shipped model."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,25 @@ def test_brackets_hold_what_the_means_say_at_every_stage(simulated):
                 widths.append(failure.high - failure.after)
     assert widths[-1] <= widths[0]
     assert widths[-1] <= 96
+
+
+def test_methods_that_do_the_same_at_a_length_are_measured_once(simulated):
+    stages, rows = Stages(simulated.evaluation, "origin", simulated.lengths, 20), {}
+    journal = SimpleNamespace(rows=rows, add=rows.__setitem__)
+    measured = set()
+    while tasks := stages.tasks(rows):
+        task, new = tasks[0], {}
+        measure(stages, new, simulated, np.zeros(20), [task])
+        if task.key[0] == "nll":
+            measured.add(task.key)
+        stages.record(journal, task, new[task.key])
+    at_trained = {name for _, name, length in measured if length == 256}
+    assert at_trained == {"origin", "rerope"}  # dynamic-ntk and mesa change nothing up to M
+    for name in simulated.methods:
+        samples = [score["sample"] for score in rows["nll", name, 256]["scores"]]
+        assert len(samples) == len({*samples}) >= 3
+    assert rows["nll", "mesa", 256] == rows["nll", "dynamic-ntk", 256]
+    assert {name for _, name, length in measured if length > 256} == {*simulated.methods}
 
 
 def test_passkeys_count_once_every_method_has_them(simulated):

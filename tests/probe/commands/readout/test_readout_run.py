@@ -16,9 +16,9 @@ from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import ReadoutKey, open_strings, plan
+from probe.commands.readout.plan import Labels, ReadoutKey, open_strings, plan
 from probe.commands.readout.result import READOUT
-from probe.commands.readout.run import _Summary
+from probe.commands.readout.run import Prober, _Summary, states_path
 from probe.thresholds.state_distance import StateReference
 
 M, LENGTH, TOKENS = 160, 320, 40
@@ -40,6 +40,7 @@ def folder(tmp_path_factory):
 
 def run(folder, out, *options):
     some = ("--methods", "origin,rerope", "--lengths", str(LENGTH), "--samples", "8", "--tokens", str(TOKENS))
+    some += ("--layers", "1")  # and the last, for the lens
     text = () if "--labels" in options else ("--text", str(folder / "texts.jsonl"))
     return main(["readout", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
@@ -53,9 +54,9 @@ def whole(folder, tmp_path_factory):
 
 def test_nothing_is_claimed_of_random_weights(whole):
     summary = READOUT.read(whole)
-    assert (summary.training, summary.test, summary.lengths, summary.layers) == (4, 4, [M, LENGTH], [0, 1, 2])
-    assert len(summary.probes) == 2 * 2 * 2 * 3  # probes, methods, lengths, layers
-    assert len(summary.lens) == 2 * 2 * 3
+    assert (summary.training, summary.test, summary.lengths, summary.layers) == (4, 4, [M, LENGTH], [1, 2])
+    assert len(summary.probes) == 2 * 2 * 2 * 2  # probes, methods, lengths, layers
+    assert len(summary.lens) == 2 * 2 * 2
     assert not summary.is_trained
     assert not any(row.is_read or row.is_moved or row.is_lost or row.is_returned for row in summary.probes)
     (first, *_) = answers(summary)
@@ -67,9 +68,9 @@ def test_distances_are_those_of_the_states_that_are_kept(whole):
     summary = READOUT.read(whole)
 
     def states(length, texts):
-        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[1] for text in texts]
+        return [np.load(whole / "readout" / "states" / f"rerope-{length}-{text}.npy")[0] for text in texts]
 
-    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[1] for text in range(4)]
+    origin = [np.load(whole / "readout" / "states" / f"origin-{M}-{text}.npy")[0] for text in range(4)]
     fitted = StateReference.fit(np.stack(origin))
     near, far = (fitted.distances(np.stack(states(length, range(4, 8)))).mean() for length in (M, LENGTH))
     (row,) = [row for row in summary.distances if (row.method, row.layer) == ("rerope", 1)]
@@ -91,7 +92,7 @@ def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, wh
 
     def states(method, length):
         paths = [whole / "readout" / "states" / f"{method}-{length}-{text}.npy" for text in range(8)]
-        return np.stack([np.load(path)[1] for path in paths])
+        return np.stack([np.load(path)[0] for path in paths])
 
     rows = {row.length: row for row in READOUT.read(whole).probes
             if (row.probe, row.method, row.layer) == ("previous-1", "rerope", 1)}  # fmt: skip
@@ -157,6 +158,7 @@ def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path
     [
         (["--probe", "previous-99"], "--probe previous-99 is not known; known: previous-K (K from 0 to 32), position"),
         (["--probe", "labels"], "--probe labels needs a file of them; name it by --labels"),
+        (["--probe", "passkey-digit"], "--probe passkey-digit reads passkey prompts, no texts; leave out --text"),
         (["--lengths", "80"], f"--lengths 80 is below M = {M}"),
         (["--tokens", "100"], "--tokens 100, and 1 before them, are more than half of the trained length 160"),
         (["--hook", "nonsense"], "unknown hook 'nonsense'"),
@@ -212,6 +214,88 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
     scores = _Summary(SimpleNamespace(training=8, labels={"labels": alike}, layers=[0], lengths=[M], methods=[0]), rows)
     assert scores._scores(row)["inside"].sums.sum(0).tolist() == [8, 16]
     assert len(scores._scores(row)["inside"].texts) == 2
+
+
+@pytest.mark.parametrize("types", [[7], [7, 9], range(40)])
+def test_labels_at_few_token_types_are_compared_with_chance_and_the_types(tmp_path, types):
+    rng, texts = np.random.default_rng(0), 80
+    ids = rng.choice(np.array(types), (texts, 4))
+    known = np.zeros(ids.shape, bool)
+    known[:, -1] = True
+    in_states = np.where(rng.random(ids.shape) < 0.5, "a", "b")
+    of_type = np.where(ids == 9, "a", "b") if len(types) == 2 else in_states
+    labels = {"in": Labels("classes", in_states, known), "type": Labels("classes", of_type, known)}
+    key = ReadoutKey("probe", "origin", M, 0, "in")
+    plan = SimpleNamespace(
+        labels=labels, layers=[0], windows=ids, last_ids=ids, training=40, reference="origin", trained_length=M,
+        request=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    (tmp_path / "states").mkdir()
+    for text in range(texts):
+        states = rng.normal(size=(1, 4, 8)).astype(np.float32)
+        states[0, :, 0] += np.where(in_states[text] == "a", 6, -6)
+        states[0, :, 1] = ids[text]
+        np.save(states_path(tmp_path / "states", key._replace(part="states", number=text, name="")), states)
+
+    def values(name):
+        sums = Prober(plan, tmp_path / "states").scores(key._replace(name=name))["sums"]
+        return {score: hits / count for score, (hits, count) in ((x, np.sum(y, 0)) for x, y in sums.items())}
+
+    read = values("in")
+    assert read["inside"] > 0.95
+    assert max(read["control"], read["chance"]) < 0.75  # else nothing could ever be claimed of labels at one token type
+    if len(types) == 2:
+        assert values("type")["chance"] == 1  # the type alone tells such labels
+
+
+def test_passkey_prompts_have_the_same_key_and_depth_at_every_length():
+    request = ReadoutRequest(
+        model="default", methods="origin,rerope", lengths=(512,), samples=44, properties=("passkey-digit",)
+    )
+    planned, prompts = plan(request), plan(request).passkeys
+    labels, tokenizer = planned.labels["passkey-digit"], tokenizer_of("default")
+    assert (planned.training, len(planned.windows), labels.known.sum()) == (22, 44, 44)
+    for text, (short, long) in enumerate(zip(prompts[256], prompts[512], strict=True)):
+        assert short.answer == long.answer
+        assert labels.values[text, -1] == short.answer[0]
+        assert short.answer in tokenizer.decode(planned.prompt(text, 512))
+        assert [len(planned.prompt(text, length)) for length in (256, 512)] == [256, 512]
+        assert short.ids[-planned.tokens :] == long.ids[-planned.tokens :]
+    assert len({prompt.answer for prompt in prompts[256]}) == 44
+
+
+def test_passkeys_that_are_not_said_are_counted_apart():
+    key = ReadoutKey("probe", "origin", 512, 1, "passkey-digit")
+    plan = SimpleNamespace(training=2, windows=range(6), layers=[1], lengths=[M, 512], methods={"origin": None})
+    rows = {ReadoutKey("states", "origin", 512, text, ""): {"is_answered": text % 2 == 0} for text in range(6)}
+    rows[key] = {"sums": {"transfer": [[0, 1], [1, 1], [0, 1], [0, 1]], "refit": [[1, 1]] * 4}}
+    read = _Summary(plan, rows)._answers(key)
+    assert read is not None
+    assert (read.n, read.wrong, read.answered.mean, read.transfer.mean, read.refit.mean) == (4, 2, 0.5, 0.5, 1)
+    assert read.answered.low < 0.5 < read.answered.high
+
+
+@pytest.mark.slow
+def test_the_passkeys_digit_is_read_where_the_model_says_it(tmp_path):
+    options = [
+        "--probe",
+        "passkey-digit",
+        "--methods",
+        "origin",
+        "--lengths",
+        "512",
+        "--samples",
+        "120",
+        "--layers",
+        "3",
+    ]
+    assert main(["readout", *options, "--out", str(tmp_path)]) == 0
+    summary = READOUT.read(tmp_path)
+    assert {row.length for row in summary.answers} == {256, 512}
+    at_trained = next(row for row in summary.answers if row.length == 256)
+    assert at_trained.answered.mean > 0.5
+    assert any(row.is_read for row in summary.probes)
+    assert (tmp_path / "readout" / "answers.csv").is_file()
 
 
 @pytest.mark.filterwarnings("ignore")
