@@ -29,7 +29,6 @@ from on_paper import META, Counts, Device, on_paper
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    DeepseekV3Config,
     Gemma2Config,
     GptOssConfig,
     HunYuanDenseV1Config,
@@ -83,12 +82,6 @@ MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "intermediate_size": 14336, "vocab_size": 128167},
         32768,
-    ),
-    "deepseek-v3": (  # multi-head latent attention: keys of 192 dims, values of 128
-        DeepseekV3Config,
-        {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18432,
-         "first_k_dense_replace": 61, "vocab_size": 129280},
-        4096,
     ),
 }  # fmt: skip
 """By name: the config's class, its shapes, and the trained length M (tokens)."""
@@ -167,8 +160,7 @@ def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]], r
     """A method's row: of launches the most of a layer, of all else the most of prompt and token. rows: of the batch."""
     config = config_of(model)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dims = getattr(config, "qk_head_dim", dim) + getattr(config, "v_head_dim", dim)
-    size = rows * 2 * dims * config.num_key_value_heads * length  # keys and values, bfloat16
+    size = rows * 2 * 2 * config.num_key_value_heads * dim * length  # keys and values, bfloat16
     result: dict[str, Any] = {"method": method.name}
     for phase, layers in counts.items():
         result[f"{phase} launches"] = max(layer.launches for layer in layers[DEPTH // 2 :])
