@@ -8,7 +8,7 @@ REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,
 .PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs docs-pages pictures mechanism counterpart wheel format clean
 
 demo: .venv/app  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
-	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
+	mkdir -p $(dir $(OUT)) && cp -R mesa_lens/examples/. $(dir $(OUT))
 	$(BIN)/mesa-lens report $(dir $(OUT))smollm2-16k > /dev/null
 	@printf '%s\n' \
 	  'probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)' \

@@ -3,6 +3,7 @@
 `python benchmarks/support.py` writes them (two minutes); a family is added in tests/helpers/matrix.py.
 """
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -84,8 +85,8 @@ def lists(why: dict[str, dict[str, str]]) -> str:
 
 def _reason(message: str) -> str:
     """The part of an error that does not name the model."""
-    reason = message.split("is not supported: ")[-1].split("cannot be attached to ")[-1].split(": ", 1)[-1]
-    return reason.removesuffix("; take another method")
+    reason = re.sub(r"^.*?model type '[^']*'( is not supported)?: ", "", message)
+    return re.sub(r" \(off by [^)]*\)", "", reason).removesuffix("; take another method")
 
 
 def tried_families() -> dict[str, dict[str, str]]:

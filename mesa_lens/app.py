@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pydantic import Field
 from mesa.errors import Refused, install_command
 from probe.options import InputPath, Names, Text, Whole, option
 
+RUNS = Path("runs")
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
 
@@ -22,7 +24,9 @@ FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 class AppOptions:
     """What the server shows, and to whom."""
 
-    store: InputPath = option(Path("runs"), "folder of runs, or one run")
+    store: InputPath = option(
+        RUNS, "folder of runs, or one run; without runs/ here, a finished example is copied there"
+    )
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
     allow_host: Names = option((), "further names by which browsers may reach it, e.g. that of a proxy")
     port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
@@ -71,9 +75,19 @@ def run(options: AppOptions) -> int:
 
 def _store(options: AppOptions) -> Path:
     """The folder that --store names; Refused for a file, and a folder that is not there."""
+    if options.store == RUNS and not RUNS.exists():
+        _copy_example()
     if not options.store.is_dir():
         wrong = "is not a folder" if options.store.exists() else "is not there"
         raise Refused(
-            f"--store {options.store} {wrong}; give the folder that holds the runs (`make demo` writes runs/)"
+            f"--store {options.store} {wrong}; give the folder that holds the runs, or leave --store out for an example"
         )
     return options.store
+
+
+def _copy_example() -> None:
+    """The finished run that comes with the package, in runs/; its report is written here, larger than the run."""
+    print(f"no {RUNS}/ is here: the finished example is copied there, and its report written", file=sys.stderr)
+    shutil.copytree(Path(__file__).parent / "examples", RUNS)
+    for run in RUNS.iterdir():
+        subprocess.run([sys.executable, "-m", "mesa_lens", "report", str(run)], stdout=subprocess.DEVNULL, check=False)

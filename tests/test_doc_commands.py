@@ -123,7 +123,7 @@ def folder(tmp_path_factory):
     synthetic.write_run(folder / "runs/demo", demo, synthetic.evaluation(256, 8), trained_length=256)
     for name in ("llama2", "mine"):
         synthetic.write_run(folder / "runs" / name, synthetic.hidden_states(layers=2, dims=4), synthetic.evaluation())
-    shutil.copytree(ROOT / "examples" / "smollm2-16k", folder / "runs" / "smollm2-16k")
+    shutil.copytree(ROOT / "mesa_lens" / "examples" / "smollm2-16k", folder / "runs" / "smollm2-16k")
     for name in ("demo", "mechanism"):
         located.write(folder / "runs" / name)
         anatomized.write(folder / "runs" / name)

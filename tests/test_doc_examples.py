@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     """A working folder with the runs that the pages open."""
     folder = tmp_path_factory.mktemp("examples")
     synthetic.write_run(folder / "runs" / "demo", synthetic.hidden_states(windows=7, layers=3, dims=64))
-    shutil.copytree(ROOT / "examples" / "smollm2-16k", folder / "runs" / "smollm2-16k")
+    shutil.copytree(ROOT / "mesa_lens" / "examples" / "smollm2-16k", folder / "runs" / "smollm2-16k")
     return folder
 
 

@@ -127,7 +127,7 @@ def show(
     st.markdown(f"**{plain(figure.title)}**")
     name, alt = f"wide-{safe_name(key)}", alt or f"{figure.title}. {figure.seen}"
     point = None
-    if isinstance(figure, Chart) and len(figure.panels) > 1:
+    if isinstance(figure, Chart) and len(figure.panels) > 1 and not figure.crosshair:
         _panels(figure, name, key, alt, file)
     else:
         width = least_width(figure)

@@ -58,7 +58,9 @@ def _of_command(command: Command, context: Context) -> None:
 
 
 PAGES = _pages()
-_HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
+_HOW = """mesa-lens probe --length 2048 --out runs/demo
+# or, on your own model
+mesa-lens probe --model <hub id or local path> --out runs/mine"""
 _STYLE = f"""<style>
 .stMainBlockContainer {{padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}}
 h1 {{padding-top: 0}}

@@ -228,18 +228,21 @@ def html_embed(figure: Drawable, plotly_js: bool | str = False, div_id: str | No
 def least_width(figure: Drawable) -> int:
     """Pixels below which parts of the figure would overlap: a narrower page scrolls it sideways."""
     if isinstance(figure, Chart):
-        return PANEL_WIDTH * len(figure.panels)
+        return PANEL_WIDTH * (1 if figure.crosshair else len(figure.panels))
     is_plain = len(figure.columns) == 1 and all(cell.numbers is None for row in figure.cells for cell in row)
     return PANEL_WIDTH if is_plain else 110 + int(70 * figure.width)
 
 
 def plots(figure: Drawable) -> list[go.Figure]:
-    """A plotly figure a panel, so that a phone has them one below the other, with axes at the same height; or one.
+    """A plotly figure a panel, so that a phone has them one below the other, with axes at the same height; or one,
+    of heatmaps and of panels with a crosshair.
 
     Without the title, and the room for it: on pages that is text that wraps. What a legend takes on a phone, plotly
     takes from the plot of a single panel, which is taller where the page is wider.
     """
-    parts = [replace(figure, panels=(panel,)) for panel in figure.panels] if isinstance(figure, Chart) else [figure]
+    parts: list[Drawable] = [figure]
+    if isinstance(figure, Chart) and not figure.crosshair:
+        parts = [replace(figure, panels=(panel,)) for panel in figure.panels]
     drawn: list[Any] = [draw(part) for part in parts]
     top, below = (max(one.layout.margin[side] for one in drawn) for side in ("t", "b"))
     for one in drawn:

@@ -162,10 +162,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels side by side over one legend, which lists each text once, and a label without its notes if it has any."""
+    """Panels side by side over one legend, which lists each text once, and a label without its notes if it has any.
+
+    crosshair: panels of one x axis, which plotly draws below each other: all lines' values at the x under the mouse.
+    """
 
     title: str
     panels: tuple[Panel, ...]
+    crosshair: bool = False
 
     @property
     def noted(self) -> set[str]:
@@ -174,8 +178,11 @@ class Chart:
 
     @property
     def seen(self) -> str:
-        """What its panels show, as sentences."""
-        return " ".join(panel.seen for panel in self.panels if panel.seen)
+        """What its panels show, as sentences; with a crosshair also what their y axes leave out."""
+        outside = [
+            f"{panel.title.capitalize()}: {panel.outside}." for panel in self.panels if self.crosshair and panel.outside
+        ]
+        return " ".join([*(panel.seen for panel in self.panels if panel.seen), *outside])
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ ROOM_BELOW = 111
 _MARKER, _LEAST_MARKER = 8, 6  # pixels: of a line's markers, and below which plotly treats them alike
 _MARKERS = 9  # of a line with too many values for one at each
 _LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
-_BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
+_BETWEEN, _BETWEEN_TITLED, _BETWEEN_PANELS = 12, 34, 60  # pixels between rows of heatmaps, and of panels
 _GROUND = "#D0D0D0"  # grey on a dark page too, in addition to colours that stay as they are
 
 
@@ -184,11 +184,13 @@ def _hatching(muted: np.ndarray) -> dict[str, Any]:
 
 
 def _draw_chart(chart: fig.Chart) -> go.Figure:
+    rows, columns = (len(chart.panels), 1) if chart.crosshair else (1, len(chart.panels))
     figure = make_subplots(
-        1,
-        len(chart.panels),
+        rows,
+        columns,
         figure=go.Figure(layout={"template": _TEMPLATE, "font": _FONT}),
         horizontal_spacing=0.12,
+        vertical_spacing=_BETWEEN_PANELS / (_PLOT * rows),
         subplot_titles=["<br>".join(map(fig.escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )
     groups = {_entry(line.entry): _entry(line.label) for panel in chart.panels for line in panel.lines}
@@ -196,28 +198,46 @@ def _draw_chart(chart: fig.Chart) -> go.Figure:
     unlisted = {_entry(label) for label in chart.noted}
     lines = max(len(wrap(panel.title, _TITLE)) for panel in chart.panels)
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
-    for column, panel in enumerate(chart.panels, 1):
+    for number, panel in enumerate(chart.panels):
+        place: dict[str, Any] = {"row": 1 + number // columns, "col": 1 + number % columns}
         bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
-            figure.add_trace(band, 1, column)
-        marks = [trace for point in panel.points for trace in _point(point, panel)]
-        for trace in [*(_line(line, panel) for line in panel.in_order), *marks]:
+            figure.add_trace(band, **place)
+        marks = [trace for point in panel.points for trace in _point(point, panel, chart.crosshair)]
+        for trace in [*(_line(line, panel, chart.crosshair) for line in panel.in_order), *marks]:
             name = str(trace.name)
             is_new = name not in {*listed, *unlisted}
-            figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), 1, column)
+            figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), **place)
             listed |= {name: None} if is_new else {}
         for rule in panel.rules:
-            _add_rule(figure, rule, panel, column)
-        _axes(figure, panel, column)
-    below = ROOM_BELOW + _TITLE_LINE * any(panel.outside for panel in chart.panels)
-    below += _LEGEND_LINE * (_legend_lines(listed, len(chart.panels)) - 1)
+            _add_rule(figure, rule, panel, place)
+        _axes(figure, panel, place)
+    below = ROOM_BELOW + _TITLE_LINE * any(panel.outside for panel in chart.panels if not chart.crosshair)
+    below += _LEGEND_LINE * (_legend_lines(listed, columns) - 1)
     figure.update_layout(
         title={"text": fig.escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
-        height=_PLOT + head + below,
+        height=_PLOT * rows + head + below,
         margin={"t": head, "b": below, "l": 80, "r": 30},
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "tracegroupgap": 0},
+        legend={"orientation": "h", "y": -0.2 / rows, "yanchor": "top", "x": 0, "tracegroupgap": 0},
     )
+    if chart.crosshair:
+        _share_axis(figure, chart.panels)
     return figure
+
+
+def _share_axis(figure: go.Figure, panels: Sequence[fig.Panel]) -> None:
+    """One x axis, below the last panel: plotly's hover at one x reaches the panels of one axis alone."""
+    last = _axis_name(len(panels) - 1)
+    parts: Any = (*figure.layout.shapes, *figure.layout.annotations)
+    for part in parts:
+        if part.xref != "paper":
+            part.xref = f"x{last}{part.xref.lstrip('x0123456789')}"
+    figure.update_traces(xaxis=f"x{last}").update_yaxes(anchor=f"x{last}")
+    for number in range(len(panels) - 1):
+        figure.layout[f"xaxis{_axis_name(number)}"] = None
+    title = fig.escaped(panels[-1].x_title)  # what lies outside of the y axes is in the text below
+    figure.layout[f"xaxis{last}"].update(title_text=title, unifiedhovertitle={"text": f"{title}: %{{x}}"})
+    figure.update_layout(hovermode="x unified", hoversubplots="axis")
 
 
 def _legend_lines(entries: Iterable[str], panels: int) -> int:
@@ -237,7 +257,7 @@ def _entry(text: str) -> str:
     return "<br>".join(map(fig.escaped, wrap(text, _ENTRY)))
 
 
-def _line(line: fig.Line, panel: fig.Panel) -> go.Scatter:
+def _line(line: fig.Line, panel: fig.Panel, crosshair: bool = False) -> go.Scatter:
     symbol: str | None = line.symbol
     width = (1.5 if line.crowded else 2) * (fig.FAINT if line.faint else 1)
     mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": width}
@@ -245,7 +265,10 @@ def _line(line: fig.Line, panel: fig.Panel) -> go.Scatter:
         mode, stroke = "markers", {"color": line.colour}
     elif line.symbol == "none":
         mode, symbol = "lines", None
-    hover = [panel.title, line.entry, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
+    if crosshair:  # a line in a box that names the x
+        hover = [f"{panel.title}, {line.label}: %{{y:.4g}}"]
+    else:
+        hover = [panel.title, line.entry, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     hover += ["%{customdata}"] * bool(line.tokens)
     low, high = line.interval or (line.y, line.y)
     template = "%{text}" if line.texts else "<br>".join(map(fig.escaped, hover))
@@ -285,7 +308,7 @@ def _band(line: fig.Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter
     return go.Scatter(**ends, **area, **legend, mode="lines")
 
 
-def _point(point: fig.Point, panel: fig.Panel) -> tuple[go.Scatter, go.Scatter]:
+def _point(point: fig.Point, panel: fig.Panel, crosshair: bool = False) -> tuple[go.Scatter, go.Scatter]:
     """A mark on a line, and what is not seen of it: markers that show its text.
 
     plotly shows the text of the nearest marker, of the smallest where several are there: else it would be the line's.
@@ -293,7 +316,9 @@ def _point(point: fig.Point, panel: fig.Panel) -> tuple[go.Scatter, go.Scatter]:
     symbol, size = _SYMBOLS[point.symbol]
     place: dict[str, Any] = {"name": _entry(point.text), "mode": "markers"}
     low, high = point.ends or (point.x, point.x)
-    hover = [point.hover or point.text, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
+    hover = [point.hover or point.text]
+    if not crosshair:
+        hover += [f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     sizes = [size, _MARKER, _LEAST_MARKER]
     seen = go.Scatter(
         x=[point.x],
@@ -313,8 +338,7 @@ def _point(point: fig.Point, panel: fig.Panel) -> tuple[go.Scatter, go.Scatter]:
     return seen, unseen
 
 
-def _add_rule(figure: go.Figure, rule: fig.Rule, panel: fig.Panel, column: int) -> None:
-    place: dict[str, Any] = {"row": 1, "col": column}
+def _add_rule(figure: go.Figure, rule: fig.Rule, panel: fig.Panel, place: dict[str, Any]) -> None:
     line = {"color": rule.colour, "dash": rule.dash, "width": 1.5}
     (figure.add_vline if rule.vertical else figure.add_hline)(rule.at, line=line, **place)
     below = panel.is_below(rule)
@@ -345,8 +369,8 @@ def _beside_rules(panel: fig.Panel) -> list[float] | None:
     return [low - room, high + room]
 
 
-def _axes(figure: go.Figure, panel: fig.Panel, column: int) -> None:
-    figure.update_yaxes(title_text=fig.escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
+def _axes(figure: go.Figure, panel: fig.Panel, place: dict[str, Any]) -> None:
+    figure.update_yaxes(title_text=fig.escaped(panel.y_title), range=panel.y_range, zeroline=False, **place)
     below = "<br>".join(map(fig.escaped, filter(None, [panel.x_title, panel.outside])))
     x: dict[str, Any] = {"title_text": below, "title_standoff": 8, "zeroline": False}
     if panel.log_x or panel.x_ticks:
@@ -355,4 +379,4 @@ def _axes(figure: go.Figure, panel: fig.Panel, column: int) -> None:
         x |= {"type": "log"} if panel.log_x else {"tickangle": 0}
     if panel.log_x and (ends := _beside_rules(panel)):
         x["range"] = ends
-    figure.update_xaxes(**x, row=1, col=column)
+    figure.update_xaxes(**x, **place)

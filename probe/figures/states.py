@@ -250,7 +250,7 @@ def threshold_chart(
     prompt = f", prompt {search['prompt'].item()}" if "prompt" in search.coords else ""
     no_threshold = "" if bool(at["threshold_dim"]) else ", no threshold dim"
     where = f"{fig.value_name(hidden)}, dim {dim}, layer {layer}{prompt}"
-    return fig.Chart(f"{where}: {', '.join(names.values())}{no_threshold}", tuple(panels))
+    return fig.Chart(f"{where}: {', '.join(names.values())}{no_threshold}", tuple(panels), crosshair=True)
 
 
 def dim_chart(hidden: xr.DataArray, layer: int, dim: int, trained: int) -> fig.Chart:

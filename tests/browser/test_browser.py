@@ -253,11 +253,25 @@ def test_a_size_on_one_page_is_not_taken_on_another(visit):
 
 @pytest.mark.parametrize(("width", "beside"), [(390, False), (1440, True)])
 def test_panels_stand_beside_each_other_where_there_is_room(visit, width, beside):
-    for path in ("thresholds?run=demo&pairs=3:7", "compare?run=demo&with=second"):
-        charts = visit(path, width).get_by_test_id("stPlotlyChart")
-        first, second = (charts.nth(number).bounding_box() for number in range(2))
-        assert (first["y"] == pytest.approx(second["y"], abs=30)) == beside
-        assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in (first, second))
+    charts = visit("compare?run=demo&with=second", width).get_by_test_id("stPlotlyChart")
+    first, second = (charts.nth(number).bounding_box() for number in range(2))
+    assert (first["y"] == pytest.approx(second["y"], abs=30)) == beside
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in (first, second))
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_one_position_shows_every_method_in_both_panels(visit, width):
+    page = visit("thresholds?run=demo&pairs=3:7", width)
+    panels = page.get_by_test_id("stPlotlyChart").first.locator(".nsewdrag")
+    panels.first.scroll_into_view_if_needed()
+    for number in range(2):
+        box = panels.nth(number).bounding_box()
+        for step in range(2):  # a mouse that moves
+            page.mouse.move(box["x"] + 0.6 * box["width"] + step, box["y"] + 0.5 * box["height"])
+        page.wait_for_function("() => document.querySelectorAll('.hoverlayer .legend .traces').length >= 8")
+        text = page.locator(".hoverlayer").first.text_content()
+        assert all(f"layer {layer}, dim 7, {name}: " in text for layer in (0, 3) for name in METHODS[-4:]), text
+        page.mouse.move(0, 0)
 
 
 def test_a_ticked_row_of_the_ranking_is_drawn(visit):
@@ -269,7 +283,7 @@ def test_a_ticked_row_of_the_ranking_is_drawn(visit):
         ranking.click(position={"x": 15, "y": 35 * row + 17})
     until(page, "pairs=")
     settle(page)
-    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 4")
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 2")
 
 
 def test_the_chosen_run_outlives_pages_that_need_none(visit):

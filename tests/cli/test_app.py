@@ -222,9 +222,11 @@ def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
 
 def test_panels_are_figures_of_their_own_under_their_titles(opened):
     app = opened("thresholds", run="first", pairs="1:3")
-    assert [len(figures(app)), len(titles(app))] == [2, 1]
-    notes = [figure["layout"]["annotations"][0]["text"] for figure in figures(app)]
+    assert [len(figures(app)), len(titles(app))] == [1, 1]  # of one x axis: over which hovering shows all values
+    notes = [note["text"] for note in figures(app)[0]["layout"]["annotations"][:2]]
     assert notes == ["layer 0, dim 3", "layer 1, dim 3"]
+    app = opened("overview", run="first")
+    assert [len(figures(app)), len(titles(app))] == [2, 2]
 
 
 def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
@@ -528,7 +530,7 @@ def test_a_run_that_does_not_open_is_neither_the_first_nor_beside_it(root, monke
 def test_without_a_run_it_says_how_to_write_one(monkeypatch, tmp_path, page):
     app = run(tmp_path / "nothing", monkeypatch, page)
     assert not app.error
-    assert ("make demo" if page == "overview" else "mesa-lens eval --out") in shown_texts(app)
+    assert ("mesa-lens probe --length 2048" if page == "overview" else "mesa-lens eval --out") in shown_texts(app)
 
 
 @pytest.mark.slow

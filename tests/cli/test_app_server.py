@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -24,6 +25,7 @@ from mesa_lens.dashboard import main as main_page
 from mesa_lens.dashboard.server import HOSTS_VARIABLE, PAGES, Guard, host_name
 from probe.commands.probe.report import write_report
 from probe.files import write_result
+from probe.status import status_of
 
 SOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 SOCKET["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -35,6 +37,21 @@ def test_a_store_that_is_no_folder_is_refused(monkeypatch, tmp_path, capsys, nam
     monkeypatch.setattr(subprocess, "call", lambda *_, **__: pytest.fail("a server was started"))
     assert main(["app", "--no-browser", "--store", str(tmp_path / name)]) == 2
     assert f"{name} {wrong}" in capsys.readouterr().err
+
+
+def test_without_runs_the_finished_example_is_copied(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    stores, commands = [], []
+    monkeypatch.setattr(subprocess, "call", lambda *_, env: stores.append(Path(env["MESA_LENS_RUNS"])) or 0)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command[-2:]))
+    assert main(["app", "--no-browser"]) == 0
+    assert "no runs/ is here: the finished example is copied there" in capsys.readouterr().err
+    assert commands == [["report", "runs/smollm2-16k"]]
+    parts = {part.command: part.left for part in status_of(Path("runs/smollm2-16k")).parts}
+    assert parts == {"probe": 0, "locate": 0}
+    assert main(["app", "--no-browser"]) == 0
+    assert (capsys.readouterr().err, len(commands)) == ("", 1)
+    assert stores == [tmp_path / "runs"] * 2
 
 
 def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):

@@ -15,7 +15,8 @@ from probe.files import read_result
 from probe.status import status_of
 from probe.store.reader import open_run, store_mark
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "mesa_lens" / "examples"
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_shipped_run_is_small_and_names_no_place_on_a_machine():
 @pytest.mark.usefixtures("runs", "undrawn", "unpainted")
 def test_every_shipped_run_is_finished_once_its_report_is_written(tmp_path):
     """As `make demo` does; reports are not shipped, they are larger than the run."""
-    assert "mesa-lens report $(dir $(OUT))smollm2-16k" in (EXAMPLES.parent / "Makefile").read_text()
+    assert "mesa-lens report $(dir $(OUT))smollm2-16k" in (ROOT / "Makefile").read_text()
     for folder in (path for path in tmp_path.iterdir() if path.is_dir()):
         assert status_of(folder).by == "report"
         assert main(["report", str(folder)]) == 0

@@ -17,8 +17,8 @@ SIZES = {
     "v_head_dim": 16, "vocab_size": 160,
 }
 TEXT = """
-aria cohere_compass dots3_note gemma3 gemma3n gemma4 gemma4_unified inkling inkling2 llama4 minimax_m3_vl qwen3_5
-qwen3_5_moe qwen4_exp
+apertus1p5 aria cohere_compass dots3_note gemma3 gemma3n gemma4 gemma4_unified inkling inkling2 inkling2_loop llama4
+minimax_m3_vl qwen3_5 qwen3_5_moe qwen4_exp
 """.split()
 TYPES = {family: f"{family}_text" for family in TEXT}
 TYPES |= {"emu3": "emu3_text_model", "mllama": "mllama_text_model", "modernbert_decoder": "modernbert-decoder"}
@@ -32,7 +32,9 @@ CLASSES = {
 }
 """Classes that AutoModelForCausalLM does not give for these types."""
 
-LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 youtu"
+LATENT = """
+axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 sarvam_mla youtu
+"""
 """Families of multi-head latent attention."""
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -135,28 +137,28 @@ MORE = {
 # fmt: on
 
 WORKS = """
-afmoe apertus arcee aria axk1 bailing_hybrid bamba beam bitnet cohere cohere2 cohere2_moe cohere_compass cwm dbrx
-deepseek_v2 deepseek_v3 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 flex_olmo flint gemma
-gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granite_swa
-granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
-hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4
-longcat_flash mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4
-mixtral mllama modernbert_decoder moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi
-phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss
-smollm3 solar_open stablelm starcoder2 vaultgemma youtu zamba2 zaya
+afmoe apertus apertus1p5 arcee aria axk1 bailing_hybrid bamba beam bitnet cohere cohere2 cohere2_moe cohere_compass cwm
+dbrx deepseek_v2 deepseek_v3 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon_h1 flex_olmo
+flint gemma gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite
+granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe
+hy_v3 hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3
+llama llama4 longcat_flash mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl ministral ministral3 mistral
+mistral4 mixtral mllama modernbert_decoder moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe
+persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma
+sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu zamba2 zaya
 """.split()
 REFUSED = """
-axk2 codegen csm deepseek_v32 deepseek_v4 doge dots3_note falcon glm_moe_dsa gpt_neox_japanese gptj hy_v4 inkling
-inkling2 qwen4_exp
+axk2 codegen csm deepseek_v32 deepseek_v4 doge dory dots3_note falcon glm_moe_dsa gpt_neox_japanese gptj hy_v4 inkling
+inkling2 inkling2_loop qwen4_exp
 """.split()
 ALIBI = ("bloom", "mpt")
 BRIDGED = """
-afmoe apertus arcee bamba bitnet bloom cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe exaone4 falcon_h1
-flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granitemoe
+afmoe apertus arcee bamba bitnet bloom cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe exaone exaone4
+falcon_h1 flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss granite granitemoe
 granitemoehybrid hrm_text hunyuan_v1_dense internlm3 iquestcoder jais2 jamba jetmoe laguna lfm2 lfm2_moe llama llama4
 minimax_m2 ministral3 mistral mixtral modernbert_decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
-olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma seed_oss smollm3
-stablelm starcoder2 vaultgemma youtu zamba2
+olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next recurrent_gemma sarvam_mla sarvam_moe
+seed_oss smollm3 stablelm starcoder2 vaultgemma youtu zamba2
 """.split()
 """Those of them that TransformerLens has an adapter for."""
 

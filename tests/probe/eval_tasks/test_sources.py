@@ -231,6 +231,6 @@ def test_every_command_reads_a_folder_as_its_files(tmp_path, capsys):
 
 
 def test_a_summary_of_before_says_that_its_text_is_not_recorded():
-    summary = LOCATED.read(ROOT / "examples" / "smollm2-16k")
+    summary = LOCATED.read(ROOT / "mesa_lens" / "examples" / "smollm2-16k")
     assert summary.text_source is None
     assert provenance(summary).tables[0].rows[:2] == (("model_revision", "not recorded"), ("text", "not recorded"))

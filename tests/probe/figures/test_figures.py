@@ -135,7 +135,8 @@ def test_an_axis_that_leaves_values_out_says_how_many(hidden, crossings):
     assert text.startswith(f"outside this axis: {count} of {len(values)} values, ")
     assert text.endswith(" to 1e+04")
     assert draw(chart).axes[1].get_xlabel().endswith(f"\n{text}")
-    assert interactive.draw(chart).layout.xaxis2.title.text.endswith(f"<br>{text}")
+    assert interactive.draw(replace(chart, crosshair=False)).layout.xaxis2.title.text.endswith(f"<br>{text}")
+    assert f" {chart.panels[1].title.capitalize()}: {text}." in chart.seen  # where panels share an x axis
     whole = replace(chart.panels[1], y_range=(float(values.min()), float(values.max())))
     assert whole.outside == ""
     assert [panel.outside for panel in curves_chart(*curves()).panels] == ["", ""]
@@ -243,8 +244,30 @@ def test_static_heatmaps_of_a_column_stand_one_below_the_other_each_with_its_dim
     assert [title.split(":")[0] for title in titles if title.startswith("layer")] == ["layer 0", "layer 1", "layer 2"]
 
 
+def test_hovering_shows_every_method_at_one_position_in_all_panels(hidden, crossings):
+    chart = threshold_chart(hidden, crossings, *best(crossings, 1)[0], {"origin": 100})
+    drawn = interactive.draw(chart)
+    assert (drawn.layout.hovermode, drawn.layout.hoversubplots) == ("x unified", "axis")
+    assert {trace.xaxis for trace in drawn.data} == {"x2"}  # one axis, or plotly hovers in one panel alone
+    assert {trace.yaxis for trace in drawn.data} == {"y", "y2"}
+    assert (drawn.layout.yaxis.anchor, drawn.layout.yaxis2.anchor, drawn.layout.xaxis2.anchor) == ("x2", "x2", "y2")
+    assert drawn.layout.xaxis == type(drawn.layout.xaxis)()
+    assert drawn.layout.yaxis.domain[0] > drawn.layout.yaxis2.domain[1]
+    assert {part.xref for part in drawn.layout.shapes} == {"x2", "x2 domain"}
+    shapes = sorted((shape.x0, shape.yref) for shape in drawn.layout.shapes if shape.xref == "x2")
+    assert shapes == [(M, "y domain"), (M, "y2 domain"), (100, "y2 domain")]
+    hover = [trace.hovertemplate for trace in drawn.data if trace.mode != "markers"]
+    assert hover == [
+        f"{panel.title}, {line.label}: %{{y:.4g}}<extra></extra>" for panel in chart.panels for line in panel.in_order
+    ]
+    alone = interactive.draw(replace(chart, panels=chart.panels[:1]))
+    assert {trace.xaxis for trace in alone.data} == {"x"}
+    text = html_embed(chart)
+    assert (text.count('class="plotly-graph-div"'), least_width(chart)) == (1, 330)
+
+
 def test_a_page_has_a_plot_a_panel_as_narrow_as_a_phone(hidden, crossings):
-    chart = threshold_chart(hidden, crossings, *best(crossings, 1)[0])
+    chart = replace(threshold_chart(hidden, crossings, *best(crossings, 1)[0]), crosshair=False)
     text = html_embed(chart)
     assert text.count('class="plotly-graph-div"') == len(chart.panels) == 2
     assert text.count("min-width: 330px") == 2
