@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import xarray as xr
@@ -59,7 +60,7 @@ from probe.glossary import TERMS
 from probe.request import reference_method
 from probe.run_folder import REPORTED
 from probe.statistics import shown
-from probe.store.cache import DERIVED, save
+from probe.store.cache import DERIVED, Derived, load, save
 from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
@@ -612,18 +613,38 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         >>> summary.onset_by
         'paper'
     """
-    run, derived = open_run(run_dir), {}
+    return _written(open_run(run_dir), by, lambda name: None)
+
+
+def update_report(folder: Path) -> Summary:
+    """`write_report` after another command: what is known of the states stays, their figures too where all of it is."""
+    run = open_run(folder)
+    return _written(run, "drift", partial(load, run))
+
+
+def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) -> Summary:
+    """As `write_report`; known: gives what former searches of this store, by this code, found."""
+    derived: dict[str, Derived] = {}
+
+    def search(name: str, make: Callable[[], Any]) -> Any:
+        found = known(name)
+        if found is None:
+            found = derived[name] = make()
+        return found
+
     with Bar(total=1, desc="finding thresholds", unit="search") as bar:
-        analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
+        analysis = analyse(run, by=by, work=search)
         bar.update()
     folder = run.folder
     summary, former = whole_summary(analysis), report_files(folder)
     maps, drawn = Maps.of(analysis) if analysis.has_states else None, drawn_sections(analysis, summary)
+    is_drawn = maps is not None and not derived and (folder / "figures" / "heatmaps.png") in former
     unfinished = folder / ".report.partial"
     shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     try:
         unfinished.mkdir()
-        write_figures(analysis, unfinished / "figures", maps, drawn)
+        figures = Drawn([], drawn.curves, [], [], []) if is_drawn else drawn
+        write_figures(analysis, unfinished / "figures", None if is_drawn else maps, figures)
         write(unfinished / "report.html", render(analysis, summary, maps, drawn).encode())
         files = {file: folder / file.relative_to(unfinished) for file in unfinished.rglob("*") if file.is_file()}
         (folder / "figures").mkdir(exist_ok=True)
@@ -633,7 +654,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         shutil.rmtree(unfinished, ignore_errors=True)
     SUMMARY.write(folder, summary)
     kept = {*files.values(), folder / SUMMARY.path, *(save(run, name, data) for name, data in derived.items())}
-    for path in former - kept:
+    for path in () if is_drawn else former - kept:
         path.unlink()
     return summary
 
