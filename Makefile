@@ -7,14 +7,16 @@ REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,
 
 .PHONY: demo real app test test-slow test-versions test-families test-ray test-fuzz test-browser test-peers mutants check test-gpu bench docs docs-pages pictures mechanism counterpart wheel format clean
 
-demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
+demo: .venv/app  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R mesa_lens/examples/. $(dir $(OUT))
 	$(BIN)/mesa-lens report $(dir $(OUT))smollm2-16k > /dev/null
-	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
-	$(BIN)/mesa-lens locate --methods rerope --lengths 1024 --samples 4 --try patch --ways only --out $(OUT)
-	$(BIN)/mesa-lens predict --samples 8 --config leaky-rerope:k=2,log_n=false --out $(OUT)
-	$(BIN)/mesa-lens anatomy --parts heads,tokens --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)
-	$(BIN)/mesa-lens eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval
+	@printf '%s\n' \
+	  'probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)' \
+	  'locate --methods rerope --lengths 1024 --samples 4 --try patch --ways only --out $(OUT)' \
+	  'predict --samples 8 --config leaky-rerope:k=2,log_n=false --out $(OUT)' \
+	  'anatomy --parts heads,tokens --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)' \
+	  'eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval' \
+	  | $(BIN)/mesa-lens -  # in one process: torch is loaded once
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
 	@printf '%s\n' '' 'Done. Open next:' \
 	  '  make app               the dashboard: this run, a finished run of SmolLM2, the methods, the theorems' \
@@ -22,12 +24,12 @@ demo: .venv/installed  ## set up, then probe the shipped model, predict who fail
 	  '  docs/guide-length.md   your own model: mesa-lens probe --model <hub id or local path> --out runs/mine' \
 	  '`. $(BIN)/activate` puts mesa-lens on the path.'
 
-real: .venv/installed  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)
+real: .venv/app  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)
 	$(BIN)/mesa-lens fetch smollm2
 	$(BIN)/mesa-lens probe $(REAL) --estimate
 	$(BIN)/mesa-lens probe $(REAL)
 
-app: .venv/installed  ## the dashboard over runs/, in the browser
+app: .venv/app  ## the dashboard over runs/, in the browser
 	$(BIN)/mesa-lens app
 
 test: .venv/installed  ## set up, then the tests
@@ -98,9 +100,13 @@ format: .venv/installed
 clean:
 	rm -rf .venv build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis
 
-.venv/installed: pyproject.toml constraints.txt  # --no-compile: Python compiles the quarter that is used as it is imported
+.venv/app: pyproject.toml constraints.txt  # --no-compile: Python compiles the quarter that is used as it is imported
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[app,gguf]'
+	touch $@
+
+.venv/installed: .venv/app  # what tests need as well: two fifths of all files
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

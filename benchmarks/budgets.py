@@ -27,7 +27,14 @@ from unittest import mock
 import torch
 from on_paper import META, Counts, Device, on_paper
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GptOssConfig,
+    HunYuanDenseV1Config,
+    LlamaConfig,
+    Qwen3Config,
+)
 
 import mesa
 from mesa.engine import plug, structure
@@ -69,6 +76,12 @@ MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
          "intermediate_size": 2880, "vocab_size": 201088, "num_local_experts": 32},
         4096,
+    ),
+    "hunyuan-7b": (  # norms after the rotation
+        HunYuanDenseV1Config,
+        {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 14336, "vocab_size": 128167},
+        32768,
     ),
 }  # fmt: skip
 """By name: the config's class, its shapes, and the trained length M (tokens)."""

@@ -27,6 +27,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         "hooks.add_hook_to_module:_old_forward": "the forward inside",
     },
     "torch 2.12 to 2.15": {
+        "Tensor._version": "whether weights were edited",
         "nn.Module._buffers": "inverse frequencies",
         "nn.Module._modules": "a submodule is put back where it was",
         "nn.Module._forward_hooks": "what is more than its weights",

@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -82,7 +83,8 @@ def parser(chosen: str | None = None) -> Parser:
     top = Parser(
         prog="mesa-lens",
         epilog="example: mesa-lens probe --length 2048 --out runs/demo",
-        description="At which length does a language model fail, which method fixes it, where inside does it arise?",
+        description="At which length does a language model fail, which method fixes it, where inside does it arise? "
+        "`mesa-lens -` runs the commands on stdin, one a line without `mesa-lens`, in one process.",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
@@ -122,9 +124,11 @@ def parser(chosen: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr.
 
-    A fault of ours keeps its traceback; --debug shows it for every error.
+    A fault of ours keeps its traceback; --debug shows it for every error. For `-` it runs the commands on stdin.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv == ["-"]:
+        return _run_lines()
     debug = "--debug" in argv
     args = argparse.Namespace()
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
@@ -156,6 +160,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         traceback.print_exception(error)
         return 1
+
+
+def _run_lines() -> int:
+    """Runs commands, one a line of stdin, in this process up to the first that fails; its exit code.
+
+    Torch and transformers are imported once, which takes several seconds.
+    """
+    for line in sys.stdin:
+        words = shlex.split(line, comments=True)
+        if words and words != ["-"]:
+            sys.stderr.write(f"mesa-lens {shlex.join(words)}\n")
+            sys.argv[1:] = words  # a folder's lock names its command
+            if code := main(words):
+                return code
+    return 0
 
 
 def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:

@@ -139,10 +139,10 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
         return Serving(**served, notes=(f"no server computes {method.name}",))
     if why := _unserved(method, config):
         return Serving(**served, notes=(why,))
-    found = recipe(method, config, length, where or model)
-    if why := _not_taken(config, found.get("config") or {}):
+    options = recipe(method, config, length, where or model)
+    if why := _not_taken(config, options.get("config") or {}):
         return Serving(**served, notes=(why,))
-    return Serving(**served, **found)
+    return Serving(**served, **options)
 
 
 def _not_taken(config: Any, keys: Mapping[str, Any]) -> str:

@@ -78,11 +78,11 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     with owned(options.out), resumable(options):
         results = run_and_report(planned, options.out, *own, overwrite=options.overwrite, until=until, runner=runner)
         if command.layout.folder and results.text:  # a probe's report there tells of it
-            from probe.commands.probe.report import write_report
+            from probe.commands.probe.report import update_report
             from probe.store.reader import store_of
 
             if store_of(options.out).exists():
-                write_report(options.out)
+                update_report(options.out)
     if results.refusal:
         raise Failed(results.refusal)
     if results.failed:

@@ -66,7 +66,7 @@ _SAID = {  # fields that mean the same in every result, where it says nothing el
     "farthest": "Greatest t - i, tokens; None: no limit.",
     "holds": "Which pairs belong to it; None: all of the ranges.",
     "period": "Tokens after which `holds` repeats; 0: it does not.",
-    "judged_by": "Rules that decided: NLL, passkey.",
+    "evaluated_by": "Rules that decided: NLL, passkey.",
     "at_chance": "Scores at chance inside M, which decide nothing.",
     "failure_rule": "What counts as failure, in words.",
     "sentences": "What fails, what fixes it, where inside, how sure.",

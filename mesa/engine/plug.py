@@ -86,6 +86,9 @@ class Attachment:
         }
         self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
         self._attends = self._attending() if rotates else {}
+        norms = {path for attends in self._attends.values() for path in attends.norms or ()}
+        self.norms: dict[str, Callable[..., Tensor]] = {path: self._modules[path].forward for path in norms}
+        self._norm_weights: dict[Any, Any] = {}
         self.state = structure.state_of(model) if rotates else None
         self.layers = sorted({attends.layer for attends in self._attends.values()} or range(len(layers_of(model))))
         self._check_chosen()
@@ -377,10 +380,9 @@ class Attachment:
             value = _pad_dims(value, dim)
         with self._lock:
             self.calls[attends.layer] += 1
-        query, key, hooks = self._hook_states(attention_hooks, running, query, key, value)
-        query, key, weight = self._fold_norms(attends, query, key)
+        query, key, hooks = self._hook_states(attention_hooks, running, query, key, value, attends.norms)
         query, key = _pad_dims(query, value_dim), _pad_dims(key, value_dim)
-        weight = None if weight is None else _pad_dims(weight, value_dim, 1.0)
+        weight = _pad_dims(self.norm_weights(attends.norms, query), value_dim, 1.0) if attends.norms else None
         heads, chosen = self._heads_in(attends.layer, module, query.shape[1])
         self.heads[attends.layer] = chosen
         first_key = self._check_cached_keys(attends.layer, running, query, key)
@@ -432,23 +434,37 @@ class Attachment:
         return attends
 
     def _hook_states(
-        self, hooks: AttentionHooks | None, running: passes.ForwardPass, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, AttentionHooks | None]:
-        """Queries and keys through a bridge's hooks, and those if scores and weights are to go through as well."""
+        self, hooks: AttentionHooks | None, running: passes.ForwardPass, query: Tensor, key: Tensor, value: Tensor,
+        norms: tuple[str, ...] | None,
+    ) -> tuple[Tensor, Tensor, AttentionHooks | None]:  # fmt: skip
+        """Queries and keys through a bridge's hooks, and those if scores and weights are to go through as well.
+
+        norms: those of queries and of keys after the rotation, if any, whose weights hooks are to see.
+        """
         if hooks is None:
             return query, key, None
-        query, key = hooks.rotated(query, key)
+        if norms:
+            of_query, of_key = (self.norm_weights((path,), query) for path in norms)
+            query, key = hooks.rotated(query * of_query, key * of_key)
+            query, key = query / of_query, key / of_key
+        else:
+            query, key = hooks.rotated(query, key)
         full = self.executor == "dense" or hooks.watched or self._differentiated(query, key, value)
         return query, key, hooks if full or (running.padded and running.total <= BLOCK) else None
 
-    def _fold_norms(
-        self, attends: structure.Attends, query: Tensor, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and keys as before a norm's weights, which follow rotation; and both weights' product for queries."""
-        if attends.norms is None:
-            return query, key, None
-        of_query, of_key = (structure.weight_of(self._modules[path], query) for path in attends.norms)
-        return query / of_query, key / of_key, of_query * of_key
+    def norm_weights(self, paths: tuple[str, ...], like: Tensor) -> Tensor:
+        """The product of the weights (dim,) of norms after the rotation; a token takes what the prompt computed."""
+        own: list[Any] = [self._modules[path].weight for path in paths]
+        key = None
+        if not (torch.is_grad_enabled() or any(weight.is_inference() for weight in own)):
+            key = *own, *(weight._version for weight in own), like.dtype, like.device
+            if like.shape[-2] == 1 and key in self._norm_weights:
+                return self._norm_weights[key]
+        first, *others = (structure.weight_of(self.norms[path], like) for path in paths)
+        product = math.prod(others, start=first)
+        if key:
+            self._norm_weights[key] = product
+        return product
 
     def _check_cached_keys(self, layer: int, running: passes.ForwardPass, query: Tensor, key: Tensor) -> int:
         """The first token whose key is there: above 0 where a sliding layer's cache has dropped some."""

@@ -86,10 +86,21 @@ def settle(frozen: Any, length: int) -> None:
 
 
 def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
-    """The decoder's rotary modules ask a `plug.Attachment` for as long as this lasts."""
+    """The decoder's rotary modules ask a `plug.Attachment` for as long as this lasts.
+
+    Norms that follow the rotation leave out their weights, which do not commute with further rotation. Queries are
+    multiplied with both, so that keys are cached without, and no token divides all of them.
+    """
     decoder: Any = attachment.decoder
     forwards = [
         (module, "forward", partial(attachment.rotary_forward, path, module))
         for path, module in attachment.rotary_modules.items()
     ]
+    paths = structure.paths(decoder)
+    forwards += [(paths[path], "forward", partial(_unweighted, attachment, path)) for path in attachment.norms]
     return replaced(*forwards, *structure.whole_prompts(decoder))
+
+
+def _unweighted(attachment: Any, path: str, states: Tensor) -> Tensor:
+    """What a norm gives without its weights."""
+    return attachment.norms[path](states) / attachment.norm_weights((path,), states)

@@ -56,7 +56,7 @@ class LongestScores(Scores):
 
 
 @dataclass(frozen=True)
-class NotJudged:
+class NotEvaluated:
     """An onset that cannot be told, and why."""
 
     method: str
@@ -73,9 +73,9 @@ class MethodResult:
     """What was found of one method."""
 
     method: str
-    drift_onset: DriftOnset | NotJudged
+    drift_onset: DriftOnset | NotEvaluated
     """On the first prompt."""
-    threshold_onset: ThresholdOnset | NotJudged
+    threshold_onset: ThresholdOnset | NotEvaluated
     """On the first prompt."""
     threshold_onset_by_prompt: dict[str, str]
     """In words."""
@@ -215,7 +215,7 @@ class Evidence:
     control: Control | str
     """The negative control; a text says why it could not be made."""
     failure_rule: str | None
-    judged_by: list[str]
+    evaluated_by: Annotated[list[str], formerly("judged_by", "evaluated_by")]
     at_chance: list[str]
     level: LevelByStages | Level | None
     """What failures are measured against; None: nothing was measured by length."""
@@ -235,6 +235,6 @@ class Evidence:
     text_source: TextSource | None = None
     """What text prompts and NLL are of; None: not recorded, by an earlier version."""
 
-    def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotJudged:
+    def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotEvaluated:
         """The onset of a method by the rule that is shown."""
         return method.threshold_onset if self.onset_by == "paper" else method.drift_onset

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import io
 import json
 import re
 import shlex
@@ -25,6 +26,19 @@ def test_help_ends_with_one_example_that_the_parser_takes(name, capsys):
     arguments = shlex.split(example)
     assert callable(cli.parser().parse_args(arguments).run)
     assert arguments[: len(name.split()) - 1] == name.split()[1:] or name == "mesa-lens"
+
+
+def test_commands_on_stdin_run_one_after_another_up_to_the_first_that_fails(monkeypatch, capsys):
+    lines = "methods\n\n# nothing\nstatus 'no such folder'  # fails\nmethods --json\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    monkeypatch.setattr("sys.argv", ["mesa-lens", "-"])
+    assert main(["-"]) == 2
+    shown = capsys.readouterr()
+    assert "rerope" in shown.out
+    assert "{" not in shown.out
+    first, second, refused = shown.err.splitlines()
+    assert (first, second) == ("mesa-lens methods", "mesa-lens status 'no such folder'")
+    assert refused.startswith("mesa-lens: no such folder is not there")
 
 
 @pytest.mark.parametrize("name", PARSERS)

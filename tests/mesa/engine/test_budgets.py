@@ -18,6 +18,7 @@ LENGTH = 32768
 QUICK = {
     "llama-3-8b": {"origin", "rerope", "yarn", "dca", "lampe", "streaming-llm", "stair", "mesa"},
     "llama-2-7b": {"yarn"}, "qwen3-32b": {"rerope"}, "gemma-2-27b": {"dca"}, "gpt-oss-20b": {"stair"},
+    "hunyuan-7b": {"stair"},
 }  # fmt: skip
 """What is counted in the quick suite, by model: plans that differ, and the cells nearest to a limit."""
 

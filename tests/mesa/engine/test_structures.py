@@ -43,6 +43,25 @@ def test_origin_is_the_stock_model_padded_and_decoded(structure):
             torch.testing.assert_close(got, wanted, atol=3e-5 * float(wanted.abs().max()), rtol=0)
 
 
+def test_weights_of_norms_after_the_rotation_may_be_edited_between_tokens():
+    """They are kept from token to token, and cached keys are without them."""
+    model, ids = structures.build("norms after the rotation"), tokens(1, 30)
+    norm = next(module for path, module in model.named_modules() if path.endswith("key_layernorm"))
+    before = norm.weight.detach().clone()
+    logits = []
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
+        for forget in (False, True):
+            norm.weight.copy_(before)
+            cache = DynamicCache()
+            model(ids[:, :28], past_key_values=cache)
+            model(ids[:, 28:29], past_key_values=cache)
+            norm.weight.copy_(2 * before)
+            if forget:
+                mesa.engine.plug.attachment_of(model)._norm_weights.clear()
+            logits.append(model(ids[:, 29:], past_key_values=cache).logits)
+    assert torch.equal(*logits)
+
+
 def test_a_single_rotary_pair_has_no_base_to_raise():
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
     model = structures.built("glm4", {**structures.SIZES, "rope_parameters": rope})

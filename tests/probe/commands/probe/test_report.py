@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.probe.report import remove_report, write_report
+from probe.commands.probe.report import remove_report, update_report, write_report
 from probe.commands.probe.verdict import SUMMARY, difference_table, drift_table, score_table, threshold_doubt
 from probe.files import read_result
 from probe.store.reader import open_run
@@ -44,12 +44,29 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
 
 def test_an_earlier_summary_is_read(summary, folder):
     former = {"false_positive_rate": "false_alarms", "false_positives": "alarms", "detected": "called"}
-    former["any_false_positive_rate"] = "any_false_alarm"
+    former |= {"any_false_positive_rate": "any_false_alarm", "evaluated": "judged"}
+    former |= {"evaluated_by": "judged_by", "unevaluated": "unjudged"}
     earlier = result_text(summary)
     for name, before in former.items():
         assert f'"{name}"' in earlier
         earlier = earlier.replace(f'"{name}"', f'"{before}"')
     assert SUMMARY.parse(json.loads(earlier), folder) == summary
+
+
+def test_after_another_command_only_the_curves_are_drawn_again(summary, folder, tmp_path, monkeypatch):
+    """Figures of hidden states, and what was searched in them, follow from the store and the code alone."""
+    run, calls = Path(shutil.copytree(folder, tmp_path / "run")), []
+    monkeypatch.setattr("probe.figures.section.html_embed", lambda _: "<figure >")
+    monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *given: calls.append(given[2:]))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "report.html"}
+    assert result_text(update_report(run)) == result_text(summary)
+    assert {path: path.read_bytes() for path in before} == before
+    next(run.glob("derived/*-thresholds.npz")).unlink()  # as after a change of the code
+    update_report(run)
+    assert [(maps is None, [bool(part) for part in drawn]) for maps, drawn in calls] == [
+        (True, [False, True, False, False, False]),
+        (False, [True, True, True, True, False]),
+    ]
 
 
 def test_summary(summary, folder):
