@@ -23,7 +23,7 @@ class Failure(InWords):
     """From which measured length on, in tokens, a method fails at every one; None if it does not at the longest.
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
-    by_passkey: its passkey accuracy is below `MIN_ACCURACY`. length: one or the other.
+    by_passkey: its passkey accuracy is below `MIN_ACCURACY`. length: by one or the other at each.
     after, high: the failure lies after `after` and at most at `high`, of what lies between measured lengths and of the
     prompts (95%): `low` is the first measured length from which on it may fail, `after` the one before it (0: none),
     `high` the first from which on it clearly fails at every one. None: none up to the longest length. sampled:

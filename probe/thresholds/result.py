@@ -194,31 +194,31 @@ class Evidence:
     captured_length: int
     hook: str
     prompt: str
-    """The first one."""
+    """The first one, which drift and thresholds are of."""
     word: str | None
     reference: str
     rule: CrossingRule
-    """By which thresholds were read."""
+    """The rule by which thresholds were read."""
     onset_by: str
     """The rule of the onsets that are shown: drift or paper."""
     pass_length: int
     follows_length: list[str]
     """Methods whose positions or frequencies follow the prompt's length."""
     drift: DriftResult | str
-    """Why not, where drift could not be evaluated."""
+    """By layer and method; a text says why it could not be evaluated."""
     searched: int
-    """(layer, dim) pairs."""
+    """How many (layer, dim) pairs were searched."""
     qualified: dict[str, int]
     """Threshold dims by prompt."""
     best: list[ThresholdDim]
     methods: list[MethodResult]
     control: Control | str
-    """Why not, where it could not be made."""
+    """The negative control; a text says why it could not be made."""
     failure_rule: str | None
     evaluated_by: Annotated[list[str], formerly("judged_by", "evaluated_by")]
     at_chance: list[str]
     level: LevelByStages | Level | None
-    """None: nothing was measured by length."""
+    """What failures are measured against; None: nothing was measured by length."""
     stated_window: StatedWindow | None
     measured_lengths: list[int]
     method_configs: dict[str, JsonObject]

@@ -627,10 +627,10 @@ def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) ->
     derived: dict[str, Derived] = {}
 
     def search(name: str, make: Callable[[], Any]) -> Any:
-        found = known(name)
-        if found is None:
-            found = derived[name] = make()
-        return found
+        result = known(name)
+        if result is None:
+            result = derived[name] = make()
+        return result
 
     with Bar(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by, work=search)

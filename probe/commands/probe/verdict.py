@@ -60,7 +60,7 @@ class HeadSet:
     """The smallest set of heads that is enough, or the largest tried, and the excess loss recovered in it."""
 
     heads: list[tuple[int, int]]
-    """(layer, head)."""
+    """Each is (layer, head)."""
     is_enough: bool
     finished: bool
     """Whether the search ended."""
@@ -122,10 +122,10 @@ class Verdict:
     """What M and the reference are."""
     sentences: list[Sentence]
     head: list[str]
-    """Of the table of methods, ranked."""
+    """The names of the columns of the table of methods."""
     cells: list[list[str]]
     rows: list[Row]
-    """The same in numbers."""
+    """The table in numbers, a row a method, by rank."""
     notes: list[str]
     """How the numbers came about, what is missing and how to get it."""
 
