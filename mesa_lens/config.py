@@ -3,6 +3,7 @@
 Each line was read in the source of the version that it names (`CHECKED`). What no server computes, Python generates.
 """
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from probe.options import MAX_TOKENS, REQUIRED, Length, Text, option
 from probe.request import ModelOptions
 
 CHECKED = {
-    "transformers": "5.23.0",
+    "transformers": "5.24.0",
     "vLLM": "0.33.0",
     "SGLang": "0.5.23",
     "llama.cpp": "commit 0c1e57098",
@@ -134,17 +135,37 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
     served: dict[str, Any] = {
         "model": model, "method": method.describe(), "trained_length": trained, "length": length, "python": python
     }  # fmt: skip
-    recipe, why = _RECIPES.get(method.name), _unserved(method, config)
-    if recipe is None or why:
-        return Serving(**served, notes=(why or f"no server computes {method.name}",))
-    return Serving(**served, **recipe(method, config, length, where or model))
+    if (recipe := _RECIPES.get(method.name)) is None:
+        return Serving(**served, notes=(f"no server computes {method.name}",))
+    if why := _unserved(method, config):
+        return Serving(**served, notes=(why,))
+    options = recipe(method, config, length, where or model)
+    if why := _not_taken(config, options.get("config") or {}):
+        return Serving(**served, notes=(why,))
+    return Serving(**served, **options)
+
+
+def _not_taken(config: Any, keys: Mapping[str, Any]) -> str:
+    """Why a config.json with these keys cannot be read, as the validators of its class say; empty where it can."""
+    if not keys:
+        return ""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        type(config).from_dict(copy.deepcopy({**config.to_dict(), **keys}))
+    except Exception as error:
+        return f"{type(config).__name__} does not take it: {str(error).splitlines()[-1].strip()}"
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    return ""
 
 
 def _unserved(method: Method, config: Any) -> str:
     """Why options cannot state a method on a model; empty where they can."""
     if method.log_n:
-        instead = f"; {method.name}:log_n=false can be served" if method.servers else ""
-        return f"log_n scales each query by its position, which no server does{instead}"
+        return f"log_n scales each query by its position, which no server does; {method.name}:log_n=false can be served"
     if method.heads is not None or (method.layers is not None and len(method.layers) < config.num_hidden_layers):
         return "some layers or heads alone have the method, and a config states it for all"
     return ""

@@ -172,10 +172,10 @@ class Run(reader.StoredRun):
         """
         drifts = self.analysis(hook).drifts
         if isinstance(drifts, str):
-            raise Refused(f"drift of {self.folder} is not judged: {drifts}")
+            raise Refused(f"drift of {self.folder} is not evaluated: {drifts}")
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
-            raise Refused(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
+            raise Refused(f"drift of prompt {name!r} is not evaluated; evaluated: {', '.join(drifts)}")
         text = plain_table(drift_table(drift_onsets(drifts[name]), name))
         return Result(drifts[name], text, report.drift_export(drifts[name], name, layers, methods))
 

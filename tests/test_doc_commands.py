@@ -179,4 +179,4 @@ def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_pa
     if words[1] in "probe eval locate anatomy readout predict".split() and "--out" in words:  # of another model
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
     assert execute(command, monkeypatch) == 0, capsys.readouterr().err
-    assert "drift could not be judged" not in " ".join(capsys.readouterr().out.split())
+    assert "drift could not be evaluated" not in " ".join(capsys.readouterr().out.split())

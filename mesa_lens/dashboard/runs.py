@@ -28,7 +28,7 @@ from probe.store.reader import (
     store_of,
 )
 from probe.store.result_file import ResultFile
-from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, judged_drifts
+from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, evaluated_drifts
 from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
@@ -319,4 +319,4 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
     run = entry.run
     if not hooks_of(run):
         return NOT_CAPTURED
-    return judged_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))
+    return evaluated_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))

@@ -40,7 +40,7 @@ def curves_chart(
             evaluation["tail_nll"].assign_attrs(evaluation.attrs, long_name="NLL", units="nats/token"),
             "Loss of the same last tokens (lower is better)",
             [
-                fig.Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.judged_by), fig.RED),
+                fig.Rule(level, _rule_text(f"above {level:z.2f}", NLL in measured.evaluated_by), fig.RED),
                 *_truncation(measured),
             ],
             trained,
@@ -49,11 +49,12 @@ def curves_chart(
         )
     ]
     if "passkey" in evaluation:
+        limit = _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.evaluated_by)
         panels.append(
             _score_panel(
                 evaluation["passkey"].assign_attrs(evaluation.attrs, long_name="passkeys found", units="share"),
                 "Retrieval: passkeys found (higher is better)",
-                [fig.Rule(MIN_ACCURACY, _rule_text(f"below {MIN_ACCURACY:g}", PASSKEY in measured.judged_by), fig.RED)],
+                [fig.Rule(MIN_ACCURACY, limit, fig.RED)],
                 trained,
                 [failure for failure in measured.failures if failure.by_passkey == failure.length],
                 {},
@@ -86,8 +87,8 @@ def overlaid(charts: Sequence[tuple[str, str, fig.Chart]]) -> fig.Chart:
     return fig.Chart("Measured by prompt length; red: each run's limit", panels)
 
 
-def _rule_text(limit: str, is_judged: bool) -> str:
-    return f"fails {limit}" if is_judged else f"{limit}, not judged"
+def _rule_text(limit: str, is_evaluated: bool) -> str:
+    return f"fails {limit}" if is_evaluated else f"{limit}, not evaluated"
 
 
 def _truncation(measured: MeasuredFailures) -> list[fig.Rule]:

@@ -15,7 +15,7 @@ TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8
 """Colours of a drift map are doublings of a layer's limit."""
 COLOURS = ((0.0, "#F4F8FB"), (0.4, "#C6DBEF"), (0.4, "#FDCDB5"), (0.6, "#EF6548"), (0.8, "#B2182B"), (1.0, "#4A0012"))
 """By share of the scale: pale blue up to the limit, red beyond it."""
-NOTE = ("judged from M on", "circle: drift begins", "grey: warm-up, layer not judged, or not captured")
+NOTE = ("evaluated from M on", "circle: drift begins", "grey: warm-up, layer not evaluated, or not captured")
 COLUMNS = 256
 """Columns of a drift map; of the runs in one column the largest distance is drawn."""
 
@@ -66,7 +66,7 @@ def drift_chart(
         )
     where = f", prompt {prompt}" if prompt else ""
     title = f"How far hidden states ({drift.attrs['hook']}) are from their range inside the trained window{where}"
-    return fig.Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
+    return fig.Chart(f"{title}; red: {reference}'s limit; evaluated from M on", tuple(panels))
 
 
 def distance_layers(distance: xr.Dataset) -> list[int]:
@@ -158,9 +158,9 @@ def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> fig.Point:
 
 
 def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarray) -> fig.Heatmap:
-    judged = (at["doubt"].values == "")[:, None] & ~at["warm_up"].values
-    distance = np.full((len(judged), len(edges) - 1), np.nan)
-    for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
+    evaluated = (at["doubt"].values == "")[:, None] & ~at["warm_up"].values
+    distance = np.full((len(evaluated), len(edges) - 1), np.nan)
+    for number, level in zip(columns, np.where(evaluated, np.sqrt(at["level"].values), np.nan).T, strict=True):
         distance[:, number] = np.fmax(distance[:, number], level)
     limits, layers = np.sqrt(at["limit"].values), at["layer"].values.tolist()
     texts = np.full(distance.shape, "", dtype=object)

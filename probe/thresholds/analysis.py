@@ -26,7 +26,7 @@ from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
 from probe.thresholds.result import Evidence
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.state_distance import find_state_distance
-from probe.thresholds.stated_window import NOT_JUDGED
+from probe.thresholds.stated_window import NOT_EVALUATED
 
 _METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 _MULTIPLES = (2, 4)
@@ -136,7 +136,7 @@ def analyse(
     prompts = hidden["prompt"].values.tolist()
     onsets = {prompt: onset.threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     control = unfit or work(f"{name}-{CONTROL}", controlled)
-    drifted = unfit or judged_drifts(run, hidden, reference, work)
+    drifted = unfit or evaluated_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
     texts = [name for name in prompts if name.startswith("text-")]
@@ -163,11 +163,11 @@ def _of_scores(run: StoredRun, by: str) -> Analysis:
     shape = tuple(run.hidden.sizes.get(name, 0) for name in dims)
     labels = {name: run.hidden[name].values for name in dims[:3]}
     hidden = xr.DataArray(np.empty(shape, np.float32), labels, dims, attrs={"length": length})
-    onsets: Any = {prompt: [result.NotJudged(name, NOT_CAPTURED) for name in methods] for prompt in prompts}
+    onsets: Any = {prompt: [result.NotEvaluated(name, NOT_CAPTURED) for name in methods] for prompt in prompts}
     return Analysis(run, hidden, reference, prompts[0], crossings, onsets, NOT_CAPTURED, by, NOT_CAPTURED, measured)
 
 
-def judged_drifts(
+def evaluated_drifts(
     run: StoredRun, hidden: xr.DataArray, reference: str, work: Cache = uncached
 ) -> dict[str, xr.Dataset] | str:
     """`drifts`, or why drift could not be evaluated; `work`: as for `analyse`."""
@@ -190,17 +190,17 @@ def drifts(run: StoredRun, hidden: xr.DataArray, reference: str) -> dict[str, xr
     trained, attrs = run.trained_length, run.hidden.attrs
     prompts = hidden["prompt"].values.tolist()
     texts = [name for name in prompts if name.startswith("text-")]
-    judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
+    evaluated = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
     if texts:
-        judged[result.MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
+        evaluated[result.MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
     resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
     rules = {
-        name: DriftRule.scaled(trained, resolved, 1 if name in (result.MEAN, *texts) else period) for name in judged
+        name: DriftRule.scaled(trained, resolved, 1 if name in (result.MEAN, *texts) else period) for name in evaluated
     }
     plans = plans_of(run, hidden)
     return {
         name: find_drift(values, trained, rules[name], plans=plans, reference=reference)
-        for name, values in judged.items()
+        for name, values in evaluated.items()
     }
 
 
@@ -275,7 +275,7 @@ def summarize(analysis: Analysis) -> Evidence:
         methods=[_method_result(analysis, name) for name in analysis.hidden["method"].values.tolist()],
         control=_control(analysis.control),
         failure_rule=None if measured is None else measured.rule,
-        judged_by=[] if measured is None else list(measured.judged_by),
+        evaluated_by=[] if measured is None else list(measured.evaluated_by),
         at_chance=[] if measured is None else list(measured.chance),
         level=None if measured is None else level_of(analysis.run.evaluation, measured),
         stated_window=None if measured is None else measured.stated,
@@ -332,11 +332,11 @@ def _method_result(analysis: Analysis, method: str) -> result.MethodResult:
     measured, evaluation, drifts = analysis.measured, analysis.run.evaluation, analysis.drifts
     unfit = measured is not None and measured.stated.is_wrong
     by_prompt = {
-        prompt: result.NotJudged(method, NOT_JUDGED) if unfit else having(onsets, method=method)[0]
+        prompt: result.NotEvaluated(method, NOT_EVALUATED) if unfit else having(onsets, method=method)[0]
         for prompt, onsets in analysis.threshold_onsets.items()
     }
     if isinstance(drifts, str):
-        drift_onset = result.NotJudged(method, NOT_JUDGED if unfit else f"not judged: {drifts}")
+        drift_onset = result.NotEvaluated(method, NOT_EVALUATED if unfit else f"not evaluated: {drifts}")
     else:
         drift_onset = having(onset.drift_onsets(drifts[analysis.prompt]), method=method)[0]
     texts = {prompt: str(row) for prompt, row in by_prompt.items()}

@@ -1,9 +1,9 @@
-"""The rule `drift`: where the states of a whole layer leave what they did inside the window, judged jointly over dims.
+"""The rule `drift`: where the states of a full layer leave what they did inside the window, all dims jointly.
 
 On a pretrained model dims burst and return rather than step, each by little to the layer's massive activations, and
 many of them together. So each dim is measured in ranges of its own motion inside the window, all dims of a short run of
-positions are judged at once, and a sweep over pretended windows says how often the same rule would detect drift where
-the model is known to work.
+positions are evaluated at once, and a sweep over pretended windows says how often the same rule would detect drift
+where the model is known to work.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def find_drift(
     """Where each layer's states leave the range that they have inside the window.
 
     Args:
-        hidden: Hidden states (method, [prompt,] layer, position, dim). Of several prompts the mean is judged: with many
-            texts, the positional vector.
+        hidden: Hidden states (method, [prompt,] layer, position, dim). Of several prompts the mean is evaluated: with
+            many texts, the positional vector.
         trained_length: M, tokens.
         rule: Default: `DriftRule.scaled(M)`, at the resolution of the dtype.
-        plans: By method, its plan of the pass. Where positions restart, states settle again, and are not judged until
-            they have. Default: no method restarts positions.
+        plans: By method, its plan of the pass. Where positions restart, states settle again, and are not evaluated
+            until they have. Default: no method restarts positions.
         reference: The method whose ranges are the least; default 'origin'.
 
     Returns:
@@ -260,7 +260,7 @@ def _judge(
     warm_up = _warm_up(runs.begin, rule, restarts, trained)
     usable = ~warm_up & (runs.begin + rule.run <= known)
     if usable.sum() < _LEAST_RUNS:  # it begins again too often to warm up
-        return _unjudged(x, runs)
+        return _unevaluated(x, runs)
     squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
     by_run = runs.mean(squares)
     level = by_run.mean(1)
@@ -329,7 +329,7 @@ def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:
     return (beyond / (beyond + factor * inside)) ** passed
 
 
-def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
+def _unevaluated(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     """Of a method that is in warm-up throughout: nothing is detected, nothing is known of false detections."""
     none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
     return {
@@ -484,7 +484,7 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
     if (known - rule.warm_up) // rule.run < _LEAST_RUNS:
         raise Refused(
             f"a trained window of {trained} leaves fewer than {_LEAST_RUNS} runs of {rule.run} positions in "
-            f"[{rule.warm_up}, {known}); drift cannot be judged there, take the rule paper, or a longer window"
+            f"[{rule.warm_up}, {known}); drift cannot be evaluated there, take the rule paper, or a longer window"
         )
     inside = int(((runs.begin >= rule.warm_up) & (runs.begin + rule.run <= known)).sum())
     for count, least, where in (

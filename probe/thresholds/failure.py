@@ -1,6 +1,7 @@
 """The measured failure length of each method with its interval, from its scores by length."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import xarray as xr
@@ -8,8 +9,8 @@ from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
 from probe.statistics import ONE_LOOK, Confidence, confidence_of, finite, half_width, known_mean, wilson
-from probe.store.result_file import InWords
-from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
+from probe.store.result_file import InWords, formerly
+from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_EVALUATED, StatedWindow, stated_window
 
 CHANCE_NATS = 0.1
 """A tail NLL inside the window no further than this below ln(vocabulary) is chance."""
@@ -22,14 +23,14 @@ class Failure(InWords):
     """From which measured length on, in tokens, a method fails at every one; None if it does not at the longest.
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
-    by_passkey: its passkey accuracy is below `MIN_ACCURACY`. length: one or the other.
+    by_passkey: its passkey accuracy is below `MIN_ACCURACY`. length: by one or the other at each.
     after, high: the failure lies after `after` and at most at `high`, of what lies between measured lengths and of the
     prompts (95%): `low` is the first measured length from which on it may fail, `after` the one before it (0: none),
     `high` the first from which on it clearly fails at every one. None: none up to the longest length. sampled:
     whether that is over prompts; else there are too few, and `after` and `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
-    judged_by, chance: those of `RULES` that failure is evaluated by, and those that are at chance inside the window.
-    longest: the longest length it was measured at. unjudged: those that were measured, and judge nothing.
+    evaluated_by, chance: those of `RULES` that failure is evaluated by, and those that are at chance inside the window.
+    longest: the longest length it was measured at. unevaluated: those that were measured, and judge nothing.
     """
 
     method: str
@@ -42,15 +43,15 @@ class Failure(InWords):
     sampled: bool
     dips: tuple[int, ...]
     before: int | None
-    judged_by: tuple[str, ...]
+    evaluated_by: Annotated[tuple[str, ...], formerly("judged_by", "evaluated_by")]
     chance: tuple[str, ...]
     longest: int
-    unjudged: tuple[str, ...] = ()
+    unevaluated: Annotated[tuple[str, ...], formerly("unjudged", "unevaluated")] = ()
 
     @property
     def holds(self) -> bool:
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
-        return self.length is None and bool(self.judged_by) and not self.unjudged
+        return self.length is None and bool(self.evaluated_by) and not self.unevaluated
 
     @property
     def begins(self) -> str:
@@ -75,14 +76,14 @@ class Failure(InWords):
             text += "" if self.sampled else " on one prompt"
         if self.dips:
             text += f"; dips at {', '.join(map(str, self.dips))}"
-        if not self.judged_by and not self.chance:
-            return NOT_JUDGED
-        unjudged = self.unjudged or self.chance  # earlier files hold the latter only
-        if self.length is not None or not unjudged:
+        if not self.evaluated_by and not self.chance:
+            return NOT_EVALUATED
+        unevaluated = self.unevaluated or self.chance  # earlier files hold the latter only
+        if self.length is not None or not unevaluated:
             return text
-        if self.judged_by:
-            return f"not judged by {' and '.join(unjudged)}; {text} by {self.judged_by[0]}"
-        return "not judged: at chance inside M"
+        if self.evaluated_by:
+            return f"not evaluated by {' and '.join(unevaluated)}; {text} by {self.evaluated_by[0]}"
+        return "not evaluated: at chance inside M"
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class MeasuredFailures:
     """Failures by method and what they are measured against.
 
     level: the reference method's tail NLL at `level_length`, the longest measured length within the window.
-    judged_by: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that
-        the reference finds in less than half of the prompts there.
+    evaluated_by: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys
+        that the reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
         ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `MIN_ACCURACY`.
     stated: whether the stated M fits; where it is too large nothing is evaluated, and nothing said to be at chance.
@@ -115,7 +116,7 @@ class MeasuredFailures:
     reference: str
     level: float
     level_length: int
-    judged_by: tuple[str, ...]
+    evaluated_by: tuple[str, ...]
     chance: tuple[str, ...]
     lengths: tuple[int, ...]
     failures: tuple[Failure, ...]
@@ -126,11 +127,11 @@ class MeasuredFailures:
         """What is called a failure, in words."""
         level = f"{self.level:z.2f} ({self.reference} at {self.level_length})"
         nll = f"tail NLL more than {NATS_ABOVE:g} nats/token above {level}"
-        if NLL not in self.judged_by:
-            nll += " (not judged: that is chance)"
+        if NLL not in self.evaluated_by:
+            nll += " (not evaluated: that is chance)"
         passkey = f"passkey accuracy below {MIN_ACCURACY:g}"
-        if PASSKEY not in self.judged_by:
-            passkey += f" (not judged: {self.reference} itself is below it at {self.level_length})"
+        if PASSKEY not in self.evaluated_by:
+            passkey += f" (not evaluated: {self.reference} itself is below it at {self.level_length})"
         return f"{nll}, or {passkey}, there and at every longer length measured"
 
 
@@ -149,7 +150,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
     Returns:
         A `MeasuredFailures`: `failures`, one a method, each with `length` (None: none up to the longest) and `after`,
-        the longest length before it that passes; `level`; `judged_by`.
+        the longest length before it that passes; `level`; `evaluated_by`.
 
     Raises:
         Refused: Nothing was measured within M, or not the reference.
@@ -174,16 +175,16 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     level = float(finite(scores[0][at]).mean())
     vocabulary = evaluation.attrs.get("vocabulary")
     hits = finite(scores[1][at]) if len(scores) > 1 else None
-    judged_by, chance = _judged(level, hits, vocabulary, confidence)
+    evaluated_by, chance = _evaluated(level, hits, vocabulary, confidence)
     guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
-    unjudged = tuple(rule for rule, _ in zip(RULES, scores, strict=False) if rule not in judged_by)
+    unevaluated = tuple(rule for rule, _ in zip(RULES, scores, strict=False) if rule not in evaluated_by)
     if stated.is_wrong:
-        judged_by = chance = unjudged = ()
-    fails = _fails(scores, at, judged_by)
-    sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged_by)
+        evaluated_by = chance = unevaluated = ()
+    fails = _fails(scores, at, evaluated_by)
+    sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in evaluated_by)
     bounds = _bounds if confidence == ONE_LOOK else _bounds_by_looks
-    may, clearly = bounds(scores, at, judged_by, confidence) if sampled else [np.any(fails, 0)] * 2
+    may, clearly = bounds(scores, at, evaluated_by, confidence) if sampled else [np.any(fails, 0)] * 2
     failures = []
     for row, method in enumerate(methods):
         known = measured[row]
@@ -206,28 +207,28 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
                 sampled=sampled,
                 dips=dipping(np.any(by_rule, 0), of_lengths),
                 before=max(of_lengths[of_lengths < (length or 0)].tolist(), default=None),
-                judged_by=judged_by,
+                evaluated_by=evaluated_by,
                 chance=chance,
                 longest=int(of_lengths[-1]),
-                unjudged=unjudged,
+                unevaluated=unevaluated,
             )
         )
     return MeasuredFailures(
-        reference, level, int(lengths[at[1]]), judged_by, chance, tuple(lengths.tolist()), tuple(failures), stated
+        reference, level, int(lengths[at[1]]), evaluated_by, chance, tuple(lengths.tolist()), tuple(failures), stated
     )
 
 
-def _judged(
+def _evaluated(
     level: float, hits: np.ndarray | None, vocabulary: int | None, confidence: Confidence
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What can be evaluated, and what is at chance, of the reference's scores inside the window."""
-    judged_by, chance = [], []
-    (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
+    evaluated_by, chance = [], []
+    (chance if is_chance(level, vocabulary) else evaluated_by).append(NLL)
     if hits is not None and hits.mean() >= MIN_ACCURACY:
-        judged_by.append(PASSKEY)
+        evaluated_by.append(PASSKEY)
     elif hits is not None and confidence.wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
         chance.append(PASSKEY)
-    return tuple(judged_by), tuple(chance)
+    return tuple(evaluated_by), tuple(chance)
 
 
 def is_chance(level: float, vocabulary: int | None) -> bool:
@@ -235,11 +236,11 @@ def is_chance(level: float, vocabulary: int | None) -> bool:
     return vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
 
 
-def _fails(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> list[np.ndarray]:
+def _fails(scores: list[np.ndarray], at: tuple[int, int], evaluated_by: tuple[str, ...]) -> list[np.ndarray]:
     """Whether the mean fails, by tail NLL against the level on the same texts and by passkeys: (method, length)."""
     above = known_mean(scores[0] - scores[0][at])
     rules = [above > NATS_ABOVE, *(known_mean(hits) < MIN_ACCURACY for hits in scores[1:])]
-    return [fails & (name in judged_by) for name, fails in zip(RULES, rules, strict=False)]
+    return [fails & (name in evaluated_by) for name, fails in zip(RULES, rules, strict=False)]
 
 
 def decided(above: np.ndarray, confidence: Confidence) -> np.ndarray:
@@ -254,15 +255,15 @@ def decided(above: np.ndarray, confidence: Confidence) -> np.ndarray:
 
 
 def _bounds_by_looks(
-    scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...], confidence: Confidence
+    scores: list[np.ndarray], at: tuple[int, int], evaluated_by: tuple[str, ...], confidence: Confidence
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `_bounds`, of unequal numbers of prompts: where passkeys are not measured yet, it may fail by them."""
     may, clearly = np.zeros((2, *scores[0].shape[:2]), bool)
     for cell in np.ndindex(may.shape):
-        if NLL in judged_by and cell != at:
+        if NLL in evaluated_by and cell != at:
             decision = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
             may[cell], clearly[cell] = decision >= 0, decision > 0
-        if PASSKEY in judged_by:
+        if PASSKEY in evaluated_by:
             hits = finite(scores[1][cell])
             low, high = confidence.wilson(hits.sum(), len(hits)) if len(hits) else (0.0, 1.0)
             may[cell] |= low < MIN_ACCURACY and cell != at
@@ -271,18 +272,18 @@ def _bounds_by_looks(
 
 
 def _bounds(
-    scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...], confidence: Confidence
+    scores: list[np.ndarray], at: tuple[int, int], evaluated_by: tuple[str, ...], confidence: Confidence
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whether it may fail, and whether it clearly does, (method, length): by 95% intervals of the prompts' scores.
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
     fails = np.zeros((2, *scores[0].shape[:2]), bool)
-    if NLL in judged_by:
+    if NLL in evaluated_by:
         above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
         middle, half = above.mean(0), half_width(above)
         fails |= np.stack([middle + half, middle - half]) > NATS_ABOVE
-    if PASSKEY in judged_by:
+    if PASSKEY in evaluated_by:
         hits = scores[1]
         ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
         fails |= (ends < MIN_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail

@@ -18,7 +18,7 @@ from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searc
 
 TOP = 10
 """Dims that an onset is the median of."""
-MIN_JUDGED_DIMS = 5
+MIN_EVALUATED_DIMS = 5
 """Fewer evaluated dims give no onset."""
 PLACES = 16
 """Positions inside the window at which the search is put."""
@@ -32,7 +32,7 @@ class ThresholdOnset(InWords):
     """Where a method crosses the limits of the best threshold dims, in tokens. No prediction of failure.
 
     length: median crossing over the evaluated dims; None if not more than half of them cross, or if it is not `known`.
-    judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
+    evaluated: best dims at which the method keeps to the safe side inside the window, as Origin does.
     crossed: how many of the evaluated cross. chosen: how many best dims there were.
     captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
         stated M by construction.
@@ -40,7 +40,7 @@ class ThresholdOnset(InWords):
 
     method: str
     length: int | None
-    judged: int
+    evaluated: Annotated[int, formerly("judged", "evaluated")]
     crossed: int
     chosen: int
     least: int
@@ -50,7 +50,7 @@ class ThresholdOnset(InWords):
     @property
     def known(self) -> bool:
         """Whether `least` dims are evaluated, so that no length means none."""
-        return self.judged >= self.least
+        return self.evaluated >= self.least
 
     def __str__(self) -> str:
         """The onset in words."""
@@ -58,10 +58,10 @@ class ThresholdOnset(InWords):
             return "no threshold dim"
         if self.chosen < self.least:
             return f"too few threshold dims: {self.chosen}, {self.least} are needed"
-        if not self.judged:
+        if not self.evaluated:
             return "beyond the limits already inside the window"
         if not self.known:
-            return f"cannot tell: {self.judged} of {self.chosen} dims can be judged, {self.least} are needed"
+            return f"cannot tell: {self.evaluated} of {self.chosen} dims can be evaluated, {self.least} are needed"
         if self.length is None:
             return f"none up to {self.captured}"
         return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
@@ -97,7 +97,7 @@ def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
     return crossings["crossing"].copy(data=np.reshape(np.array(texts, object), crossings["crossing"].shape))
 
 
-def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUDGED_DIMS) -> list[ThresholdOnset]:
+def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_EVALUATED_DIMS) -> list[ThresholdOnset]:
     """Where each method crosses the limits of the best threshold dims, one onset a method.
 
     Args:
@@ -106,7 +106,7 @@ def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUD
         least: Fewer evaluated dims than that, or than `top`, give no onset; default 5.
 
     Returns:
-        A list of `ThresholdOnset`: `length` in tokens (None: no onset), `judged`, `crossed` and `chosen` dims. It
+        A list of `ThresholdOnset`: `length` in tokens (None: no onset), `evaluated`, `crossed` and `chosen` dims. It
         predicts no failure.
 
     Raises:
@@ -131,13 +131,13 @@ def threshold_onsets(crossings: xr.Dataset, top: int = TOP, least: int = MIN_JUD
 
 
 def _onset(crossings: xr.Dataset, method: str, inside: np.ndarray, crossing: np.ndarray, least: int) -> ThresholdOnset:
-    judged = crossing[inside <= 1 - crossings.attrs["share"]]
-    crossed = int(np.isfinite(judged).sum())
-    fails = 2 * crossed > len(judged) and len(judged) >= least
+    evaluated = crossing[inside <= 1 - crossings.attrs["share"]]
+    crossed = int(np.isfinite(evaluated).sum())
+    fails = 2 * crossed > len(evaluated) and len(evaluated) >= least
     return ThresholdOnset(
         method=method,
-        length=int(np.median(np.where(np.isnan(judged), np.inf, judged))) if fails else None,
-        judged=len(judged),
+        length=int(np.median(np.where(np.isnan(evaluated), np.inf, evaluated))) if fails else None,
+        evaluated=len(evaluated),
         crossed=crossed,
         chosen=len(inside),
         least=least,
@@ -154,7 +154,7 @@ def negative_control(
     *,
     count: int = PLACES,
     top: int = TOP,
-    least: int = MIN_JUDGED_DIMS,
+    least: int = MIN_EVALUATED_DIMS,
 ) -> xr.Dataset:
     """What the search detects at places inside the window, where the model works.
 
@@ -209,7 +209,7 @@ def search_and_control(
     whole = whole_window(position, trained_length, rule)
     places, partners = zip(*pairs, strict=True)
     crossings, *searched = searches(hidden, [whole], rule, reference, likely=places, counted=partners)
-    return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_JUDGED_DIMS)
+    return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_EVALUATED_DIMS)
 
 
 def _control(
@@ -302,8 +302,8 @@ class DriftOnset(InWords):
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws detect none.
     layers: the first run by layer, of those in which drift is detected. before: the first run among the held-out
         positions before M in which one of these layers is beyond its limit: the drift began there; None: it did not.
-    untrusted: why drift is not judged, by layer: false detections, a range that no state can leave, or runs beyond the
-        limit that chance (heavy tails) or a random walk explains. false_positive_rate: share of (layer,
+    untrusted: why drift is not evaluated, by layer: false detections, a range that no state can leave, or runs beyond
+        the limit that chance (heavy tails) or a random walk explains. false_positive_rate: share of (layer,
         pretended window) pairs of the others in which the same rule detects drift where the model works,
         `false_positives` of `tried`; any_false_positive_rate: share of the windows with one in any of them; None where
         none could be evaluated.
@@ -326,7 +326,7 @@ class DriftOnset(InWords):
     false_positives: Annotated[int, formerly("alarms", "false_positives")]
     tried: int
     any_false_positive_rate: Annotated[float | None, formerly("any_false_alarm", "any_false_positive_rate")]
-    judged: int
+    evaluated: Annotated[int, formerly("judged", "evaluated")]
     beyond: int
     until: int
     captured: int
@@ -337,15 +337,15 @@ class DriftOnset(InWords):
     def __str__(self) -> str:
         """The onset in words."""
         if self.reason:
-            return f"not judged: {self.reason}"
+            return f"not evaluated: {self.reason}"
         if self.length is not None:
             return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
         text = f"none up to {self.captured}"
-        if self.judged < self.beyond:
-            percent = min(99, max(1, round(100 * self.judged / self.beyond)))
-            text = f"none up to {self.until} ({percent}% of positions judged)"
+        if self.evaluated < self.beyond:
+            percent = min(99, max(1, round(100 * self.evaluated / self.beyond)))
+            text = f"none up to {self.until} ({percent}% of positions evaluated)"
         layers = "layers" if len(self.untrusted) > 1 else "layer"
-        return f"{text}; {layers} {ranges(self.untrusted)} not judged" if self.untrusted else text
+        return f"{text}; {layers} {ranges(self.untrusted)} not evaluated" if self.untrusted else text
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -399,8 +399,8 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
     ends = [None if row is None else _whole(float(at[name].values[row])) for name in ("first", "low", "high")]
     length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
     runs = (at["run"].values >= trained_length) & ~at["warm_up"].values
-    judged = int(at["captured"].values[runs].sum())
-    until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
+    evaluated = int(at["captured"].values[runs].sum())
+    until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if evaluated else trained_length
     every_rate, any_rate = at["false_positive_rate"].values, float(at["any_false_positive_rate"])
     rates, windows, began = every_rate[trusted], at["windows"].values[trusted], at["before"].values[detected]
     began = began[np.isfinite(began)]
@@ -415,17 +415,17 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
         layer=None if row is None else int(layers[row]),
         layers={int(layers[number]): int(first[number]) for number in detected},
         before=int(began.min()) if began.size else None,
-        untrusted={layer: why for layer, why in doubts.items() if why} if judged else {},
+        untrusted={layer: why for layer, why in doubts.items() if why} if evaluated else {},
         false_positive_rate=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
         false_positives=round(float(np.nansum(rates * windows))),
         tried=int(windows.sum()),
         any_false_positive_rate=any_rate if np.isfinite(any_rate) else None,
         chance=float(at["chance"].values[detected].min()) if detected.size else None,
-        judged=judged if trusted.any() else 0,
+        evaluated=evaluated if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,
         captured=length,
-        reason=reason if judged else WARM_UP,
+        reason=reason if evaluated else WARM_UP,
         descriptive=method == at.attrs["reference"],
     )
 

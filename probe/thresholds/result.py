@@ -56,7 +56,7 @@ class LongestScores(Scores):
 
 
 @dataclass(frozen=True)
-class NotJudged:
+class NotEvaluated:
     """An onset that cannot be told, and why."""
 
     method: str
@@ -73,9 +73,9 @@ class MethodResult:
     """What was found of one method."""
 
     method: str
-    drift_onset: DriftOnset | NotJudged
+    drift_onset: DriftOnset | NotEvaluated
     """On the first prompt."""
-    threshold_onset: ThresholdOnset | NotJudged
+    threshold_onset: ThresholdOnset | NotEvaluated
     """On the first prompt."""
     threshold_onset_by_prompt: dict[str, str]
     """In words."""
@@ -194,31 +194,31 @@ class Evidence:
     captured_length: int
     hook: str
     prompt: str
-    """The first one."""
+    """The first one, which drift and thresholds are of."""
     word: str | None
     reference: str
     rule: CrossingRule
-    """By which thresholds were read."""
+    """The rule by which thresholds were read."""
     onset_by: str
     """The rule of the onsets that are shown: drift or paper."""
     pass_length: int
     follows_length: list[str]
     """Methods whose positions or frequencies follow the prompt's length."""
     drift: DriftResult | str
-    """Why not, where drift could not be evaluated."""
+    """By layer and method; a text says why it could not be evaluated."""
     searched: int
-    """(layer, dim) pairs."""
+    """How many (layer, dim) pairs were searched."""
     qualified: dict[str, int]
     """Threshold dims by prompt."""
     best: list[ThresholdDim]
     methods: list[MethodResult]
     control: Control | str
-    """Why not, where it could not be made."""
+    """The negative control; a text says why it could not be made."""
     failure_rule: str | None
-    judged_by: list[str]
+    evaluated_by: Annotated[list[str], formerly("judged_by", "evaluated_by")]
     at_chance: list[str]
     level: LevelByStages | Level | None
-    """None: nothing was measured by length."""
+    """What failures are measured against; None: nothing was measured by length."""
     stated_window: StatedWindow | None
     measured_lengths: list[int]
     method_configs: dict[str, JsonObject]
@@ -235,6 +235,6 @@ class Evidence:
     text_source: TextSource | None = None
     """What text prompts and NLL are of; None: not recorded, by an earlier version."""
 
-    def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotJudged:
+    def onset_of(self, method: MethodResult) -> DriftOnset | ThresholdOnset | NotEvaluated:
         """The onset of a method by the rule that is shown."""
         return method.threshold_onset if self.onset_by == "paper" else method.drift_onset

@@ -20,7 +20,7 @@ NATS_ABOVE = 0.5
 MIN_ACCURACY = 0.5
 FITS, TOO_LARGE, MAY_BE_TOO_LARGE = "fits", "too large", "may be too large"
 TOO_SMALL, CANNOT_TELL = "may be too small", "cannot tell"
-NOT_JUDGED = "not judged: M"
+NOT_EVALUATED = "not evaluated: M"
 """Of what rests on an M that is stated wrongly."""
 SLIGHT_NATS = 0.05
 """A loss above that at a shorter length by this much, and certainly above 0, makes M doubtful."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP
+from probe.thresholds.onset import MIN_EVALUATED_DIMS, TOP
 from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE
 from research.thresholds_predict_failure.score import Estimate, Score, advantage, resamples, score, share
 
 RULE = "standard"
 """The headline's rule, as the paper reads."""
 Row = Sequence[str]
-_AT_CHANCE = "not judged: at chance inside M"
+_AT_CHANCE = "not evaluated: at chance inside M"
 
 
 def settings(results: xr.Dataset) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def onset_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
 
 
 def measured_lengths(results: xr.Dataset, criterion: str = "either") -> np.ndarray:
-    """Measured lengths (config, seed), NaN where they are not judged."""
+    """Measured lengths (config, seed), NaN where they are not evaluated."""
     return results["measured"].sel(criterion=criterion).transpose("config", "seed").values
 
 
@@ -153,7 +153,7 @@ def _correlation_rows(results: xr.Dataset) -> list[Row]:
     rows: list[Row] = [head.split(", ")]
     for kind in _kinds(results):
         onset, qualified = onset_lengths(results, **kind), results["qualified"].sel(kind).values
-        too_few = np.broadcast_to(qualified < MIN_JUDGED_DIMS, onset.shape)
+        too_few = np.broadcast_to(qualified < MIN_EVALUATED_DIMS, onset.shape)
         inside = np.isnan(onset) & ~too_few
         result = scored(results, **kind)
         estimates = (result.correlation, *advantage(onset, arithmetic(results), measured_lengths(results)))

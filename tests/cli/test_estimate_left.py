@@ -40,7 +40,7 @@ def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys):
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:-1]))
     part, time = estimated(words, capsys)
-    assert 0 < part[0] < part[1] == done[1]  # no gap of locate is judged without its last run
+    assert 0 < part[0] < part[1] == done[1]  # no gap of locate is evaluated without its last run
     assert time.startswith("time: about")
 
 

@@ -1,5 +1,7 @@
 """`mesa-lens probe --minutes`: stages that fit the time, each with a true report; the same command goes on."""
 
+import contextlib
+import io
 import json
 import shlex
 import shutil
@@ -33,11 +35,12 @@ def speed():
 
 @pytest.fixture(scope="module")
 def staged(model, tmp_path_factory, undrawn, speed):
-    """The command of a run in stages that was begun, and its folder."""
+    """The command of a run in stages that was begun, its folder, and what it said on stderr."""
     out = tmp_path_factory.mktemp("staged") / "run"
     command = ["probe", "--model", model, "--methods", "origin,rerope", "--samples", "5", "--out", str(out)]
-    assert main([*command, "--minutes", "0.3"]) == 0
-    return command, out
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert main([*command, "--minutes", "0.3"]) == 0
+    return command, out, said.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +73,6 @@ def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, sp
     out = tmp_path / "run"
     monkeypatch.setattr("probe.commands.probe.run._Run.captured", lambda self, tokens: None)
     assert main(["probe", "--model", model, "--methods", "origin,mesa", "--minutes", "0.3", "--out", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert "up to 320 tokens" in said
-    assert "the same command continues" in said
     run = open_run(out)
     assert "hidden states are not captured yet" in " ".join(repr(run.verdict()).split())
     assert set(run.curves().export.numbers) >= {"curves-tail_nll", "failures"}
@@ -112,7 +112,7 @@ def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(full, tm
 
 
 def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, capsys):
-    command, out = staged
+    command, out, _ = staged
     measured = len(speed)
     refused = {
         ("5", "--length", "3000"): f"the run in {out} measures up to ",
@@ -127,13 +127,15 @@ def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, cap
 
 
 def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys):
-    command, begun = staged
+    command, begun, said = staged
+    assert "up to 320 tokens" in said  # 2 M, of which one pass takes less than an eighth of 18 s
+    assert "the same command continues" in said
     out = tmp_path / "run"
     shutil.copytree(begun, out)
     command = [*command[:-1], str(out)]
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["level"]["looks"] == [5]
-    assert attributes(out)["longest"] == 320  # 2 M, of which one pass takes less than an eighth of 18 s
+    assert attributes(out)["longest"] == 320
     first = rows(out)
     assert main(command) == 0  # a run in stages stays one, without --minutes too
     assert rows(out)[: len(first) - 1] == first[: len(first) - 1]

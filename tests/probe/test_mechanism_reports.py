@@ -12,7 +12,7 @@ from probe.commands.probe.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
 SENTENCES = {"locate": "in one layer alone: layer 2 82% [54, 110]", "anatomy": "lost 1: L2H3 (0.75 to 0.10)."}
-FIGURES = {  # one a method and length; locate: by measure as well, where a loss is judged, and three common ones
+FIGURES = {  # one a method and length; locate: by measure as well, where a loss is evaluated, and three common ones
     "locate": 1 + (3 * 4 - 2) * 4 + 2 * 4,
     "anatomy": 3 * (7 + 8),  # inside M no key is M away
 }
@@ -66,7 +66,7 @@ def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
         assert f'href="{command}/report.html"' in section
 
 
-def test_where_nothing_is_judged_the_report_states_it(tmp_path):
+def test_where_nothing_is_evaluated_the_report_states_it(tmp_path):
     summary = located.summary()
     for gap in summary["loss_gaps"]:
         gap |= {"significant": False, "low": -1.0}

@@ -1,6 +1,6 @@
 """A model whose loss breaks at a known position under one method: commands find where, and nothing where nothing is.
 
-Passkeys it cannot answer, so length is judged by tail NLL alone.
+Passkeys it cannot answer, so length is evaluated by tail NLL alone.
 """
 
 import json

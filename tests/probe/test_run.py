@@ -104,7 +104,7 @@ def test_scores_are_exported_where_the_states_tell_no_onset(folder, tmp_path):
     assert curves.data.identical(expected.data)
     there, then = (view.export.numbers["failures"] for view in (curves, expected))
     assert there["measured"].identical(then["measured"])
-    assert set(there["drift_onset_text"].values) == {"not judged"}
+    assert set(there["drift_onset_text"].values) == {"not evaluated"}
     assert there["predicted_failure"].sel({"method": "mesa"}) == 300
     assert main(["export", "curves", str(run.folder), "--format", "svg,csv"]) == 0
     with pytest.raises(ValueError, match=r"position 64 .* was not captured, only 80-200"):

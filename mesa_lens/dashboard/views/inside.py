@@ -60,7 +60,7 @@ def _drift(context: Context) -> None:
     ui.heading("Where hidden states drift")
     drifts = drifted(context.run)
     if isinstance(drifts, str):
-        st.info(ui.plain(f"Drift could not be judged: {drifts}."))
+        st.info(ui.plain(f"Drift could not be evaluated: {drifts}."))
         return
     prompt, drift = next(iter(drifts.items()))
     figures = figures_of([map_section(drift, prompt)])

@@ -65,8 +65,8 @@ from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, s
 from probe.store.result_file import NOT_RECORDED, having
 from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
-from probe.thresholds.onset import MIN_JUDGED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
-from probe.thresholds.result import Control, Evidence, NotJudged
+from probe.thresholds.onset import MIN_EVALUATED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
+from probe.thresholds.result import Control, Evidence, NotEvaluated
 from probe.thresholds.search import smooth
 
 Figures = Mapping[str, Drawable]
@@ -77,7 +77,7 @@ _PROVENANCE = (
 
 
 class Drawn(NamedTuple):
-    """Sections with figures, without heatmaps, the headline prompt's first; none of what was not measured or judged."""
+    """Sections with figures, without heatmaps, the headline prompt's first; none of what was not evaluated."""
 
     thresholds: list[Section]
     curves: list[Section]
@@ -143,7 +143,7 @@ def provenance(run: StoredRun) -> dict[str, object]:
 
 def _drift(summary: Summary, prompts: Sequence[Section]) -> Section:
     if isinstance(summary.drift, str):
-        return Section("Drift", [f"Drift could not be judged: {summary.drift}."])
+        return Section("Drift", [f"Drift could not be evaluated: {summary.drift}."])
     text = (
         f"{TERMS['dim']} Here: how far a layer's states are from what they did inside the window, all dims together, "
         f"at the layer where {summary.reference}'s drift begins. Red: the limit."
@@ -248,7 +248,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
             "at most at b, the first from which on it clearly fails at every one, by 95% intervals over prompts; a "
             "length at which a method fails though it does not at a longer one is a dip. A model whose tail NLL at M "
             "is that of a guess, or which finds no passkey there, or so few that Wilson's interval ends below one "
-            "half, is at chance; failure is not judged by that, nor by passkeys of which fewer than half are found "
+            "half, is at chance; failure is not evaluated by that, nor by passkeys of which fewer than half are found "
             "there."
         )
     yield "Measured failure", measured
@@ -263,7 +263,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
             "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
             f"drifts from the first run of {drift.run} positions beyond M whose mean squared distance, in ranges "
             f"and over all dims, exceeds {drift.factor} times the largest inside the window. Where a method begins "
-            f"to count positions again, states settle again and are not judged for {drift.warm_up} tokens. The "
+            f"to count positions again, states settle again and are not evaluated for {drift.warm_up} tokens. The "
             "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
             "which the same rule detects drift although the model works there.",
         )
@@ -293,8 +293,8 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
         "Drift onset: where the first layer drifts. Threshold onset (the rule “paper”): median crossing over the best "
         f"{TOP} threshold dims (each dim at its best layer only), leaving out those where the method is beyond the "
         "limit already inside the window; “none up to” when not more than half of them cross. The dims are chosen on "
-        f"{reference}: its own crossing is a description. With fewer than {MIN_JUDGED_DIMS} dims there is no threshold "
-        "onset. Neither predicts failure (docs/findings.md); what does is `mesa-lens predict`.",
+        f"{reference}: its own crossing is a description. With fewer than {MIN_EVALUATED_DIMS} dims there is no "
+        "threshold onset. Neither predicts failure (docs/findings.md); what does is `mesa-lens predict`.",
     )
     yield (
         "Tail NLL, passkey accuracy",
@@ -313,7 +313,7 @@ def _provenance(summary: Summary, run: StoredRun) -> Section:
     return Section("Provenance", tables=[table])
 
 
-_JUDGED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
+_EVALUATED = ("threshold", "limit", "side", "spread", "score", "threshold_dim", "rank", "crossing", "inside")
 
 
 def threshold_section(
@@ -359,14 +359,14 @@ def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[t
     check_pairs(hidden, pairs)
     stem = file_name("threshold", hidden)
     layers, dims = (xr.DataArray(list(labels), dims="row") for labels in zip(*pairs, strict=True))
-    judged = search[list(_JUDGED)].sel(layer=layers, dim=dims)
+    evaluated = search[list(_EVALUATED)].sel(layer=layers, dim=dims)
     parts = [hidden.sel(layer=layer, dim=dim).load() for layer, dim in pairs]
     values = xr.concat(parts, dim="row", coords="different", compat="equals").rename("value")
     smoothed = smooth(values, search.attrs["smoothing"])
     attrs = {**hidden.attrs, **search.attrs}
     series = xr.Dataset({"value": values, "smoothed": smoothed}).assign_attrs(attrs)
     figures = figures_of([threshold_section(hidden, search, pairs)])
-    return Export(figures, {file_name("thresholds", hidden): judged.assign_attrs(attrs), f"{stem}-values": series})
+    return Export(figures, {file_name("thresholds", hidden): evaluated.assign_attrs(attrs), f"{stem}-values": series})
 
 
 def drift_section(
@@ -462,7 +462,7 @@ def curves_export(
     evaluation: xr.Dataset,
     measured: MeasuredFailures,
     trained_length: int,
-    onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged] = (),
+    onsets: Sequence[DriftOnset | ThresholdOnset | NotEvaluated] = (),
     predicted: Mapping[str, PredictedFailure] | None = None,
 ) -> Export:
     """The chart of scores by length, and its numbers, as files.
@@ -536,7 +536,7 @@ def _of_methods(values: xr.Dataset, methods: Sequence[str] | None) -> xr.Dataset
 def _failures(
     methods: list[str],
     measured: MeasuredFailures,
-    onsets: Sequence[DriftOnset | ThresholdOnset | NotJudged],
+    onsets: Sequence[DriftOnset | ThresholdOnset | NotEvaluated],
     predicted: Mapping[str, PredictedFailure],
 ) -> xr.Dataset:
     """Measured and predicted failure lengths and onsets by method, with the interval of the measured; NaN for none."""
@@ -545,8 +545,8 @@ def _failures(
     rows = [having(measured.failures, method=method)[0] for method in methods]
     by_method = {onset.method: onset for onset in onsets}
     shown = {
-        kind: [by_method.get(method, NotJudged(method, "not judged")) for method in methods],
-        "predicted_failure": [predicted.get(method, NotJudged(method, "–")) for method in methods],
+        kind: [by_method.get(method, NotEvaluated(method, "not evaluated")) for method in methods],
+        "predicted_failure": [predicted.get(method, NotEvaluated(method, "–")) for method in methods],
         "measured": rows,
     }
     columns = {name: [of.length for of in column] for name, column in shown.items()} | {
@@ -627,10 +627,10 @@ def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) ->
     derived: dict[str, Derived] = {}
 
     def search(name: str, make: Callable[[], Any]) -> Any:
-        found = known(name)
-        if found is None:
-            found = derived[name] = make()
-        return found
+        result = known(name)
+        if result is None:
+            result = derived[name] = make()
+        return result
 
     with Bar(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by, work=search)

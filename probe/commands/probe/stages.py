@@ -194,7 +194,7 @@ class Stages(FailureByLength):
             yield from self._decide(rows, LONGEST, name, second)
         if self.has_passkey(trained) and self.has_passkey(longest):
             yield Step(PASSKEYS, self._passkeys([reference], [trained], second))
-            if BY_PASSKEY in self._judged_by(rows):
+            if BY_PASSKEY in self._evaluated_by(rows):
                 yield Step(PASSKEYS, self._passkeys(names, [longest], second))
                 for name in names:
                     yield from self._passkeys_at_end(rows, PASSKEYS, name, second)
@@ -225,7 +225,7 @@ class Stages(FailureByLength):
 
         The first is where its loss by position rises, where it does, else the longest; then the bracket is halved.
         """
-        if NLL not in self._judged_by(rows):
+        if NLL not in self._evaluated_by(rows):
             return None
         before, after = self._ends(rows)
         if after is None:
@@ -265,11 +265,11 @@ class Stages(FailureByLength):
 
     def _narrow(self, rows: JournalRows, name: str, width: int, most: int) -> Iterator[Step]:
         """Halves what lies between the lengths at which a method clearly works, is open, and clearly fails."""
-        while self._judged_by(rows):
+        while self._evaluated_by(rows):
             if cells := self._open(rows, name, most):
                 yield Step(NARROWER, cells)
                 continue
-            if BY_PASSKEY in self._judged_by(rows):
+            if BY_PASSKEY in self._evaluated_by(rows):
                 yield from self._passkeys_at_end(rows, NARROWER, name, self.looks[min(1, len(self.looks) - 1)])
             after, high, open_ = self._bracket(rows, name)
             if after == self.longest:
@@ -289,7 +289,7 @@ class Stages(FailureByLength):
         cells: dict[EvalKey, int] = {}
         for length in {*open_[:1], *open_[-1:]}:
             nll, hits = self._above(rows, name, length), self._hits(rows, name, length)
-            is_open = NLL in self._judged_by(rows) and self._by_nll(rows, name, length) == 0
+            is_open = NLL in self._evaluated_by(rows) and self._by_nll(rows, name, length) == 0
             if is_open and (look := self._look(len(nll), most)):
                 level, cell = (EvalKey(TAIL.name, *at) for at in ((self.reference, self.trained), (name, length)))
                 cells |= {level: max(look, cells.get(level, 0)), cell: look}
@@ -315,13 +315,13 @@ class Stages(FailureByLength):
 
     def _tells(self, rows: JournalRows, name: str, length: int) -> int:
         """1: it clearly fails, -1: it clearly works, by all that is measured; 0: open."""
-        nll = self._by_nll(rows, name, length) if NLL in self._judged_by(rows) else -1
+        nll = self._by_nll(rows, name, length) if NLL in self._evaluated_by(rows) else -1
         passkeys = self._by_passkeys(rows, name, length)
         return 1 if 1 in (nll, passkeys) else max(nll, passkeys)
 
     def _by_passkeys(self, rows: JournalRows, name: str, length: int) -> int:
-        """As `_tells`, by passkeys alone; -1 where they are not judged, or not measured next to tail NLL."""
-        hits, evaluated = self._hits(rows, name, length), self._judged_by(rows)
+        """As `_tells`, by passkeys alone; -1 where they are not evaluated, or not measured next to tail NLL."""
+        hits, evaluated = self._hits(rows, name, length), self._evaluated_by(rows)
         if BY_PASSKEY not in evaluated:
             return -1
         if not hits:
@@ -398,7 +398,7 @@ class Stages(FailureByLength):
         """The lengths at which the reference has a few texts."""
         return self._measured(rows, self.reference, min(FEW, self.texts))
 
-    def _judged_by(self, rows: JournalRows) -> tuple[str, ...]:
+    def _evaluated_by(self, rows: JournalRows) -> tuple[str, ...]:
         """Of the reference's scores up to M."""
         if not self.is_telling(rows):
             return ()
@@ -406,12 +406,12 @@ class Stages(FailureByLength):
         state = tuple((key, len(row["scores"])) for key, row in kept.items())
         if state not in self._known:
             scores = self.scores(kept, [self.reference])
-            self._known[state] = measured_failure(scores, self.trained, self.reference).judged_by
+            self._known[state] = measured_failure(scores, self.trained, self.reference).evaluated_by
         return self._known[state]
 
     def _ends(self, rows: JournalRows) -> tuple[int | None, int | None]:
         """The last length before those at which the reference fails on average, and the first of these; None: none."""
-        lengths = self._few(rows) if NLL in self._judged_by(rows) else []
+        lengths = self._few(rows) if NLL in self._evaluated_by(rows) else []
         fails = [self._above(rows, self.reference, length).mean() > NATS_ABOVE for length in lengths]
         first = next((at for at in range(len(fails)) if all(fails[at:])), None)
         if first is None:

@@ -60,7 +60,7 @@ class HeadSet:
     """The smallest set of heads that is enough, or the largest tried, and the excess loss recovered in it."""
 
     heads: list[tuple[int, int]]
-    """(layer, head)."""
+    """Each is (layer, head)."""
     is_enough: bool
     finished: bool
     """Whether the search ended."""
@@ -122,10 +122,10 @@ class Verdict:
     """What M and the reference are."""
     sentences: list[Sentence]
     head: list[str]
-    """Of the table of methods, ranked."""
+    """The names of the columns of the table of methods."""
     cells: list[list[str]]
     rows: list[Row]
-    """The same in numbers."""
+    """The table in numbers, a row a method, by rank."""
     notes: list[str]
     """How the numbers came about, what is missing and how to get it."""
 
@@ -189,7 +189,7 @@ MethodRows = Sequence[Row]
 RANKED = (
     "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
     "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
-    "above 0. Methods that cannot be judged come last. In brackets: 95% intervals; (a, b] means that failure begins "
+    "above 0. Methods that cannot be evaluated come last. In brackets: 95% intervals; (a, b] means that failure begins "
     "after a and by b tokens."
 )
 """The rule that `ranked` obeys."""
@@ -242,7 +242,7 @@ def is_worse(row: Row) -> bool:
 def _row(evidence: Evidence, result: MethodResult, findings: Findings) -> Row:
     method, measured, drift, longest_passing = result.method, result.measured, evidence.drift, None
     is_reference = method == evidence.reference
-    if measured and measured.judged_by:
+    if measured and measured.evaluated_by:
         longest_passing = measured.longest if measured.length is None else measured.before or 0
     onsets = [] if isinstance(drift, str) else having(drift.prompts[evidence.prompt].methods, method=method)
     return Row(
@@ -361,7 +361,7 @@ def drift_table(onsets: Sequence[DriftOnset], prompt: str, name: str = "") -> Ta
         "method",
         "drift onset",
         "in layers",
-        "layers not judged",
+        "layers not evaluated",
         "begins before M",
         "false detections",
         "in any layer",
@@ -475,7 +475,7 @@ def _nll(row: Row) -> str:
 
 def _drift_onset(onset: DriftOnset | None) -> str:
     if onset is None:
-        return "not judged"
+        return "not evaluated"
     return onset.text if onset.layer is None else f"{position(onset)}, layer {onset.layer}"
 
 
@@ -565,13 +565,13 @@ def where(evidence: Evidence, rows: MethodRows) -> str:
 
 def how_sure(evidence: Evidence, rows: MethodRows) -> str:
     """False detections of drift, what guessing scores, and what was not evaluated."""
-    unjudged = _unjudged(evidence, rows)
+    unevaluated = _unevaluated(evidence, rows)
     return _joined(
         _control(rows),
         _by_chance(reference_of(rows)),
         level(evidence.level, model_name(reference_of(rows).method)) if evidence.level else "",
-        *(f"Not judged: {what}." for what in unjudged),
-        "" if unjudged else "Everything was judged.",
+        *(f"Not evaluated: {what}." for what in unevaluated),
+        "" if unevaluated else "Everything was evaluated.",
     )
 
 
@@ -600,9 +600,9 @@ def _drift(evidence: Evidence, reference: Row) -> list[str]:
     """Where the reference's hidden states begin to drift, on which prompts."""
     onset, name = reference.drift, model_name(reference.method)
     if onset is None:
-        return [f"Cannot tell: drift of hidden states was not judged ({evidence.drift})."]
+        return [f"Cannot tell: drift of hidden states was not evaluated ({evidence.drift})."]
     if onset.reason:
-        return [f"Cannot tell: drift of {name} was not judged on {_prompt(evidence)} ({onset.reason})."]
+        return [f"Cannot tell: drift of {name} was not evaluated on {_prompt(evidence)} ({onset.reason})."]
     if onset.length is None:
         return [f"No drift is detected in the hidden states of {name} on {_prompt(evidence)}: {onset.text}."]
     prompts = evidence.drift.prompts.items() if isinstance(evidence.drift, DriftResult) else ()
@@ -679,7 +679,7 @@ def _advised(rows: MethodRows, unsure: bool) -> bool:
     """Whether the use of methods that do not fail is advised; see `_whole`."""
     if unsure or not rows or rows[0].failure.chance:
         return False
-    return rows[0].failure.judged_by != (NLL,) or all(map(beats, rows))
+    return rows[0].failure.evaluated_by != (NLL,) or all(map(beats, rows))
 
 
 def _by_passkeys(evidence: Evidence, rows: MethodRows) -> str:
@@ -713,13 +713,13 @@ def _up_to(evidence: Evidence, measured: Failure) -> str:
 
 def _by(evidence: Evidence, measured: Failure) -> str:
     """By what a method does not fail, where something else was measured and judges nothing."""
-    return f" by {measured.judged_by[0]}" if measured.judged_by and _left(evidence) else ""
+    return f" by {measured.evaluated_by[0]}" if measured.evaluated_by and _left(evidence) else ""
 
 
 def _left(evidence: Evidence) -> list[str]:
     """What was measured and judges nothing."""
     known = [NLL, *([PASSKEY] if evidence.level and evidence.level.passkeys is not None else [])]
-    return [rule for rule in known if rule not in evidence.judged_by]
+    return [rule for rule in known if rule not in evidence.evaluated_by]
 
 
 def _open(rows: MethodRows) -> list[str]:
@@ -751,18 +751,18 @@ def _reasons(evidence: Evidence, measured: Failure) -> list[str]:
 def _alone(evidence: Evidence, measured: Failure) -> str:
     """What judges nothing, with the counts that this rests on; or that the one thing measured judges alone."""
     level, left = evidence.level, _left(evidence)
-    if not measured.judged_by or level is None:
+    if not measured.evaluated_by or level is None:
         return ""
     if NLL in left:
         texts = f"{level.tail_nll:z.2f} at {level.length} tokens ({_number(level.prompts.get('window'), 'text')})"
-        return f"Tail NLL is at chance, {texts}, and is not judged."
+        return f"Tail NLL is at chance, {texts}, and is not evaluated."
     if PASSKEY not in left:
-        return f"Judged by {measured.judged_by[0]} alone." if len(measured.judged_by) == 1 else ""
+        return f"Evaluated by {measured.evaluated_by[0]} alone." if len(measured.evaluated_by) == 1 else ""
     counts = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
     scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
     more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
     than = f", though half or more at {listed(more)}" if more else ""
-    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "is not judged"
+    is_chance = "is at chance" if PASSKEY in evidence.at_chance else "is not evaluated"
     return f"Passkey accuracy {is_chance}: {counts}{than}."
 
 
@@ -775,7 +775,7 @@ def _control(rows: MethodRows) -> str:
     text = f"{false} false detection{'s' * (false != 1)} in {tests} tests inside M"
     control = f"Control: {text} ({several(tried)}; a test is a layer in a window)."
     if any(row.drift.untrusted for row in rows if row.drift):
-        control += " Which layers are judged was decided by other windows."
+        control += " Which layers are evaluated was decided by other windows."
     return control
 
 
@@ -797,14 +797,14 @@ def level(level: Level, name: str) -> str:
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
-def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
+def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
     """What failure is not evaluated by, and whose drift is not evaluated, with the reasons."""
     level, left = evidence.level, []
     if not level:
         left.append("failure by length (not measured)")
     elif NLL in evidence.at_chance:
         left.append(f"{NLL} (at chance inside M)")
-    if level and level.passkeys is not None and PASSKEY not in evidence.judged_by:
+    if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
         left.append(f"{PASSKEY} ({level.passkeys} of {level.prompts['sample']} found inside M)")
     if isinstance(evidence.drift, str):
         return [*left, "drift"]
@@ -812,7 +812,7 @@ def _unjudged(evidence: Evidence, rows: MethodRows) -> list[str]:
     for row in rows:
         if row.drift and row.drift.reason:
             reasons.setdefault(row.drift.reason, []).append(row)
-    left += [f"drift of {several(unjudged)} ({reason})" for reason, unjudged in reasons.items()]
+    left += [f"drift of {several(unevaluated)} ({reason})" for reason, unevaluated in reasons.items()]
     doubtful = [row for row in rows if row.drift and row.drift.untrusted and not row.drift.reason]
     if doubtful:
         named = sorted({doubt for row in doubtful if row.drift for doubt in row.drift.untrusted.values()})
@@ -866,7 +866,7 @@ def several(rows: MethodRows) -> str:
 
 def counted(evidence: Evidence) -> str:
     """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
-    return _prompts(evidence, evidence.judged_by)
+    return _prompts(evidence, evidence.evaluated_by)
 
 
 def measured_on(evidence: Evidence) -> str:
@@ -910,7 +910,7 @@ TAIL_NLL = "Tail NLL is the loss on the last M/4 tokens, the same ones at every 
 def facts_of(evidence: Evidence) -> RunFacts:
     """What other commands are told of a run."""
     measured = next(result.measured for result in evidence.methods if result.method == evidence.reference)
-    fails = None if measured is None else bool(measured.judged_by) and measured.length is not None
+    fails = None if measured is None else bool(measured.evaluated_by) and measured.length is not None
     return RunFacts(evidence.model, evidence.trained_length, evidence.method_configs, evidence.reference, fails)
 
 
@@ -968,8 +968,8 @@ def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str
     if stated.is_wrong:
         return {
             FAILS: stated.text,
-            FIXES: "Not judged: failure is measured against the loss at M.",
-            WHERE: "Not judged: drift is measured against the range of hidden states inside M.",
+            FIXES: "Not evaluated: failure is measured against the loss at M.",
+            WHERE: "Not evaluated: drift is measured against the range of hidden states inside M.",
             SURE: f"Measured on {prompts}. Differences are paired, text by text; brackets hold 95% intervals.",
         }
     place = FAILS if stated.outcome == TOO_SMALL or stated.signs else SURE

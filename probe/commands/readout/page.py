@@ -281,10 +281,10 @@ _MADE = {
     "Moved, lost": "moved = refit - transfer: what is in the states in another form. lost = in - refit: what no "
     "linear probe finds that is trained on as many texts. Intervals are 95%, over resampled test texts, paired.",
     "Control": "The same probe on labels drawn at random for each token type (Hewitt and Liang 2019); for each text "
-    "where fewer than 20 token types have labels, and chance is then the most frequent label of each type. Nothing is "
-    "claimed where the probe at M is not clearly above its control and chance, where the model's own loss at M is not "
-    "below that of token frequencies, or where a part is not above 0 after a correction for all layers, lengths and "
-    "methods.",
+    "where labels are at few token types (below 20 by entropy), and chance is then the most frequent label of each "
+    "type. Nothing is claimed where the probe at M is not clearly above its control and chance, where the model's own "
+    "loss at M is not below that of token frequencies, or where a part is not above 0 after a correction for all "
+    "layers, lengths and methods.",
     "Distance": "The squared Mahalanobis distance of states to those of the reference at M on the training texts, "
     "along 64 principal components, over the same at M. Below 1 they collapse towards the centre, above they grow: a "
     "symptom, of which failure is one cause.",

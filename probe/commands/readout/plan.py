@@ -534,7 +534,7 @@ FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
 _LEAST = 20  # labels to train on
 FEW_TYPES = 20
-"""Token types with labels, below which a control by type says nothing: a probe learns any label of each."""
+"""Token types with labels, by their entropy, below which a control by type says nothing: a probe learns any of them."""
 
 
 @dataclass(frozen=True)

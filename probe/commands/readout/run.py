@@ -336,7 +336,9 @@ class Prober:
         return replace(labels, values=values)
 
     def _has_few_types(self, labels: Labels) -> bool:
-        return len(np.unique(self.plan.last_ids[labels.known])) < FEW_TYPES
+        _, counts = np.unique(self.plan.last_ids[labels.known], return_counts=True)
+        shares = counts / counts.sum()
+        return bool(np.exp(-(shares * np.log(shares)).sum()) < FEW_TYPES)
 
     def _part(self, labels: Labels, method: str, length: int, *, test: bool = False) -> tuple[np.ndarray, ...]:
         """States, labels and texts of the tokens with labels, to train on or to test on."""

@@ -29,7 +29,7 @@ def exports(run):
     """The names of the figures that `mesa-lens export` writes of a run."""
     captured = run.hidden["prompt"].values.tolist()
     for kind, (_, parameters, _) in KINDS.items():
-        prompts = [*run.analysis().drifts] if kind == "drift" else captured  # of several texts their mean is judged
+        prompts = [*run.analysis().drifts] if kind == "drift" else captured  # of several texts their mean is evaluated
         for prompt in prompts if "prompt" in parameters.split() else [None]:
             yield from getattr(run, kind)(**({} if prompt is None else {"prompt": prompt})).export.figures
 

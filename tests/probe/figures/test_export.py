@@ -190,13 +190,13 @@ def test_threshold_values_over_position(folder, tmp_path, one):
     crossings = search(one, 70, rule)
     files = dict(threshold_export(one, crossings, [(1, 3)]).files("csv"))
     names = (next(name for name in files if part in name) for part in ("values", "thresholds"))
-    series, judged = (pd.read_csv(io.BytesIO(files[name])) for name in names)
+    series, evaluated = (pd.read_csv(io.BytesIO(files[name])) for name in names)
     origin = one.sel({"method": "origin", "layer": 1, "dim": 3}).values.astype(float)
     smoothed = [origin[max(0, at - 4) : at + 1].mean() for at in range(192)]
     np.testing.assert_allclose(series[series["method"] == "origin"]["smoothed"], smoothed, rtol=1e-5)
-    judged = judged[judged["method"] == "mesa"]
-    assert judged["threshold"].item() == pytest.approx(origin[66:71].mean(), rel=1e-5)
-    assert judged["limit"].item() == pytest.approx(judged["threshold"].item(), rel=1e-6)
+    evaluated = evaluated[evaluated["method"] == "mesa"]
+    assert evaluated["threshold"].item() == pytest.approx(origin[66:71].mean(), rel=1e-5)
+    assert evaluated["limit"].item() == pytest.approx(evaluated["threshold"].item(), rel=1e-6)
 
 
 def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
@@ -242,7 +242,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
         (["heatmap", "--positions", "999"], "region 999-999 holds no captured position; captured: 0-191"),
         (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
         (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is not a list of layer:dim; write e.g. 1:234,2:17"),
-        (["drift", "--prompt", "text-9"], "drift of prompt 'text-9' is not judged; judged: repeated, text-mean"),
+        (["drift", "--prompt", "text-9"], "drift of prompt 'text-9' is not evaluated; evaluated: repeated, text-mean"),
     ],
 )
 def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folder, tmp_path, capsys):

@@ -165,8 +165,8 @@ def test_a_csv_is_read_back_as_it_was():
 
 
 def test_a_missing_truth_is_not_false():
-    table = row_table([{"judged": True}, {"judged": None}, {"judged": False}])
-    assert table["judged"].values.tolist() == ["True", "", "False"]
+    table = row_table([{"evaluated": True}, {"evaluated": None}, {"evaluated": False}])
+    assert table["evaluated"].values.tolist() == ["True", "", "False"]
 
 
 @pytest.mark.parametrize("minus", [None, "a"])

@@ -59,7 +59,7 @@ def test_nothing_is_called_where_nothing_breaks(seed):
 
 @pytest.mark.parametrize("heavy", [2, 16])
 def test_values_far_out_are_no_break_but_a_shift_among_them_is(heavy):
-    """Single runs beyond the limit, in layers that are not judged; chance: a break's many runs leave it none."""
+    """Single runs beyond the limit, in layers that are not evaluated; chance: a break's many runs leave it none."""
     rng = np.random.default_rng(heavy)
     x = rng.normal(size=(12, 8 * M, 16))
     x[..., :heavy] = rng.standard_t(2, (12, 8 * M, heavy))
@@ -84,7 +84,7 @@ def test_the_chance_is_how_often_alike_runs_pass_the_limit():
 
 
 @pytest.mark.parametrize("share", [0.999, 1])
-def test_states_that_wander_are_not_judged_but_a_shift_among_them_is(share, monkeypatch):
+def test_states_that_wander_are_not_evaluated_but_a_shift_among_them_is(share, monkeypatch):
     """Some of 40 layers leave their range, by no more than a random walk would."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 8 * 256, 32))
@@ -139,7 +139,7 @@ def test_positions_that_were_not_captured_are_no_break():
     assert drift_onsets(find_drift(states("step").isel(position=gaps), M))[0].length == 700
     missed = drift_onsets(find_drift(states("step").isel(position=np.r_[0:640, 901:LENGTH]), M))[0]
     assert (missed.low, missed.length) == (640, 901)  # it may have begun where nothing was captured
-    assert missed.judged == LENGTH - M - (901 - 640)
+    assert missed.evaluated == LENGTH - M - (901 - 640)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -154,7 +154,7 @@ def test_long_runs_are_read_where_they_were_captured(first):
     assert drift_onsets(result)[0].length == 704 + first
 
 
-def test_float16_stores_are_judged_by_what_they_resolve():
+def test_float16_stores_are_evaluated_by_what_they_resolve():
     hidden = states(white=1e-6, seed=5)
     halved = hidden.astype(np.float16)
     assert drift_onsets(find_drift(halved, M))[0].length is None
@@ -175,7 +175,7 @@ def test_another_methods_range_is_at_least_the_references():
     assert float(alone.median()) < 0.01 * float(both["range"].sel({"method": "smooth"}).median())
 
 
-def test_what_settles_again_after_a_restart_is_not_judged():
+def test_what_settles_again_after_a_restart_is_not_evaluated():
     method = mesa.make("mesa", M)
     plan = method.plan(LENGTH)
     begins = restarts(plan)
@@ -188,32 +188,32 @@ def test_what_settles_again_after_a_restart_is_not_judged():
     assert unaware.length is not None
     aware = drift_onsets(find_drift(hidden, M, plans={"mesa": plan}))[0]
     assert aware.length is None
-    assert 0 < aware.judged < unaware.judged
+    assert 0 < aware.evaluated < unaware.evaluated
 
 
-def test_chunks_that_begin_within_a_word_are_not_judged():
+def test_chunks_that_begin_within_a_word_are_not_evaluated():
     plans = {"origin": mesa.make("mesa", M).plan(LENGTH)}
     # words of 2 and 3 tokens begin with a chunk of 486
     assert restarts(plans["origin"]) == {498: 12, 984: 12, 1470: 93}
     for period in (1, 3, 9):
         call = drift_onsets(find_drift(states(), M, DriftRule.scaled(M, period=period), plans=plans))[0]
         assert call.length is None
-        assert 0 < call.judged < call.beyond == LENGTH - M
-        assert str(call) == f"none up to {call.until} ({call.judged / call.beyond:.0%} of positions judged)"
+        assert 0 < call.evaluated < call.beyond == LENGTH - M
+        assert str(call) == f"none up to {call.until} ({call.evaluated / call.beyond:.0%} of positions evaluated)"
     call = drift_onsets(find_drift(states(), M, DriftRule.scaled(M, period=5), plans=plans))[0]
-    assert (str(call), call.judged) == ("not judged: warm-up throughout", 0)
+    assert (str(call), call.evaluated) == ("not evaluated: warm-up throughout", 0)
 
 
-def test_what_is_not_judged_is_said_beside_no_call():
+def test_what_is_not_evaluated_is_said_beside_no_call():
     hidden = states()
     whole = drift_onsets(find_drift(hidden, M))[0]
-    assert (str(whole), whole.judged) == (f"none up to {LENGTH}", LENGTH - M)
+    assert (str(whole), whole.evaluated) == (f"none up to {LENGTH}", LENGTH - M)
     gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
     call = drift_onsets(find_drift(gap, M))[0]
-    assert str(call) == f"none up to {LENGTH} ({M / (LENGTH - M):.0%} of positions judged)"
+    assert str(call) == f"none up to {LENGTH} ({M / (LENGTH - M):.0%} of positions evaluated)"
     hidden[0, 1, 300:384, CARRIED] += 0.05  # false detections
     (call,) = drift_onsets(find_drift(hidden, M))
-    assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
+    assert str(call) == f"none up to {LENGTH}; layer 1 not evaluated"
     assert call.tried < whole.tried
 
 
@@ -234,7 +234,7 @@ def test_a_layer_that_alarms_inside_the_window_is_not_called():
     assert call.untrusted == {1: "false detections"}
     assert call.false_positive_rate == 0
     alone = drift_onsets(find_drift(hidden.isel(layer=[1]), M))[0]
-    assert str(alone) == "not judged: false detections"
+    assert str(alone) == "not evaluated: false detections"
 
 
 def test_values_that_are_not_finite_are_refused():
@@ -244,7 +244,7 @@ def test_values_that_are_not_finite_are_refused():
         find_drift(hidden, M)
 
 
-def test_the_mean_of_prompts_is_judged_where_each_alone_is_too_noisy():
+def test_the_mean_of_prompts_is_evaluated_where_each_alone_is_too_noisy():
     rng = np.random.default_rng(5)
     prompts = [states("step", size=3.0) + rng.normal(0, 1, (1, LAYERS, LENGTH, DIMS)) for _ in range(64)]
     many = xr.concat(prompts, "prompt").rename("resid_post").astype(np.float32)
@@ -287,7 +287,7 @@ def test_every_token_of_a_word_is_read(trained, period):
 
 def test_phases_without_a_reference_are_not_trusted():
     rule = DriftRule.scaled(M, period=300)
-    assert str(drift_onsets(find_drift(states(), M, rule))[0]) == "not judged: false detections could not be tried"
+    assert str(drift_onsets(find_drift(states(), M, rule))[0]) == "not evaluated: false detections could not be tried"
 
 
 def test_one_dim_of_many_is_enough_and_runs_begin_at_M():

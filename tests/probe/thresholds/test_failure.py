@@ -86,7 +86,7 @@ def test_the_interval_holds_the_length_from_which_fewer_than_half_are_answered(c
         evaluation = scores().isel(sample=slice(count))
         evaluation["passkey"][:] = rng.random((1, len(LENGTHS), count)) < shares[:, None]
         measured = measured_failure(evaluation, M)
-        if PASSKEY in measured.judged_by:
+        if PASSKEY in measured.evaluated_by:
             failure = next(one for one in measured.failures if one.method == "origin")
             held.append((failure.low or np.inf) <= 512 <= (failure.high or np.inf))
     assert len(held) > 18
@@ -111,18 +111,18 @@ def test_lengths_that_one_method_lacks_do_not_count_for_it():
 
 def test_a_model_at_chance_never_holds():
     measured = measured_failure(scores(level=math.log(4096) - 0.05, hits=((0,) * 6,) * 2), M)
-    assert (measured.judged_by, measured.chance) == ((), (NLL, PASSKEY))
-    assert [str(one) for one in measured.failures] == ["not judged: at chance inside M"] * 2
+    assert (measured.evaluated_by, measured.chance) == ((), (NLL, PASSKEY))
+    assert [str(one) for one in measured.failures] == ["not evaluated: at chance inside M"] * 2
     assert not any(one.holds for one in measured.failures)
-    assert "not judged: that is chance" in measured.rule
+    assert "not evaluated: that is chance" in measured.rule
 
 
 def test_what_is_not_at_chance_still_judges():
     hits = ((0,) * 6,) * 2
-    assert str(of(scores(hits=hits))) == "not judged by passkey; none up to 1024 by tail NLL"
+    assert str(of(scores(hits=hits))) == "not evaluated by passkey; none up to 1024 by tail NLL"
     assert not of(scores(hits=hits)).holds
     assert str(of(scores(above=(0, 0, 0.8, 0.8, 0.8), hits=hits))) == "(384, 512]"
-    assert str(of(scores(level=8.3))) == "not judged by tail NLL; none up to 1024 by passkey"
+    assert str(of(scores(level=8.3))) == "not evaluated by tail NLL; none up to 1024 by passkey"
     assert of(scores(level=8.3, vocabulary=10**5)).holds
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_at_chance_still_judges():
 def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(answers, chance):
     measured = measured_failure(scores(hits=((answers, answers, 0, 0, 0, 0), (20,) * 6)), M)
     assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
-    assert measured.judged_by == (NLL,)
+    assert measured.evaluated_by == (NLL,)
 
 
 @pytest.mark.parametrize(("count", "chance"), [(1, ()), (2, ()), (3, ()), (4, (PASSKEY,))])
@@ -138,15 +138,15 @@ def test_no_passkey_of_a_few_is_no_chance(count, chance):
     few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(0, count))
     measured = measured_failure(few, M)
     assert measured.chance == chance  # 0 of 3: up to 0.56; of 4: 0.49
-    assert measured.judged_by == (NLL,)
+    assert measured.evaluated_by == (NLL,)
     one = measured.failures[0]
-    assert str(one) == "not judged by passkey; none up to 1024 by tail NLL"
+    assert str(one) == "not evaluated by passkey; none up to 1024 by tail NLL"
     assert not one.holds
 
 
 def test_half_of_the_passkeys_inside_judge():
     half = scores(hits=((20, 10, 10, 9, 9, 9), (20,) * 6))
-    assert measured_failure(half, M).judged_by == (NLL, PASSKEY)
+    assert measured_failure(half, M).evaluated_by == (NLL, PASSKEY)
     assert of(half).by_passkey == 512
 
 

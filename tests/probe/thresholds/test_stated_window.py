@@ -45,14 +45,14 @@ def level(value=2.4):
 
 
 @pytest.mark.parametrize("stated", [768, 1024, 1536, 2048])
-def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_against_it(stated):
+def test_a_window_stated_too_large_is_called_broken_and_nothing_is_evaluated_against_it(stated):
     measured = measured_failure(scores(), stated)
     assert measured.stated.outcome == TOO_LARGE
     assert (measured.stated.works, measured.stated.fails) == (512, 768)
     assert str(measured.stated).startswith(f"Check --trained-length {stated}: origin already fails inside it (")
     assert "As measured, origin works at 512 tokens and not at 768; `mesa-lens check" in str(measured.stated)
-    assert (measured.judged_by, measured.chance) == ((), ())
-    assert {str(one) for one in measured.failures} == {"not judged: M"}
+    assert (measured.evaluated_by, measured.chance) == ((), ())
+    assert {str(one) for one in measured.failures} == {"not evaluated: M"}
     assert not any(one.holds for one in measured.failures)
     assert times_of_m(measured.stated, 1536, 2048) == ""
     assert as_json(measured.stated)["text"] == str(measured.stated)
@@ -61,7 +61,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
 def test_a_loss_that_is_slightly_and_certainly_above_that_of_a_shorter_text_makes_m_doubtful():
     measured = measured_failure(scores(), 512)
     assert measured.stated.outcome == MAY_BE_TOO_LARGE
-    assert measured.judged_by
+    assert measured.evaluated_by
     assert str(measured.stated).startswith("Check --trained-length 512: it may be too large (tail NLL ")
     assert times_of_m(measured.stated, 1024, 1536) == ""
 
@@ -90,7 +90,7 @@ def test_chance_among_many_shorter_lengths_makes_m_not_doubtful(seed):
 def test_a_window_that_fits_is_left_alone(stated):
     measured = measured_failure(scores(), stated)
     assert (measured.stated.outcome, str(measured.stated)) == (FITS, "")
-    assert measured.judged_by
+    assert measured.evaluated_by
     assert times_of_m(measured.stated, 2 * stated, 3 * stated) == "2 to 3x M"
 
 

@@ -91,7 +91,7 @@ def test_smoothing_does_not_cross_a_gap_in_long_captures(smoothing, gap):
     np.testing.assert_allclose(smooth(hidden, smoothing).values, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_methods_are_judged_by_origins_threshold():
+def test_methods_are_evaluated_by_origins_threshold():
     origin, flat, later = changed((50, LENGTH, 10)), wobble(), changed((90, LENGTH, 10))
     crossings = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE)
     assert at(crossings, method="origin")["crossing"] == 50
@@ -191,7 +191,7 @@ def test_onset_is_the_median_crossing():
     assert leaving(60, 80, 110).length == 80
     assert leaving(60, 80, 110, 120).length == 95
     three_of_five = leaving(60, 80, 110, None, None)
-    assert (three_of_five.length, three_of_five.crossed, three_of_five.judged) == (110, 3, 5)
+    assert (three_of_five.length, three_of_five.crossed, three_of_five.evaluated) == (110, 3, 5)
     half = leaving(60, 80, None, None)
     assert half.length is None
     assert str(half) == "none up to 160"
@@ -200,18 +200,18 @@ def test_onset_is_the_median_crossing():
 def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
     for first in (0, 20):  # on all of the window, and on half of it
         always = leaving(first, 70, 80)
-        assert (always.length, always.judged, always.chosen) == (75, 2, 3)
+        assert (always.length, always.evaluated, always.chosen) == (75, 2, 3)
     assert str(leaving(0, 0)) == "beyond the limits already inside the window"
 
 
-def test_too_few_judged_dims_give_no_onset():
+def test_too_few_evaluated_dims_give_no_onset():
     """Six dims qualify; the other method keeps inside the window to the safe side of four of them, then of five."""
     columns = [[changed((50, LENGTH, 10)), changed((s, LENGTH, 10))] for s in (0, 0, 70, 70, 70, 70)]
     four = threshold_onsets(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
-    assert (four.length, four.judged, four.known) == (None, 4, False)
-    assert str(four) == "cannot tell: 4 of 6 dims can be judged, 5 are needed"
+    assert (four.length, four.evaluated, four.known) == (None, 4, False)
+    assert str(four) == "cannot tell: 4 of 6 dims can be evaluated, 5 are needed"
     five = threshold_onsets(search(series(*columns[1:], columns[-1], methods=["origin", "mesa"]), M, RULE))[1]
-    assert (five.length, five.judged, five.known) == (70, 5, True)
+    assert (five.length, five.evaluated, five.known) == (70, 5, True)
 
 
 def test_onset_in_words():

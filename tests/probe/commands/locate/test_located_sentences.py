@@ -136,8 +136,8 @@ def test_the_headline_is_the_clearest_loss_by_nll():
     for gap in located.matching(summary["loss_gaps"], measure="nll"):
         gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
     assert located.typed(summary).clearest.labels == {"method": "mesa", "length": 512, "measure": "nll"}
-    unjudged = [gap | {"significant": False} for gap in summary["loss_gaps"]]
-    assert located.typed(summary | {"loss_gaps": unjudged}).clearest is None
+    unevaluated = [gap | {"significant": False} for gap in summary["loss_gaps"]]
+    assert located.typed(summary | {"loss_gaps": unevaluated}).clearest is None
 
 
 def test_shares_with_and_without_intervals():
@@ -163,7 +163,7 @@ def test_a_summary_is_read_or_its_remedy_named(tmp_path):
             LOCATED.find(folder)
 
 
-def test_what_earlier_versions_called_a_weave_is_a_patch_and_judged_significant():
+def test_what_earlier_versions_called_a_weave_is_a_patch_and_evaluated_significant():
     earlier = changed("effects", {"kind": "weave"}, kind="patch")
     earlier["loss_gaps"] = [{"judged": gap.pop("significant"), **gap} for gap in earlier["loss_gaps"]]
     assert as_json(located.typed(earlier)) == as_json(located.typed())

@@ -18,7 +18,7 @@ def test_one_number_and_an_insignificant_gap_have_no_interval():
 
 
 @pytest.mark.parametrize("items", [2, 4])
-def test_few_items_without_a_gap_are_rarely_judged(items):
+def test_few_items_without_a_gap_are_rarely_evaluated(items):
     rng = np.random.default_rng(0)
     drawn = [PairedLosses(rng.normal(0, 1, (items, 1)), np.zeros((items, 1))).gap.significant for _ in range(100)]
     assert sum(drawn) <= 6  # 2.5 of 100; by resampling alone 25 of pairs are

@@ -44,7 +44,8 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
 
 def test_an_earlier_summary_is_read(summary, folder):
     former = {"false_positive_rate": "false_alarms", "false_positives": "alarms", "detected": "called"}
-    former["any_false_positive_rate"] = "any_false_alarm"
+    former |= {"any_false_positive_rate": "any_false_alarm", "evaluated": "judged"}
+    former |= {"evaluated_by": "judged_by", "unevaluated": "unjudged"}
     earlier = result_text(summary)
     for name, before in former.items():
         assert f'"{name}"' in earlier

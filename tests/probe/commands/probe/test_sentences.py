@@ -13,7 +13,7 @@ from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
 from probe.thresholds.onset import DriftOnset
-from probe.thresholds.result import DriftResult, Evidence, MethodResult, NotJudged, PromptDrift
+from probe.thresholds.result import DriftResult, Evidence, MethodResult, NotEvaluated, PromptDrift
 from probe.thresholds.search import CrossingRule
 
 M, LENGTHS = 256, [128, 256, 512, 768, 1024]
@@ -44,7 +44,7 @@ def random_scores(rng):
 def call_without_drift(method):
     return DriftOnset(
         method, None, None, None, None, {}, before=None, untrusted={}, false_positive_rate=None, false_positives=0,
-        tried=0, any_false_positive_rate=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
+        tried=0, any_false_positive_rate=None, evaluated=768, beyond=768, until=M + 768, captured=M + 768, reason="",
     )  # fmt: skip
 
 
@@ -55,7 +55,9 @@ def random_summary(seed):
     methods = scores["method"].values.tolist()
     calls = [call_without_drift(name) for name in methods]
     entry = [
-        MethodResult(name, NotJudged(name, ""), NotJudged(name, ""), {}, *scored(scores, measured, name, "origin"))
+        MethodResult(
+            name, NotEvaluated(name, ""), NotEvaluated(name, ""), {}, *scored(scores, measured, name, "origin")
+        )
         for name in methods
     ]
     summary = Evidence(
@@ -63,7 +65,7 @@ def random_summary(seed):
         prompt="repeated", word="hello", reference="origin", rule=CrossingRule.scaled(M),
         onset_by="drift", pass_length=4 * M, follows_length=[], searched=0, qualified={},
         drift=DriftResult(DriftRule.scaled(M), {"repeated": PromptDrift(calls, [])}),
-        best=[], methods=entry, control="none", failure_rule=measured.rule, judged_by=list(measured.judged_by),
+        best=[], methods=entry, control="none", failure_rule=measured.rule, evaluated_by=list(measured.evaluated_by),
         at_chance=list(measured.chance), level=level_of(scores, measured), stated_window=measured.stated,
         measured_lengths=LENGTHS, method_configs={}, versions={}, created=None,
     )  # fmt: skip
@@ -91,9 +93,9 @@ def named(text, rows):
 
 def counts(result):
     """The prompts that judge, as sentences have them."""
-    sizes, judged = result.scores.sizes, result.summary.judged_by
+    sizes, evaluated = result.scores.sizes, result.summary.evaluated_by
     prompts = {"text": (NLL, "window"), "passkey": (PASSKEY, "sample")}
-    return {name: sizes[dim] for name, (rule, dim) in prompts.items() if rule in judged}
+    return {name: sizes[dim] for name, (rule, dim) in prompts.items() if rule in evaluated}
 
 
 def said_counts(text):
@@ -101,8 +103,8 @@ def said_counts(text):
 
 
 UNJUDGED = re.compile(
-    r" ?(?:Passkey accuracy (?:is at chance|is not judged): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
-    r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and is not judged\.)"
+    r" ?(?:Passkey accuracy (?:is at chance|is not evaluated): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
+    r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and is not evaluated\.)"
 )
 
 
@@ -115,8 +117,8 @@ def test_what_judges_nothing_is_said_with_its_counts(results):
     for result in results:
         reference = next(row for row in result.verdict.rows if row.is_reference)
         said = UNJUDGED.search(result.texts["What fails"])
-        left = {NLL, PASSKEY} - {*result.summary.judged_by}
-        assert bool(said) == bool(result.summary.judged_by and left)
+        left = {NLL, PASSKEY} - {*result.summary.evaluated_by}
+        assert bool(said) == bool(result.summary.evaluated_by and left)
         if said is None:
             continue
         level, scores = result.summary.level, result.scores
@@ -146,7 +148,7 @@ def test_what_fails_has_the_references_interval_and_its_prompts(results):
     for result in results:
         reference = next(row for row in result.verdict.rows if row.is_reference)
         text, measured = judging(result.texts["What fails"]), reference.measured
-        if not measured.judged_by:
+        if not measured.evaluated_by:
             assert text.startswith("Cannot tell")
             assert "Use " not in " ".join(result.texts.values())
             continue
@@ -185,7 +187,7 @@ def test_which_methods_are_advised_and_which_fail_later(results):
     for result in results:
         rows, text = result.verdict.rows, result.texts["What fixes it"]
         reference, others = (next(r for r in rows if r.is_reference), [r for r in rows if not r.is_reference])
-        if reference.measured.length is None or not reference.measured.judged_by:
+        if reference.measured.length is None or not reference.measured.evaluated_by:
             assert text.startswith(("Nothing to fix", "Cannot tell"))
             continue
         lasting = [row for row in others if row.measured.length is None]

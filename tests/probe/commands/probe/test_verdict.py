@@ -82,7 +82,7 @@ def test_what_was_not_measured_names_the_command(tmp_path):
     texts = {item["heading"]: item["text"] for item in result["sentences"]}
     assert texts["What fails"] == ("Nothing was measured by length (--samples 0). M = 64 tokens.")
     assert texts["Where inside"].startswith("Drift onset: position ")
-    assert " Not judged: failure by length (not measured)." in texts["How sure"]
+    assert " Not evaluated: failure by length (not measured)." in texts["How sure"]
     assert [row["rank"] for row in result["rows"]] == [None] * 4
     assert cells(result)["mesa"]["measured failure"] == "not measured"
     assert "mesa-lens locate" in result["notes"][1]
@@ -91,7 +91,7 @@ def test_what_was_not_measured_names_the_command(tmp_path):
 def without_break(summary, chance=()):
     """The summary of a model on which no method fails; of one at chance, by all that is measured or by a part."""
     changed = copy.deepcopy(summary)
-    judged = [rule for rule in ("tail NLL", "passkey") if rule not in chance]
+    evaluated = [rule for rule in ("tail NLL", "passkey") if rule not in chance]
     for row in changed["methods"]:
         none = dict.fromkeys(("length", "after", "low", "high", "before"))
         row["measured"] |= {
@@ -99,12 +99,12 @@ def without_break(summary, chance=()):
             "sampled": True,
             "dips": [],
             "longest": 320,
-            "judged_by": judged,
+            "evaluated_by": evaluated,
             "chance": list(chance),
             "text": "none up to 320",
         }
     changed["level"] |= {"tail_nll": 8.3, "guess": 8.32, "passkeys": 0, "prompts": {"window": 3, "sample": 3}}
-    return changed | {"at_chance": list(chance), "judged_by": judged}
+    return changed | {"at_chance": list(chance), "evaluated_by": evaluated}
 
 
 def test_where_nothing_fails_there_is_nothing_to_fix(planted):
@@ -157,14 +157,14 @@ def test_a_model_at_chance_is_named_so(planted):
     assert "Use " not in words
     assert not any("not located" in note for note in verdict(summary, None)["notes"])
     assert texts["How sure"].endswith(
-        " Not judged: tail NLL (at chance inside M). Not judged: passkey (0 of 3 found inside M)."
+        " Not evaluated: tail NLL (at chance inside M). Not evaluated: passkey (0 of 3 found inside M)."
     )
-    summary |= {"judged_by": ["tail NLL"], "at_chance": []}
-    assert texts_of(summary)["How sure"].endswith(" there. Not judged: passkey (0 of 3 found inside M).")
+    summary |= {"evaluated_by": ["tail NLL"], "at_chance": []}
+    assert texts_of(summary)["How sure"].endswith(" there. Not evaluated: passkey (0 of 3 found inside M).")
     assert [row["rank"] for row in ranked(summary)] == [None] * 4
 
 
-def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
+def test_what_is_evaluated_by_one_measure_alone_is_still_ranked(planted):
     summary = without_break(planted, ("passkey",))
     texts = texts_of(summary)
     assert texts["What fails"] == (
@@ -312,15 +312,15 @@ def test_texts_are_escaped(planted):
 
 
 def test_one_text_does_not_call_a_method_no_better_than_truncation(planted):
-    summary = copy.deepcopy(planted) | {"judged_by": ["tail NLL"]}  # passkeys say nothing
+    summary = copy.deepcopy(planted) | {"evaluated_by": ["tail NLL"]}  # passkeys say nothing
     for row in summary["methods"]:
-        row["measured"] |= {"judged_by": ["tail NLL"]}
+        row["measured"] |= {"evaluated_by": ["tail NLL"]}
         row["longest"]["tail_nll_to_truncation"] = {"mean": -3.0, "low": None, "high": None}
     texts = texts_of(summary)["What fixes it"]
     assert texts.startswith(
         "mesa and rerope do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (6 texts). "
     )
-    assert " Passkey accuracy is not judged: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
+    assert " Passkey accuracy is not evaluated: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
     assert texts.endswith(" One text cannot tell a method from truncation.")
     assert "beat" not in texts
 
@@ -344,21 +344,21 @@ def test_a_method_that_may_fail_later_is_named_with_its_tokens(planted):
         assert f" dynamic-ntk fails later than the unmodified model, {text}. " in fixes
 
 
-def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
+def test_a_window_that_is_stated_too_large_leaves_nothing_evaluated(tmp_path):
     scores = evaluation()
     scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M
     summary = summarized(write_run(tmp_path, hidden_states(windows=5), scores))
     texts = texts_of(summary)
     assert texts["What fails"].startswith("Check --trained-length 64: origin already fails inside it (tail NLL ")
-    assert all(texts[heading].startswith("Not judged: ") for heading in ("Where inside", "What fixes it"))
+    assert all(texts[heading].startswith("Not evaluated: ") for heading in ("Where inside", "What fixes it"))
     assert texts["How sure"].startswith("Measured on 6 texts and 20 passkeys. ")
     text = json.dumps(summary["verdict"]["sentences"]) + "".join(map(str, summary["verdict"]["cells"]))
     assert "x M" not in text
     assert "chance" not in text
     assert "Use " not in text
     assert {row["rank"] for row in summary["verdict"]["rows"]} == {None}
-    assert {row["drift_onset"]["text"] for row in summary["methods"]} == {"not judged: M"}
-    assert {row["measured"]["text"] for row in summary["methods"]} == {"not judged: M"}
+    assert {row["drift_onset"]["text"] for row in summary["methods"]} == {"not evaluated: M"}
+    assert {row["measured"]["text"] for row in summary["methods"]} == {"not evaluated: M"}
     assert "already fails inside" in summary["drift"]
     assert summary["control"] == summary["drift"]
     assert summary["stated_window"]["outcome"] == "too large"

@@ -216,7 +216,7 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
     assert len(scores._scores(row)["inside"].texts) == 2
 
 
-@pytest.mark.parametrize("types", [[7], [7, 9], range(40)])
+@pytest.mark.parametrize("types", [[7], [7, 9], [*range(40), *[99] * 200]])
 def test_labels_at_few_token_types_are_compared_with_chance_and_the_types(tmp_path, types):
     rng, texts = np.random.default_rng(0), 80
     ids = rng.choice(np.array(types), (texts, 4))
